@@ -1,0 +1,47 @@
+# make setup   a virtual environment in .venv with the pinned set      make test    every check, as CI runs them
+# make demo    set up, then the main job                                make check   lint, types, import direction
+# make bench   the measurements that the README quotes
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check types lint tests bench clean
+
+help:
+	@sed -n '1,/^$$/s/^# //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "clearhead needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m clearhead.cli demo
+
+check: setup lint types
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest tests/house
+
+types: setup
+	$(BIN)/mypy
+
+# Shapes in signatures are checked by jaxtyping in the first run. What is compiled, and what is wrong on purpose, runs
+# without those checks: they do not trace, and they would speak before our own errors do.
+test: check
+	$(BIN)/python -m pytest -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,beartype.beartype
+	$(BIN)/python -m pytest -m "compiled or bad_input" --ignore=tests/house
+
+bench: setup
+	$(BIN)/clearhead bench core
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,21 @@
+"""How attention is computed: scores, weights, the one entry `attend`, multi-head attention and its cache."""
+
+from clearhead.attention.attend import attend
+from clearhead.attention.cache import KVCache
+from clearhead.attention.multihead import MultiHeadAttention
+from clearhead.attention.scores import Additive, Bilinear, Dot, ScaledDot
+from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
+
+__all__ = [
+    "Additive",
+    "Bilinear",
+    "Dot",
+    "Gumbel",
+    "Hard",
+    "KVCache",
+    "MultiHeadAttention",
+    "ScaledDot",
+    "Softmax",
+    "StraightThrough",
+    "attend",
+]

@@ -1,0 +1,148 @@
+"""`attend`: the one way into attention.
+
+It checks the call, picks an implementation, and runs it. The reference equation is in `kernels/reference.py`; every
+other implementation gives the same answer, faster, for the calls it can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float
+from clearhead.attention.kernels import fused, reference
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import ScaledDot, Scores
+from clearhead.attention.weights import Softmax, Weights
+from clearhead.errors import DtypeError, ImplementationError, ShapeError
+from clearhead.masks import Full, Mask, as_mask
+
+Impl = Literal["auto", "reference", "fused"]
+
+# In the order "auto" tries them: the first that can run, runs.
+_IMPLEMENTATIONS: dict[str, ModuleType] = {"fused": fused, "reference": reference}
+
+_SCALED_DOT = ScaledDot()
+_SOFTMAX = Softmax()
+
+
+def attend(
+    q: Float[Tensor, "*B H T D"],
+    k: Float[Tensor, "*B K S Dk"],
+    v: Float[Tensor, "*B K S E"],
+    mask: Mask | None = None,
+    *,
+    scores: Scores = _SCALED_DOT,
+    weights: Weights = _SOFTMAX,
+    bias: Tensor | None = None,
+    offset: int | None = None,
+    impl: Impl = "auto",
+) -> Float[Tensor, "*B H T E"]:
+    """Each query's average of the values, weighted by how well it matches their keys.
+
+        out[i] = Σ_j w[i, j] v[j]        w[i] = weights(scores(q[i], k) + bias[i]) over the keys j that mask allows
+
+    H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
+    to (B, H, T, S). `offset` is the position of the first query among the keys, needed where T ≠ S and the mask speaks of
+    positions. A query that may attend to nothing gets zeros and passes zero gradient.
+
+    `impl` is "auto" (the fastest that can run), "fused" or "reference"; a name that cannot run the call raises and says
+    why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k| beyond 1e38
+    overflows there, and "reference" is the way for such inputs.
+    """
+    call = Call(q, k, v, None, scores, weights, bias, 0)
+    _check(call)
+    mask, position = _resolve(mask, offset, call)
+    call = Call(q, k, v, mask, scores, weights, bias, position)
+    return choose(call, impl)(call)
+
+
+def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
+    """The implementation that will run this call."""
+    if impl == "auto":
+        for module in _IMPLEMENTATIONS.values():
+            if module.why_not(call) is None:
+                run: Callable[[Call], Tensor] = module.run
+                return run
+    if impl not in _IMPLEMENTATIONS:
+        known = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
+        raise ImplementationError(f'impl="{impl}" is unknown; choose one of {known}')
+    reason = _IMPLEMENTATIONS[impl].why_not(call)
+    if reason is not None:
+        able = [name for name, module in _IMPLEMENTATIONS.items() if module.why_not(call) is None]
+        raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
+    chosen: Callable[[Call], Tensor] = _IMPLEMENTATIONS[impl].run
+    return chosen
+
+
+def _resolve(mask: Mask | None, offset: int | None, call: Call) -> tuple[Mask | None, int]:
+    """The mask (None if it forbids nothing) and the position of the first query."""
+    if mask is None or isinstance(mask, Full):
+        return None, 0 if offset is None else offset
+    mask = as_mask(mask)
+    position = mask.check(call.T, call.S, offset)
+    front = call.q.shape[:-2]  # (B, H)
+    if not _broadcasts(mask.batch_shape, front):
+        raise ShapeError(
+            f"the mask is made for (batch, heads) {_shape(mask.batch_shape)} and the queries have {_shape(front)}; "
+            f"expected sizes that broadcast"
+        )
+    return mask, position
+
+
+def _check(call: Call) -> None:
+    q, k, v = call.q, call.k, call.v
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
+        if not x.is_floating_point():
+            raise DtypeError(
+                f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)"
+            )
+        if x.dim() < 3:
+            raise ShapeError(
+                f"{name} has shape {_shape(x.shape)}; expected (batch, heads, length, width), "
+                f"with any number of batch dimensions"
+            )
+    if not q.dtype == k.dtype == v.dtype:
+        raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ShapeError(
+            f"k has shape {_shape(k.shape)} and v {_shape(v.shape)}; all but the width must be equal"
+        )
+    if q.shape[:-3] != k.shape[:-3]:
+        raise ShapeError(f"q has a batch of {_shape(q.shape[:-3])} and k of {_shape(k.shape[:-3])}")
+    if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+        raise ShapeError(f"{q.shape[-3]} query heads cannot be shared out over {k.shape[-3]} key/value heads")
+    if q.shape[-1] != k.shape[-1] and not isinstance(call.scores, torch.nn.Module):
+        raise ShapeError(
+            f"queries are {q.shape[-1]} wide and keys {k.shape[-1]}; a dot product needs equal widths "
+            f"(Bilinear and Additive scores do not)"
+        )
+    if call.bias is not None:
+        _check_bias(call, call.bias)
+
+
+def _check_bias(call: Call, bias: Tensor) -> None:
+    if not bias.is_floating_point():
+        raise DtypeError(
+            f"bias is {bias.dtype}; it is added to the scores and must be floating-point "
+            f"(a bool tensor is a mask: allow(tensor) or block(tensor))"
+        )
+    wanted = (*call.q.shape[:-1], call.S)
+    if not _broadcasts(bias.shape, wanted):
+        raise ShapeError(f"bias has shape {_shape(bias.shape)}; it must broadcast to {_shape(wanted)}")
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(
+        n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False)
+    )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"

@@ -1,0 +1,153 @@
+"""Keys and values that have been computed already, kept for the next token.
+
+One `KVCache` serves a whole model: it is a tree whose parts mirror the model's (`cache.at(3)` is block 3's), and each
+part that belongs to an attention layer holds that layer's keys and values, (B, K, S, D). Room is allocated ahead and
+doubles when it is full, so that appending a token costs the token, not the sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float, Int
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+
+
+class KVCache:
+    """The keys and values of every attention layer of one running sequence (or batch of them).
+
+    Pass the same object to each call; it grows with what it sees. `length` is how many tokens that is. The cache
+    belongs to one model: its parts are found by their place.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        if capacity < 1:
+            raise ConfigError(f"capacity is {capacity}; a cache starts with room for at least 1 token")
+        self.capacity = capacity
+        self._parts: dict[int | str, KVCache] = {}
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+        self._length = 0
+        self._fixed = False
+
+    def at(self, part: int | str) -> KVCache:
+        """The cache of one part of the model, made on first use."""
+        if part not in self._parts:
+            self._parts[part] = KVCache(self.capacity)
+        return self._parts[part]
+
+    @property
+    def length(self) -> int:
+        """How many tokens have been seen (a memory that cross-attention keeps does not count)."""
+        if self._k is not None:
+            return 0 if self._fixed else self._length
+        for part in self._parts.values():
+            if not part._fixed:
+                return part.length
+        return 0
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether this part keeps the keys and values of a cross-attention's memory."""
+        return self._fixed
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory held, in bytes, room that is not yet used included."""
+        own = sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
+        return own + sum(part.n_bytes for part in self._parts.values())
+
+    def append(
+        self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]
+    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+        """Adds the newest T tokens; returns the keys and values of all S = length tokens."""
+        self._check(k, v)
+        start, stop = self._length, self._length + k.shape[-2]
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad or self._needs_grad()):
+            # Writing into a buffer that an earlier step's backward still needs would spoil it: join instead.
+            self._k, self._v = self._joined(self._k, k), self._joined(self._v, v)
+        else:
+            self._k, self._v = self._roomy(self._k, k, stop), self._roomy(self._v, v, stop)
+            self._k[..., start:stop, :] = k
+            self._v[..., start:stop, :] = v
+        self._length = stop
+        return self._k[..., :stop, :], self._v[..., :stop, :]
+
+    def remember(
+        self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]
+    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+        """Keeps a memory's keys and values whole: cross-attention computes them once."""
+        self._k, self._v, self._length, self._fixed = k, v, k.shape[-2], True
+        return k, v
+
+    def recall(self) -> tuple[Tensor, Tensor]:
+        """What `remember` or `append` kept, without the spare room."""
+        if self._k is None or self._v is None:
+            raise ShapeError("this part of the cache is empty; run the model with it once before reading it")
+        return self._k[..., : self._length, :], self._v[..., : self._length, :]
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along.
+
+        `rows` may repeat rows, and may be longer or shorter than the batch.
+        """
+        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(f"rows must be a 1-D integer tensor, got {rows.dim()}-D {rows.dtype}")
+        if self._k is not None and self._v is not None:
+            self._k, self._v = (x.index_select(0, rows.to(x.device)) for x in (self._k, self._v))
+        for part in self._parts.values():
+            part.reorder(rows)
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens (a memory is kept)."""
+        if not 0 <= length <= self.length:
+            raise ShapeError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        self._truncate(length)
+
+    def _truncate(self, length: int) -> None:
+        if not self._fixed:
+            self._length = min(self._length, length)
+        for part in self._parts.values():
+            part._truncate(length)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        if self._fixed:
+            raise ShapeError("this part of the cache keeps a memory and cannot grow; use a new KVCache")
+        if k.shape[:-1] != v.shape[:-1]:
+            raise ShapeError(f"keys {tuple(k.shape)} and values {tuple(v.shape)} differ in more than width")
+        for kept, new in ((self._k, k), (self._v, v)):
+            if kept is None:
+                continue
+            if kept.shape[:-2] != new.shape[:-2] or kept.shape[-1] != new.shape[-1]:
+                raise ShapeError(
+                    f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got "
+                    f"{tuple(new.shape)}; batch, heads and width must stay the same (a new sequence needs a new KVCache)"
+                )
+            if kept.dtype != new.dtype or kept.device != new.device:
+                raise DtypeError(
+                    f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}"
+                )
+
+    def _needs_grad(self) -> bool:
+        return any(x is not None and x.requires_grad for x in (self._k, self._v))
+
+    def _joined(self, kept: Tensor | None, new: Tensor) -> Tensor:
+        return new if kept is None else torch.cat((kept[..., : self._length, :], new), -2)
+
+    def _roomy(self, kept: Tensor | None, new: Tensor, wanted: int) -> Tensor:
+        """A buffer with room for `wanted` tokens that starts with what is kept."""
+        room = 0 if kept is None else kept.shape[-2]
+        if kept is not None and wanted <= room:
+            return kept
+        room = max(2 * room, wanted, self.capacity)
+        bigger = new.new_zeros((*new.shape[:-2], room, new.shape[-1]))
+        if kept is not None:
+            bigger[..., : self._length, :] = kept[..., : self._length, :]
+        return bigger
+
+    def __repr__(self) -> str:
+        if self._k is not None:
+            kind = "memory of " if self._fixed else ""
+            return f"KVCache({kind}{self._length} tokens, room for {self._k.shape[-2]})"
+        return f"KVCache({self.length} tokens, {len(self._parts)} parts)"

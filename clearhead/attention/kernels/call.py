@@ -1,0 +1,49 @@
+"""One call of `attend`, checked and with its mask resolved: what every implementation is given.
+
+The letters are the design's: q (B, H, T, D), k (B, K, S, D), v (B, K, S, E); leading dimensions other than one batch are
+allowed, and are folded into B by implementations that want exactly four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clearhead.attention.scores import Scores
+from clearhead.attention.weights import Weights
+from clearhead.masks import Mask
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one `attend`, with everything optional made explicit."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None  # None: everything may attend to everything
+    scores: Scores
+    weights: Weights
+    bias: Tensor | None  # broadcastable to (B, H, T, S)
+    offset: int  # position of the first query among the keys
+
+    @property
+    def T(self) -> int:
+        return self.q.shape[-2]
+
+    @property
+    def S(self) -> int:
+        return self.k.shape[-2]
+
+    @property
+    def groups(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.q.shape[-3] // self.k.shape[-3]
+
+    def allowed(self) -> Tensor | None:
+        """The mask as a bool tensor that broadcasts to (B, H, T, S); one row where all queries see the same keys."""
+        if self.mask is None:
+            return None
+        rows = self.T if self.mask.depends_on_query else 1
+        return self.mask.dense(rows, self.S, offset=self.offset, device=self.q.device)

@@ -1,0 +1,106 @@
+"""torch's `scaled_dot_product_attention`: one kernel, no (T, S) matrix of scores in memory.
+
+Runs every dot-product score with a softmax. A mask that is only `causal()` becomes the kernel's own causal flag, one
+that is the same for every query (`padding`, `every`, `prefix`) a single row; other masks are built once as (T, S) bools.
+Queries that may attend to nothing are given everything and their output is then zeroed: back ends differ on such rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.reference import scores_overflow
+from clearhead.attention.scores import Additive
+from clearhead.attention.weights import Softmax
+from clearhead.masks import Causal
+
+# Outside of these a temperature can push float32 scores over the edge inside the kernel; the reference takes them.
+_COOLEST, _HOTTEST = 1e-3, 1e6
+
+
+def why_not(call: Call) -> str | None:
+    """Why the fused kernel cannot run this call, or None if it can."""
+    weights = call.weights
+    if isinstance(call.scores, Additive):
+        return "Additive scores are not a dot product"
+    if not isinstance(weights, Softmax):
+        return f"{type(weights).__name__} weights are not a softmax"
+    if not _COOLEST <= weights.temperature <= _HOTTEST:
+        return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
+    if 0 in (call.T, call.S, call.q.shape[-1]):
+        return "there is nothing to attend to, or no width to compare by"
+    if call.q.device.type == "cpu" and scores_overflow(call, torch.float32):
+        return "queries times keys are beyond the range of float32"
+    return None
+
+
+def run(call: Call) -> Tensor:
+    assert isinstance(call.weights, Softmax)  # why_not has said so
+    dot = call.scores.as_dot(call.q)
+    assert dot is not None
+    q, scale = dot
+    scale = scale / call.weights.temperature
+    is_causal = _is_plain_causal(call)
+    attn_mask, seen = (None, None) if is_causal else _mask_and_seen(call)
+    lead = q.shape[:-3]
+    out = F.scaled_dot_product_attention(
+        _four(q),
+        _four(call.k),
+        _four(call.v),
+        attn_mask=None if attn_mask is None else _four_mask(attn_mask, lead),
+        dropout_p=call.weights.dropout,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=call.groups != 1,
+    )
+    out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+    return out if seen is None else out.masked_fill(~seen, 0.0)
+
+
+def _is_plain_causal(call: Call) -> bool:
+    return isinstance(call.mask, Causal) and call.bias is None and call.offset == 0 and call.T == call.S
+
+
+def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """What the kernel gets as its mask, and which queries see anything (None: all of them)."""
+    if call.mask is None or _sees_everything(call):
+        return _as_bias(call, None), None
+    allowed = call.allowed()
+    assert allowed is not None
+    if not call.mask.may_be_empty(call.T, call.S, offset=call.offset):
+        return _as_bias(call, allowed), None
+    seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
+    return _as_bias(call, allowed | ~seen), seen
+
+
+def _sees_everything(call: Call) -> bool:
+    """Decoding one token at a time: the newest query may see every key that is there."""
+    return isinstance(call.mask, Causal) and call.T == 1 and call.offset >= call.S - 1
+
+
+def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
+    if call.bias is None:
+        return allowed
+    # CPU kernels add a float32 bias to half-precision scores; CUDA's want the query's dtype.
+    bias = call.bias.to(call.q.dtype if call.q.is_cuda else torch.promote_types(call.q.dtype, torch.float32))
+    return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
+
+
+def _four(x: Tensor) -> Tensor:
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+
+
+def _four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
+    """(…, T, S) → something that broadcasts to (B, H, T, S) with B the folded leading dimensions."""
+    if mask.dim() <= 3 and len(lead) <= 1:
+        return mask if mask.dim() != 3 else mask.unsqueeze(0)
+    if len(lead) == 1:
+        return mask
+    if mask.dim() < 3:
+        mask = mask.unsqueeze(0)
+    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])

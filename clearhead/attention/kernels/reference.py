@@ -1,0 +1,57 @@
+"""Attention as the equation says it, in plain tensor operations: the specification of every faster way.
+
+    out = weights(scores(q, k) + bias, mask) · v          softmax(QKᵀ/√D)V with the defaults
+
+It builds the (B, H, T, S) scores and accepts every choice of scores, weights, bias and mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.kernels.call import Call
+from clearhead.errors import ShapeError
+
+
+def why_not(call: Call) -> str | None:
+    """The reference runs everything."""
+    return None
+
+
+def run(call: Call) -> Tensor:
+    q, k, v = call.q, *(_one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
+    wide = statistics_dtype(call)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
+        if call.bias is not None:
+            scores = scores + call.bias.to(wide)
+        weights = call.weights(scores, call.allowed())  # (B, H, T, S)
+        return weights.to(v.dtype) @ v  # (B, H, T, E)
+
+
+def statistics_dtype(call: Call) -> torch.dtype:
+    """float32, or wider where the inputs are, or where finite inputs would give scores beyond float32."""
+    if call.q.dtype == torch.float64:
+        if scores_overflow(call, torch.float64):
+            raise ShapeError(
+                "queries times keys are beyond the range of float64, and their order would be lost; "
+                "scale the queries or the keys down"
+            )
+        return torch.float64
+    return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
+
+
+def scores_overflow(call: Call, dtype: torch.dtype) -> bool:
+    """Whether |q|·|k|·D is beyond `dtype`: then a score may be inf although its inputs are finite.
+
+    Reads the data (a synchronisation on a GPU), so it is not asked while a graph is being compiled.
+    """
+    if torch.compiler.is_compiling() or 0 in (call.q.numel(), call.k.numel()):
+        return False
+    largest = [float(torch.stack(torch.aminmax(x.detach())).abs().max()) for x in (call.q, call.k)]
+    return largest[0] * largest[1] * call.q.shape[-1] > torch.finfo(dtype).max / 4
+
+
+def _one_for_each_query_head(x: Tensor, groups: int) -> Tensor:
+    return x if groups == 1 else x.repeat_interleave(groups, dim=-3)

@@ -1,0 +1,194 @@
+"""Multi-head attention: project, attend in every head at once, put the heads together, project back.
+
+    MultiHead(Q, K, V) = concat(head_1, …, head_H) W_O        head_h = attend(Q W_Q^h, K W_K^h, V W_V^h)
+
+The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._shapes import Float
+from clearhead.attention.attend import Impl, attend
+from clearhead.attention.cache import KVCache
+from clearhead.attention.scores import ScaledDot, Scores
+from clearhead.attention.weights import Softmax, Weights
+from clearhead.errors import ConfigError, MaskError, ShapeError
+from clearhead.masks import Mask
+
+
+@runtime_checkable
+class Rotation(Protocol):
+    """A position encoding that turns queries and keys, such as `positions.Rotary`."""
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor: ...
+
+
+class MultiHeadAttention(nn.Module):
+    """Self- and cross-attention with H query heads and K key/value heads.
+
+    `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
+    `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
+    weights in training. `scores` and `weights` are any of the attention room's choices.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rotary: Rotation | None = None,
+        scores: Scores | None = None,
+        weights: Weights | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        impl: Impl = "auto",
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.d_head = _head_sizes(d_model, n_heads, n_kv_heads, d_head)
+        self.d_model = d_model
+        self.impl: Impl = impl
+        self.rotary = rotary
+        self.scores: Scores = scores if scores is not None else ScaledDot()
+        self.weights, self.training_weights = _weights(weights, dropout)
+        d_key = d_model if d_key is None else d_key
+        d_value = d_key if d_value is None else d_value
+        self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=bias)  # W_Q
+        self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=bias)  # W_K
+        self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=bias)  # W_V
+        self.o_proj = nn.Linear(self.n_heads * self.d_head, d_model, bias=bias)  # W_O
+        self._initialise()
+
+    def forward(
+        self,
+        query: Float[Tensor, "*B T M"],
+        key: Float[Tensor, "*B S Mk"] | None = None,
+        value: Float[Tensor, "*B S Mv"] | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "*B T M"]:
+        """`key` defaults to `query` (self-attention), `value` to `key`.
+
+        With a cache, self-attention adds its keys and values to those seen before, and the mask is read at the right
+        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once.
+        """
+        self._check(query, key, value)
+        offset = cache.length if cache is not None and key is None else None
+        q = self._split(self.q_proj(query), self.n_heads)  # (B, H, T, D)
+        q = self._rotate(q, offset)
+        k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
+        if cache is not None and key is None and mask is not None and mask.depends_on_length:
+            raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
+        out = attend(
+            q,
+            k,
+            v,
+            mask,
+            scores=self.scores,
+            weights=self.training_weights if self.training else self.weights,
+            bias=bias,
+            offset=offset,
+            impl=self.impl,
+        )  # (B, H, T, D)
+        return self.o_proj(out.transpose(-2, -3).flatten(-2))
+
+    def _keys_values(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        offset: int | None,
+        cache: KVCache | None,
+    ) -> tuple[Tensor, Tensor]:
+        if cache is not None and cache.holds_memory:
+            return cache.recall()
+        source = query if key is None else key
+        k = self._split(self.k_proj(source), self.n_kv_heads)
+        v = self._split(self.v_proj(source if value is None else value), self.n_kv_heads)
+        k = self._rotate(k, offset)
+        if cache is None:
+            return k, v
+        return cache.append(k, v) if key is None else cache.remember(k, v)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        """(B, T, heads·D) → (B, heads, T, D), without a copy."""
+        return x.unflatten(-1, (heads, self.d_head)).transpose(-2, -3)
+
+    def _rotate(self, x: Tensor, offset: int | None) -> Tensor:
+        if self.rotary is None:
+            return x
+        start = 0 if offset is None else offset
+        return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
+
+    def _initialise(self) -> None:
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        if key is None and value is not None:
+            raise ShapeError("value was given without key; give both, or neither for self-attention")
+        if key is None and self.k_proj.in_features != self.d_model:
+            raise ShapeError(
+                f"this layer attends to vectors {self.k_proj.in_features} wide; give it key (and value)"
+            )
+        given = {"query": query, "key": key, "value": value if value is not None else key}
+        for (name, x), layer in zip(given.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
+            if x is None:
+                continue
+            if x.dim() < 2:
+                raise ShapeError(
+                    f"{name} has {x.dim()} dimension(s); expected (batch, length, {layer.in_features})"
+                )
+            if x.shape[-1] != layer.in_features:
+                raise ShapeError(
+                    f"{name} is {x.shape[-1]} wide; this layer was made for {layer.in_features}: "
+                    f"expected (batch, length, {layer.in_features})"
+                )
+
+    def extra_repr(self) -> str:
+        kv = "" if self.n_kv_heads == self.n_heads else f", n_kv_heads={self.n_kv_heads}"
+        return f"d_model={self.d_model}, n_heads={self.n_heads}{kv}, d_head={self.d_head}"
+
+
+def _head_sizes(
+    d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None
+) -> tuple[int, int, int]:
+    if d_model < 1 or n_heads < 1:
+        raise ConfigError(f"d_model is {d_model} and n_heads {n_heads}; both must be at least 1")
+    if d_head is None:
+        if d_model % n_heads:
+            raise ConfigError(
+                f"d_model {d_model} does not divide into {n_heads} heads; "
+                f"choose a number of heads that divides it, or give d_head"
+            )
+        d_head = d_model // n_heads
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    if d_head < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
+        raise ConfigError(
+            f"n_heads {n_heads}, n_kv_heads {n_kv_heads}, d_head {d_head}: "
+            f"all must be at least 1, and n_heads a multiple of n_kv_heads"
+        )
+    return n_heads, n_kv_heads, d_head
+
+
+def _weights(weights: Weights | None, dropout: float) -> tuple[Weights, Weights]:
+    """How to weigh when evaluating, and when training."""
+    weights = Softmax() if weights is None else weights
+    if isinstance(weights, Softmax):
+        return replace(weights, dropout=0.0), replace(weights, dropout=dropout or weights.dropout)
+    if dropout:
+        raise ConfigError(f"dropout {dropout} needs Softmax weights; {type(weights).__name__} has none")
+    return weights, weights

@@ -1,0 +1,140 @@
+"""From scores to weights: how a query divides its attention among the keys it may see.
+
+Each choice is a frozen value that is called with scores (..., T, S) and `allowed` (bool, broadcastable to the scores, or
+None for everything) and returns weights of the same shape. A row that may attend to nothing gets zeros, and passes
+zero gradient. Scores come in float32 or wider.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead._shapes import Bool, Float
+from clearhead.errors import ConfigError
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """What `attend` asks of a way to weigh."""
+
+    def __call__(self, scores: Tensor, allowed: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """w = softmax(scores / temperature), over the keys that are allowed.
+
+    Both limits are exact: temperature 0 is `Hard()`, infinity is uniform over what is allowed. In between, scores are
+    taken relative to their row's largest before they are divided, so that no temperature overflows.
+    `dropout` drops weights after the softmax (and scales the rest up): for training.
+    """
+
+    temperature: float = 1.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature, least=0.0)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+    def __call__(
+        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*B T S"]:
+        if self.temperature == 0.0:
+            weights = Hard()(scores, allowed)
+        else:
+            weights = _softmax(scores, allowed, self.temperature)
+        return F.dropout(weights, self.dropout) if self.dropout else weights
+
+
+@dataclass(frozen=True)
+class Hard:
+    """All the weight on the largest score; ties share it equally, as the limit of temperature → 0 does.
+
+    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values.
+    """
+
+    def __call__(
+        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*B T S"]:
+        if scores.shape[-1] == 0:
+            return scores
+        chosen = scores == _hide(scores, allowed).amax(-1, keepdim=True)
+        if allowed is not None:
+            chosen = chosen & allowed
+        weights = chosen.to(scores.dtype)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+@dataclass(frozen=True)
+class StraightThrough:
+    """`Hard` going forward, the gradient of `Softmax(temperature)` coming back."""
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature, above=0.0)
+
+    def __call__(
+        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*B T S"]:
+        return _straight_through(_softmax(scores, allowed, self.temperature), scores, allowed)
+
+
+@dataclass(frozen=True)
+class Gumbel:
+    """softmax((scores + g) / temperature) with Gumbel noise g: a sample that gradients pass through.
+
+    The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
+    key from the softmax. With `hard` the forward weights are that one key (straight-through). The noise comes from
+    torch's generator for the device: `torch.manual_seed` repeats it.
+    """
+
+    temperature: float = 1.0
+    hard: bool = False
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature, above=0.0)
+
+    def __call__(
+        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*B T S"]:
+        tiny = torch.finfo(scores.dtype).tiny
+        exponential = -torch.log(torch.rand_like(scores).clamp(min=tiny))
+        noisy = scores - torch.log(exponential.clamp(min=tiny))
+        soft = _softmax(noisy, allowed, self.temperature)
+        return _straight_through(soft, noisy, allowed) if self.hard else soft
+
+
+def _straight_through(soft: Tensor, scores: Tensor, allowed: Tensor | None) -> Tensor:
+    return Hard()(scores.detach(), allowed) + (soft - soft.detach())
+
+
+def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tensor:
+    if scores.shape[-1] == 0:
+        return scores
+    if temperature == math.inf:
+        scores = scores * 0.0
+    elif temperature != 1.0:
+        # Relative to the largest first: dividing by a tiny temperature then gives −inf at worst, never inf − inf.
+        largest = _hide(scores.detach(), allowed).amax(-1, keepdim=True)
+        scores = (scores - largest.clamp(min=torch.finfo(scores.dtype).min)) / temperature
+    weights = torch.softmax(_hide(scores, allowed), -1)
+    # A row of nothing but −inf comes out as NaN; here it becomes zeros, and `_hide` stops its gradient.
+    return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
+
+
+def _hide(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+
+
+def _check_temperature(temperature: float, *, least: float = -math.inf, above: float = -math.inf) -> None:
+    if math.isnan(temperature) or temperature < least or temperature <= above:
+        wanted = f"at least {least:g}" if above == -math.inf else f"above {above:g}"
+        raise ConfigError(f"temperature is {temperature}; it must be {wanted}")

@@ -1,0 +1,115 @@
+"""`clearhead bench core`: what going through `attend` and `MultiHeadAttention` costs over going without.
+
+The peers are `scaled_dot_product_attention` called directly, and `torch.nn.MultiheadAttention` in training (it is given
+`need_weights=False`, its fastest way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.attention import MultiHeadAttention, attend
+from clearhead.bench.results import Row, compare
+from clearhead.masks import Mask, causal, padding
+
+SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
+
+
+def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:
+    """Every comparison, each `repeats` rounds."""
+    parts = (_fused, _fused_causal, _fused_padding, _training, _training_causal)
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        on_round(done, repeats * len(parts))
+
+    return [part(repeats, tick) for part in parts]
+
+
+def _fused(repeats: int, tick: Callable[[], None]) -> Row:
+    q, k, v = _qkv()
+    return compare(
+        "attend, fused / scaled_dot_product_attention",
+        lambda: attend(q, k, v, impl="fused"),
+        lambda: F.scaled_dot_product_attention(q, k, v),
+        bound=1.03,
+        repeats=repeats,
+        on_round=tick,
+    )
+
+
+def _fused_causal(repeats: int, tick: Callable[[], None]) -> Row:
+    q, k, v = _qkv()
+    mask = causal()
+    return compare(
+        "attend, fused, causal() / the same with is_causal",
+        lambda: attend(q, k, v, mask, impl="fused"),
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        bound=1.03,
+        repeats=repeats,
+        on_round=tick,
+    )
+
+
+def _fused_padding(repeats: int, tick: Callable[[], None]) -> Row:
+    q, k, v = _qkv()
+    B, _, _, T = SHAPE[0], SHAPE[1], SHAPE[3], SHAPE[2]
+    lengths = torch.linspace(T // 2, T, B).long()
+    mask = padding(lengths)
+    row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
+    return compare(
+        "attend, fused, padding / the same with a (B, 1, 1, S) mask",
+        lambda: attend(q, k, v, mask, impl="fused"),
+        lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=row),
+        bound=1.03,
+        repeats=repeats,
+        on_round=tick,
+    )
+
+
+def _training(repeats: int, tick: Callable[[], None]) -> Row:
+    return _train("MultiHeadAttention, training / nn.MultiheadAttention", None, repeats, tick)
+
+
+def _training_causal(repeats: int, tick: Callable[[], None]) -> Row:
+    return _train("MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal(), repeats, tick)
+
+
+def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None]) -> Row:
+    """Forward and backward of one layer, with the same weights on both sides."""
+    B, H, T, D = SHAPE
+    torch.manual_seed(0)
+    ours = MultiHeadAttention(H * D, H)
+    peer = nn.MultiheadAttention(H * D, H, batch_first=True)
+    with torch.no_grad():
+        peer.in_proj_weight.copy_(torch.cat([p.weight for p in (ours.q_proj, ours.k_proj, ours.v_proj)]))
+        peer.out_proj.weight.copy_(ours.o_proj.weight)
+    x = torch.randn(B, T, H * D, requires_grad=True)
+    hidden = None if mask is None else ~mask.dense(T)
+
+    def step_ours() -> None:
+        _backward(ours(x, mask=mask), ours, x)
+
+    def step_peer() -> None:
+        out, _ = peer(x, x, x, attn_mask=hidden, is_causal=hidden is not None, need_weights=False)
+        _backward(out, peer, x)
+
+    return compare(name, step_ours, step_peer, bound=1.0, repeats=repeats, on_round=tick)
+
+
+def _backward(out: Tensor, module: nn.Module, x: Tensor) -> None:
+    module.zero_grad(set_to_none=True)
+    x.grad = None
+    out.sum().backward()
+
+
+def _qkv() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(SHAPE, generator=generator) for _ in range(3))
+    return q, k, v

@@ -1,0 +1,100 @@
+"""What a measurement is: both times, their ratio, the bound it is held to, and the machine it was made on."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: our time and the peer's, as medians, and the median of the rounds' ratios."""
+
+    name: str
+    ours_ms: float
+    peer_ms: float
+    ratio: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "holds": self.holds}
+
+
+def compare(
+    name: str,
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    bound: float,
+    repeats: int,
+    on_round: Callable[[], None] = lambda: None,
+) -> Row:
+    """Times both in turn, which one first changing by the round, so that a slow spell hits both alike."""
+    ours(), peer()
+    pairs: list[tuple[float, float]] = []
+    for i in range(repeats):
+        if i % 2:
+            theirs, mine = _time(peer), _time(ours)
+        else:
+            mine, theirs = _time(ours), _time(peer)
+        pairs.append((mine, theirs))
+        on_round()
+    return Row(
+        name=name,
+        ours_ms=1e3 * median(mine for mine, _ in pairs),
+        peer_ms=1e3 * median(theirs for _, theirs in pairs),
+        ratio=median(mine / theirs for mine, theirs in pairs),
+        bound=bound,
+    )
+
+
+def _time(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "system": platform.system(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What was measured with."""
+    from clearhead._version import __version__
+
+    return {
+        "clearhead": __version__,
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names: Sequence[str] = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,64 @@
+"""The `clearhead` command itself: its options, its list of commands, and what happens when one fails.
+
+Commands import what they need when they run, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from clearhead._version import __version__
+
+app = typer.Typer(
+    name="clearhead",
+    help="Transformers with nothing hidden: the textbook, the laboratory and the engine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# In the order that `--help` shows them. Each module registers its command on import.
+_COMMANDS = ("mask", "bench", "demo")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clearhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Transformers with nothing hidden: the textbook, the laboratory and the engine."""
+
+
+def run() -> None:
+    """Runs the command line and ends the process: 0, 1 with one line for our errors, 2 for wrong usage."""
+    for name in _COMMANDS:
+        importlib.import_module(f"clearhead.cli.{name}")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (`clearhead … | head`): nothing is wrong. Python would complain at exit without this.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        from clearhead.errors import ClearheadError
+
+        if not isinstance(error, ClearheadError):
+            raise
+        from clearhead.cli.output import fail
+
+        fail(str(error).splitlines()[0])

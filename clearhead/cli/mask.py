@@ -1,0 +1,59 @@
+"""`clearhead mask`: draw, count and price an attention pattern."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import app
+from clearhead.cli.output import Json, console, show_json, show_picture
+
+
+@app.command()
+def mask(
+    expression: Annotated[str, typer.Argument(help="For example: 'causal() & (window(256, 0) | every(64))'")],
+    n: Annotated[int, typer.Option("--n", "-n", help="How many queries (and keys).", min=0)] = 16,
+    keys: Annotated[int | None, typer.Option(help="How many keys, if not as many as queries.", min=0)] = None,
+    offset: Annotated[
+        int | None, typer.Option(help="Position of the first query among the keys.", min=0)
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also write the drawing to this SVG file.")] = None,
+    json: Json = False,
+) -> None:
+    """Draw a mask, count the pairs it allows, and say what it saves.
+
+    Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
+    full() causal() window(before, after) every(stride, offset=0) stride(step) prefix(n) blocks(size)
+    scattered(per_row, seed), joined by & | ~ and .T
+    """
+    from clearhead import masks
+
+    parsed = masks.parse(expression)
+    S = n if keys is None else keys
+    allowed = parsed.count(n, S, offset=offset)
+    density = parsed.density(n, S, offset=offset)
+    if svg is not None:
+        svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
+    if json:
+        show_json(
+            {
+                "expression": str(parsed),
+                "queries": n,
+                "keys": S,
+                "allowed": allowed,
+                "density": density,
+                "saving": 1.0 - density,
+            }
+        )
+        return
+    show_picture(str(parsed.draw(n, S, offset=offset)))
+    console.print(f"\n{parsed}", markup=False, soft_wrap=True)
+    console.print(
+        f"{allowed:,} of {n * S:,} pairs, density {density:.3f}, saving {1.0 - density:.1%}".replace(
+            "%", " %"
+        )
+    )
+    if svg is not None:
+        console.print(f"drawing written to {svg}", markup=False, soft_wrap=True)

@@ -1,0 +1,44 @@
+"""How commands speak: tables and pictures for people, one JSON document for programs, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+console = Console(highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def show_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def show_picture(text: str) -> None:
+    """Text whose columns matter: printed as it is, never wrapped or styled."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
+    """A plain table; columns whose cells are all numbers are set to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        numeric = bool(cells) and all(row[i][:1] in "-+−0123456789" for row in cells if row[i])
+        result.add_column(column, justify="right" if numeric else "left")
+    for row in cells:
+        result.add_row(*row)
+    return result
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error, and exit status 1."""
+    sys.stderr.write(f"clearhead: {message}\n")
+    sys.exit(1)

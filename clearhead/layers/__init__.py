@@ -1,0 +1,35 @@
+"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and
+how weights begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values that live in configs;
+the rest are modules.
+"""
+
+from __future__ import annotations
+
+from clearhead.layers.block import Block, BlockConfig
+from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
+from clearhead.layers.feedforward import GELU, Activation, FeedForward, ReLU, SwiGLU
+from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
+from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
+from clearhead.layers.residual import PostNorm, PreNorm, Residual
+
+__all__ = [
+    "GELU",
+    "Activation",
+    "Block",
+    "BlockConfig",
+    "DepthScaled",
+    "FeedForward",
+    "Init",
+    "LayerNorm",
+    "Norm",
+    "PatchEmbedding",
+    "PostNorm",
+    "PreNorm",
+    "RMSNorm",
+    "ReLU",
+    "Residual",
+    "SwiGLU",
+    "TokenEmbedding",
+    "TruncatedNormal",
+    "Xavier",
+]

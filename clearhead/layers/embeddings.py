@@ -1,0 +1,124 @@
+"""How tokens and images enter the residual stream: a row of a table for each id, a projection for each patch.
+
+Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.positions._checks import stray, whole, yes_or_no
+
+
+class TokenEmbedding(nn.Embedding):
+    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the
+    positions' size).
+
+    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall
+    the queue, and inside `torch.compile`, the lookup itself refuses.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
+        whole("TokenEmbedding", "vocab_size", vocab_size, at_least=1)
+        whole("TokenEmbedding", "d_model", d_model, at_least=1)
+        super().__init__(vocab_size, d_model)
+        self.scaled = yes_or_no("TokenEmbedding", "scaled", scaled)
+        self.scale = math.sqrt(d_model) if scaled else 1.0
+
+    def reset_parameters(self) -> None:
+        """Normal with variance 1/M: rows of about unit length, and features of variance 1 once scaled."""
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
+
+    def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... M"]:
+        """(B, T) ids to (B, T, M)."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(
+                f"ids are {ids.dtype}; expected whole numbers, torch.int64 or torch.int32. Convert them with "
+                "`.long()`."
+            )
+        wrong = stray(ids, self.num_embeddings)
+        if wrong is not None:
+            raise ShapeError(
+                f"ids hold {wrong}, but the vocabulary has {self.num_embeddings} tokens; expected 0 … "
+                f"{self.num_embeddings - 1}. Check that the tokenizer and the model belong together."
+            )
+        x = F.embedding(ids, self.weight)
+        return x * self.scale if self.scaled else x
+
+    def logits(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... V"]:
+        """The tied output: each token's score is x · its row (unscaled), so input and output share one
+        matrix.
+        """
+        return F.linear(x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}" + (", scaled=True" if self.scaled else "")
+
+
+class PatchEmbedding(nn.Module):
+    """Cuts an image into squares of `patch` × `patch` pixels and projects each, flattened, to width M.
+
+    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution
+    whose kernel and stride are the patch: `as_convolution` gives it.
+    """
+
+    def __init__(self, channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.channels = whole("PatchEmbedding", "channels", channels, at_least=1)
+        self.patch = whole("PatchEmbedding", "patch", patch, at_least=1)
+        self.projection = nn.Linear(
+            channels * patch**2, whole("PatchEmbedding", "d_model", d_model, at_least=1), bias=bias
+        )
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """How many patches an image has down and across; a size that does not divide is refused."""
+        if height < self.patch or width < self.patch or height % self.patch or width % self.patch:
+            raise ShapeError(
+                f"The image is {height} × {width} pixels; expected multiples of the patch, {self.patch}. "
+                "Resize, crop or pad it."
+            )
+        return height // self.patch, width // self.patch
+
+    def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
+        """The flattened patches (B, N, C · patch²), before the projection."""
+        if images.ndim != 4 or images.shape[1] != self.channels:
+            raise ShapeError(
+                f"images have shape {tuple(images.shape)}; expected (B, {self.channels}, height, width)."
+            )
+        if not images.is_floating_point():
+            raise DtypeError(
+                f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / "
+                "255`."
+            )
+        B, C, height, width = images.shape
+        rows, columns = self.grid(height, width)
+        p = self.patch
+        cut = images.reshape(B, C, rows, p, columns, p).permute(
+            0, 2, 4, 1, 3, 5
+        )  # (B, rows, columns, C, p, p)
+        return cut.reshape(B, rows * columns, C * p * p)
+
+    def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N M"]:
+        """(B, C, height, width) to (B, N, M)."""
+        return self.projection(self.patches(images))
+
+    def as_convolution(self) -> nn.Conv2d:
+        """The same map as a strided convolution, (B, C, height, width) to (B, M, rows, columns).
+
+        It uses the same memory for its weights: training or loading one changes the other.
+        """
+        weight, bias = self.projection.weight, self.projection.bias
+        convolution = nn.Conv2d(
+            self.channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
+        )
+        kernel = (len(weight), self.channels, self.patch, self.patch)
+        convolution.weight = nn.Parameter(weight.detach().view(kernel), requires_grad=weight.requires_grad)
+        if bias is not None:
+            convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
+        return convolution

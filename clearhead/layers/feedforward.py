@@ -1,0 +1,90 @@
+"""The feed-forward half of a block: each token on its own, up to width F, through a non-linearity, and down
+again.
+
+Letters: M model width, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float
+from clearhead.errors import ShapeError
+from clearhead.positions._checks import one_of, rate, whole, yes_or_no
+
+
+@dataclass(frozen=True)
+class ReLU:
+    """max(0, h)."""
+
+    gated: ClassVar[bool] = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.relu(h)
+
+
+@dataclass(frozen=True)
+class GELU:
+    """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained
+    with.
+    """
+
+    gated: ClassVar[bool] = False
+    tanh: bool = False
+
+    def __post_init__(self) -> None:
+        yes_or_no("GELU", "tanh", self.tanh)
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.gelu(h, approximate="tanh" if self.tanh else "none")
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as
+    wide.
+    """
+
+    gated: ClassVar[bool] = True
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.silu(h)
+
+
+Activation: TypeAlias = ReLU | GELU | SwiGLU
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where the activation is gated.
+
+    Dropout, in training, falls on the F hidden features, just before the way down.
+    """
+
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        whole("FeedForward", "d_model", d_model, at_least=1)
+        whole("FeedForward", "d_ff", d_ff, at_least=1)
+        one_of("FeedForward", "activation", activation, (ReLU, GELU, SwiGLU))
+        self.activation = activation
+        self.gate = nn.Linear(d_model, d_ff, bias=bias) if activation.gated else None
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.dropout = nn.Dropout(rate("FeedForward", "dropout", dropout))
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
+        if x.ndim < 1 or x.shape[-1] != self.up.in_features:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this "
+                "feed-forward."
+            )
+        if self.gate is None:
+            hidden = self.activation(self.up(x))  # (…, F)
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden))

@@ -1,0 +1,306 @@
+"""Exact counts of allowed pairs, without building T × S.
+
+An expression becomes a sum of products of atoms (`polynomial`): a & b is the product, a | b is a + b − ab, ~a is 1 − a.
+A product is an intersection, and for most masks what a query sees is an interval and a residue class, so an intersection
+is one too and its size is a formula. That leaves work for each row, not for each pair. What has no such form is listed
+(`scattered`) or, at worst, tested pair by pair in pieces of bounded memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.geometry import Grid, Keys
+from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.structural import Full, Scattered
+
+MAX_TERMS = 4096
+"""The most products an expression is expanded into; beyond that its pairs are tested one by one."""
+_NUMBERS_AT_ONCE = 1 << 14
+"""How long the vectors of a formula are: they stay in the nearest cache, and below the length from which torch would
+split each short operation over threads, whose waiting for each other costs more than the work on a busy machine."""
+_PAIRS_AT_ONCE = 1 << 21
+
+
+class Atom(NamedTuple):
+    """A leaf of an expression, with `.T` pushed down to it: the predicate leaf(p, j), or leaf(j, p) if swapped."""
+
+    leaf: Leaf
+    swapped: bool = False
+
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        """The predicate itself, for any positions that broadcast."""
+        return self.leaf._test(j, p, grid.flipped()) if self.swapped else self.leaf._test(p, j, grid)
+
+    def keys(self) -> Callable[[Tensor], Keys] | None:
+        """The function from query positions to what they see (interval and residue), or None where there is none."""
+        return self.leaf.keys_of(self.swapped)
+
+    def flipped(self) -> Atom:
+        return atom(self.leaf, not self.swapped)
+
+
+Term = frozenset[Atom]
+
+
+def atom(leaf: Leaf, swapped: bool) -> Atom:
+    """The atom of a leaf; a symmetric leaf has only one."""
+    return Atom(leaf, swapped and not leaf.symmetric)
+
+
+def atoms(mask: Mask) -> list[Atom]:
+    """The different atoms of an expression, in the order of reading."""
+    found: dict[Atom, None] = {}
+    waiting: list[tuple[Mask, bool]] = [(mask, False)]
+    while waiting:
+        node, swapped = waiting.pop()
+        if isinstance(node, (And, Or, Not, Transposed)):
+            swapped ^= isinstance(node, Transposed)
+            waiting.extend((part, swapped) for part in reversed(node.parts))
+        elif isinstance(node, Leaf):
+            found[atom(node, swapped)] = None
+    return list(found)
+
+
+def polynomial(mask: Mask, limit: int = MAX_TERMS) -> dict[Term, int] | None:
+    """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over `limit` terms.
+
+    Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by themselves.
+    The empty product is 1: every pair.
+    """
+    try:
+        return _expand(mask, False, limit)
+    except _TooManyTermsError:
+        return None
+
+
+def worthwhile(mask: Mask, S: int) -> dict[Term, int] | None:
+    """The polynomial, or None where testing the S pairs of a row one by one is the lesser work."""
+    return polynomial(mask, limit=min(MAX_TERMS, max(64, S)))
+
+
+class _TooManyTermsError(Exception):
+    """Raised and caught in this file."""
+
+
+def _expand(mask: Mask, swapped: bool, limit: int) -> dict[Term, int]:
+    if isinstance(mask, Full):
+        return {frozenset(): 1}
+    if isinstance(mask, Transposed):
+        return _expand(mask.parts[0], not swapped, limit)
+    if isinstance(mask, Not):
+        return _complement(_expand(mask.parts[0], swapped, limit))
+    if isinstance(mask, (And, Or)):
+        # a | b = ~(~a & ~b), so one product serves both.
+        turn = _complement if isinstance(mask, Or) else dict
+        result: dict[Term, int] = {frozenset(): 1}
+        for part in mask.parts:
+            result = _product(result, turn(_expand(part, swapped, limit)), limit)
+        return turn(result)
+    if isinstance(mask, Leaf):
+        return {frozenset([atom(mask, swapped)]): 1}
+    raise TypeError(f"{type(mask).__name__} is neither a Leaf nor an operator of masks")
+
+
+def _complement(terms: dict[Term, int]) -> dict[Term, int]:
+    result = {term: -factor for term, factor in terms.items()}
+    one: Term = frozenset()
+    result[one] = result.get(one, 0) + 1
+    return {term: factor for term, factor in result.items() if factor}
+
+
+def _product(a: dict[Term, int], b: dict[Term, int], limit: int) -> dict[Term, int]:
+    if len(a) * len(b) > 16 * limit:
+        raise _TooManyTermsError
+    result: dict[Term, int] = {}
+    for left, x in a.items():
+        for right, y in b.items():
+            both = left | right
+            result[both] = result.get(both, 0) + x * y
+    result = {term: factor for term, factor in result.items() if factor}
+    if len(result) > limit:
+        raise _TooManyTermsError
+    return result
+
+
+def count(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None) -> int:
+    """How many pairs the mask allows, over the batch too: exactly `mask.dense(T, S).sum()`."""
+    S = T if S is None else S
+    start = mask.check(T, S, offset)
+    batch = math.prod(mask.batch_shape)
+    if T == 0 or S == 0 or batch == 0:
+        return 0
+    grid = Grid(S, start)
+    rows, columns = (start, start + T), (0, S)
+    terms = worthwhile(mask, S)
+    if terms is None:
+        return _total(Counter(mask, grid, None), rows, columns)
+    # `scattered(…).T` is listed by key and not by query: such products are counted with both sides exchanged.
+    turned = {term: factor for term, factor in terms.items() if only_swapped_lists(term)}
+    straight = {term: factor for term, factor in terms.items() if term not in turned}
+    total = _total(Counter(mask, grid, straight), rows, columns)
+    if turned:
+        flipped = {
+            frozenset([factor.flipped() for factor in term]): number for term, number in turned.items()
+        }
+        total += _total(Counter(mask.T, grid.flipped(), flipped), columns, rows)
+    return total
+
+
+def only_swapped_lists(term: Term) -> bool:
+    """Whether the product has a `scattered` under `.T` and none that lists its keys by query."""
+    lists = [factor for factor in term if isinstance(factor.leaf, Scattered)]
+    return bool(lists) and all(factor.swapped for factor in lists)
+
+
+def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
+    edges = torch.tensor(columns, device=counter.device)
+    total = 0
+    for first in range(rows[0], rows[1], _NUMBERS_AT_ONCE):
+        p = torch.arange(first, min(first + _NUMBERS_AT_ONCE, rows[1]), device=counter.device)
+        total += int(counter.cells(p, edges))
+    return total
+
+
+class Counter:
+    """Counts allowed pairs of chosen rows between column edges. `terms` None means: test every pair.
+
+    The numbers are exact whatever the way, which decides only the cost: a formula a row for products of intervals, the
+    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`).
+    """
+
+    def __init__(self, mask: Mask, grid: Grid, terms: dict[Term, int] | None) -> None:
+        self.mask = mask
+        self.grid = grid
+        self.device = mask._device() or torch.device("cpu")
+        self.batch = mask.batch_shape
+        self.formulas: list[tuple[list[Callable[[Tensor], Keys]], int]] = []
+        self.lists: list[tuple[Scattered, list[Atom], int]] = []
+        self.by_pairs = terms is None or not self._sort_out(terms)
+
+    def _sort_out(self, terms: dict[Term, int]) -> bool:
+        found = {factor: factor.keys() for term in terms for factor in term}
+        for term, number in terms.items():
+            lists = [
+                factor
+                for factor in term
+                if isinstance(factor.leaf, Scattered) and not factor.swapped
+            ]
+            if lists:
+                shortest = min(lists, key=lambda factor: factor.leaf.per_row)  # type: ignore[attr-defined]
+                others = [factor for factor in term if factor != shortest]
+                assert isinstance(shortest.leaf, Scattered)
+                self.lists.append((shortest.leaf, others, number))
+                continue
+            functions = [found[factor] for factor in term]
+            known = [function for function in functions if function is not None]
+            if len(known) < len(functions):
+                return False
+            self.formulas.append((known, number))
+        return True
+
+    def cells(self, p: Tensor, edges: Tensor) -> Tensor:
+        """Allowed pairs of the rows p (N,) with the keys edges[c] ≤ j < edges[c + 1], for each c: (C,) integers.
+
+        Sums over the batch as well.
+        """
+        result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
+        if len(p) == 0 or math.prod(self.batch) == 0:
+            return result
+        if self.by_pairs:
+            return self._by_pairs(p, edges)
+        for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
+            for functions, number in self.formulas:
+                result += number * self._by_formula(functions, rows, edges)
+        for scattered, others, number in self.lists:
+            result += number * self._by_list(scattered, others, p, edges)
+        return result
+
+    def _by_formula(self, functions: list[Callable[[Tensor], Keys]], p: Tensor, edges: Tensor) -> Tensor:
+        shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
+        column = (-1, *[1] * (len(shape) - 1))
+        start = edges[:-1].view(column).expand(shape)
+        stop = edges[1:].view(column).expand(shape)
+        classes: list[tuple[int, Tensor | int]] = []
+        for function in functions:
+            keys = function(p)
+            start, stop = _larger(start, keys.start), _smaller(stop, keys.stop)
+            if keys.modulus > 1:
+                classes.append((keys.modulus, keys.residue))
+        sizes = _members(start, stop, classes)  # (C, *some of the batch, N)
+        share = shape[0] * math.prod(self.batch) * len(p) // sizes.numel()
+        return sizes.flatten(1).sum(1) * share
+
+    def _by_list(self, scattered: Scattered, others: list[Atom], p: Tensor, edges: Tensor) -> Tensor:
+        cells = len(edges) - 1
+        result = torch.zeros(cells + 2, dtype=torch.int64, device=self.device)
+        width = min(scattered.per_row, self.grid.keys)
+        if not others and cells == 1 and edges.tolist() == [0, self.grid.keys]:
+            return result[1:-1] + len(p) * width * math.prod(self.batch)
+        for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * width))):
+            listed = scattered.listed(rows[:, None], self.grid.keys)  # (N, width)
+            allowed = torch.ones((*self.batch, *listed.shape), dtype=torch.bool, device=self.device)
+            for other in others:
+                allowed = allowed & other.test(rows[:, None], listed, self.grid)
+            number = allowed.reshape(-1, listed.numel()).sum(0)
+            # Cell c gets index c + 1; what lies left or right of all edges falls into the two outer places.
+            result.index_add_(0, torch.bucketize(listed.flatten(), edges, right=True), number)
+        return result[1:-1]
+
+    def _by_pairs(self, p: Tensor, edges: Tensor) -> Tensor:
+        result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
+        batch = math.prod(self.batch)
+        for rows, columns in _pieces(p, int(edges[0]), int(edges[-1]), batch):
+            allowed = self.mask._test(rows[:, None], columns[None, :], self.grid)
+            allowed = allowed.broadcast_to((*self.batch, len(rows), len(columns)))
+            number = allowed.reshape(-1, len(columns)).sum(0)
+            result.index_add_(0, torch.bucketize(columns, edges[1:-1], right=True), number)
+        return result
+
+
+def _pieces(p: Tensor, first: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
+    height = max(1, _PAIRS_AT_ONCE // (batch * width))
+    for rows in p.split(height):
+        for left in range(first, stop, width):
+            yield rows, torch.arange(left, min(left + width, stop), device=p.device)
+
+
+def _larger(a: Tensor, b: Tensor | int) -> Tensor:
+    return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp(min=b)
+
+
+def _smaller(a: Tensor, b: Tensor | int) -> Tensor:
+    return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp(max=b)
+
+
+def _members(start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]]) -> Tensor:
+    """How many whole numbers lie in [start, stop) and in every residue class (modulus, residue)."""
+    if not classes:
+        return (stop - start).clamp_(min=0)
+    modulus, residue = classes[0]
+    for other_modulus, other in classes[1:]:
+        if modulus >= 1 << 31:
+            # No range of positions holds two members of such a class: name the one, and test it.
+            only = start + (residue - start) % modulus
+            stop = torch.where((only - other) % other_modulus == 0, stop, start)
+            continue
+        common = math.gcd(modulus, other_modulus)
+        step = other_modulus // common
+        # The smallest x ≥ 0 with residue + x·modulus ≡ other, where there is one (the Chinese remainder theorem).
+        gap = other - residue
+        x = gap // common % step * pow(modulus // common, -1, step) % step
+        if common > 1:
+            fits = torch.as_tensor(gap % common == 0, device=start.device)
+            stop = torch.where(fits, stop, start)
+        residue = residue + x * modulus
+        modulus *= step
+    last = torch.div(stop - 1 - residue, modulus, rounding_mode="floor")
+    before = torch.div(start - 1 - residue, modulus, rounding_mode="floor")
+    return torch.where(stop > start, last - before, 0)

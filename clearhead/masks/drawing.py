@@ -1,0 +1,127 @@
+"""A picture of a mask, for the terminal, for a notebook and as SVG.
+
+A `Drawing` holds finished numbers: for each cell the fraction of its pairs that are allowed. Small masks have a cell for
+each pair; large ones are shaded (see `shading.py`, which makes the numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+_SHADES = " ░▒▓█"
+_LABEL_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What `mask.draw(T, S)` gives: `print` it, show it in a notebook, or write `.svg()` to a file."""
+
+    expression: str
+    queries: int
+    keys: int
+    offset: int
+    batch_shape: tuple[int, ...]
+    cells: tuple[tuple[float, ...], ...]
+    """For each row of cells, from the first query down, the allowed fraction of each cell."""
+    rows_seen: int
+    """How many query rows were counted; fewer than `queries` where a large mask was sampled."""
+
+    @property
+    def shaded(self) -> bool:
+        """Whether cells stand for several pairs and are shown in shades of their density."""
+        rows, columns = self._size()
+        return rows < self.queries or columns < self.keys or any(0 < x < 1 for row in self.cells for x in row)
+
+    @property
+    def caption(self) -> str:
+        """One sentence on what is seen."""
+        text = f"{_range('quer', 'y', 'ies', self.offset, self.queries)} down, {_range('key', '', 's', 0, self.keys)} across"
+        rows, columns = self._size()
+        if rows < self.queries or columns < self.keys:
+            text += f", in {rows} × {columns} cells"
+        if self.batch_shape:
+            text += f", averaged over a batch of shape {self.batch_shape}"
+        if self.rows_seen < self.queries:
+            text += f", counted on a sample of {self.rows_seen:,} queries"
+        return text
+
+    def body(self) -> list[str]:
+        """The rows of cells as text, without axes: ■ may attend, · may not; in shades, blank is none and █ is all."""
+        if self.shaded:
+            return ["".join([2 * _shade(x) for x in row]) for row in self.cells]
+        return [" ".join(["■" if x else "·" for x in row]) for row in self.cells]
+
+    def __str__(self) -> str:
+        legend = "blank none, ░▒▓ some, █ all" if self.shaded else "■ may attend, · may not"
+        head = [self.expression, f"{self.caption}; {legend}"]
+        if not self.queries or not self.keys:
+            return "\n".join(head)
+        rows, columns = self._size()
+        labels = [str(self.offset + row * self.queries // rows) for row in range(rows)]
+        margin = max(len(label) for label in labels)
+        axis = ""
+        for column in range(0, columns, _LABEL_EVERY):
+            number = str(column * self.keys // columns)
+            if len(axis) <= 2 * column:
+                axis = axis.ljust(2 * column) + number + " "
+        lines = [" " * (margin + 1) + axis.rstrip()]
+        lines += [f"{label:>{margin}} {line}" for label, line in zip(labels, self.body(), strict=True)]
+        return "\n".join(head + [line.rstrip() for line in lines])
+
+    def svg(self) -> str:
+        """The picture as one self-contained SVG document: dark may attend, pale may not, grey in proportion."""
+        rows, columns = self._size()
+        side = max(3, min(18, 400 // max(rows, columns, 1)))
+        left, top = 44, 22
+        width, height = left + columns * side + 4, top + rows * side + 4
+        title = escape(f"{self.expression}: {self.caption}")
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img" font-family="sans-serif" font-size="10" fill="#555">',
+            f"<title>{title}</title>",
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+            f'<rect x="{left}" y="{top}" width="{columns * side}" height="{rows * side}" fill="#e8ebf0"/>',
+        ]
+        for opacity, path in sorted(self._paths(left, top, side).items()):
+            parts.append(f'<path fill="#1f3a63" fill-opacity="{opacity}" d="{path}"/>')
+        for column in range(0, columns, max(_LABEL_EVERY, 48 // side)):
+            number = column * self.keys // columns
+            parts.append(f'<text x="{left + column * side}" y="{top - 6}">{number}</text>')
+        for row in range(0, rows, max(1, 14 // side)):
+            number = self.offset + row * self.queries // rows
+            y = top + row * side + side // 2 + 4
+            parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{number}</text>')
+        return "".join([*parts, "</svg>"])
+
+    def _paths(self, left: int, top: int, side: int) -> dict[str, str]:
+        """One SVG path a shade; a hair between cells keeps them apart where there is room."""
+        gap = 1 if side > 5 else 0
+        paths: dict[str, list[str]] = {}
+        for row, line in enumerate(self.cells):
+            for column, x in enumerate(line):
+                if x > 0:
+                    # Even one pair among a million should be seen, so that nothing allowed looks hidden.
+                    opacity = f"{max(x, 0.08):.2f}"
+                    square = f"M{left + column * side} {top + row * side}h{side - gap}v{side - gap}h-{side - gap}z"
+                    paths.setdefault(opacity, []).append(square)
+        return {opacity: "".join(squares) for opacity, squares in paths.items()}
+
+    def _repr_html_(self) -> str:
+        caption = f"<figcaption><code>{escape(self.expression)}</code><br>{escape(self.caption)}</figcaption>"
+        return f"<figure>{self.svg()}{caption}</figure>"
+
+    def _size(self) -> tuple[int, int]:
+        return len(self.cells), len(self.cells[0]) if self.cells else 0
+
+
+def _shade(x: float) -> str:
+    if x <= 0:
+        return _SHADES[0]
+    return _SHADES[4] if x >= 1 else _SHADES[1 + min(2, int(3 * x))]
+
+
+def _range(stem: str, one: str, many: str, first: int, number: int) -> str:
+    if number == 0:
+        return f"no {stem}{many}"
+    return f"{stem}{one} {first}" if number == 1 else f"{stem}{many} {first} to {first + number - 1}"

@@ -1,0 +1,188 @@
+"""The four ways to make a mask from masks: `&`, `|`, `~` and `.T`.
+
+`a & b & c` is one node with three parts, however it is bracketed, and likewise for `|`; `~~m` and `m.T.T` are m again.
+Nothing else is rewritten, so an expression prints as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import MaskError
+from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Mask, common_batch
+from clearhead.masks.geometry import Grid, Region
+
+
+@dataclass(frozen=True, repr=False)
+class _Compound(Mask):
+    """What And, Or, Not and Transposed share: the parts, and how questions are handed on to them."""
+
+    parts: tuple[Mask, ...]
+    depth: int = field(default=1, compare=False)
+    nodes: int = field(default=1, compare=False)
+
+    @property
+    def is_structural(self) -> bool:
+        return all([part.is_structural for part in self.parts])
+
+    @property
+    def depends_on_length(self) -> bool:
+        return any([part.depends_on_length for part in self.parts])
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return common_batch([part.batch_shape for part in self.parts])
+
+    def _reads(self, swapped: bool) -> bool:
+        return any([part._reads(swapped) for part in self.parts])
+
+    def _varies(self, swapped: bool) -> bool:
+        return any([part._varies(swapped) for part in self.parts])
+
+    def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
+        for part in self.parts:
+            part._check_data(T, S, offset, swapped)
+
+    def _device(self) -> torch.device | None:
+        for part in self.parts:
+            device = part._device()
+            if device is not None:
+                return device
+        return None
+
+    def _landmarks(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        for part in self.parts:
+            found = found + part._landmarks()
+        return found
+
+
+class And(_Compound):
+    """Allowed by every part."""
+
+    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        result = self.parts[0]._test(p, j, grid)
+        for part in self.parts[1:]:
+            result = result & part._test(p, j, grid)
+        return result
+
+    def verdict(self, region: Region) -> bool | None:
+        verdicts = [part.verdict(region) for part in self.parts]
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+    def _fills(self, first: int, last: int, keys: int) -> bool:
+        # Parts that allow every pair hide nothing: if one part is left, it decides alone.
+        everything = Region.box(first, last, 0, keys - 1)
+        hiding = [part for part in self.parts if not part.verdict(everything)]
+        if len(hiding) == 1:
+            return hiding[0]._fills(first, last, keys)
+        return super()._fills(first, last, keys)
+
+    def __str__(self) -> str:
+        return " & ".join([_inside(part, isinstance(part, Or)) for part in self.parts])
+
+
+class Or(_Compound):
+    """Allowed by some part."""
+
+    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        result = self.parts[0]._test(p, j, grid)
+        for part in self.parts[1:]:
+            result = result | part._test(p, j, grid)
+        return result
+
+    def verdict(self, region: Region) -> bool | None:
+        verdicts = [part.verdict(region) for part in self.parts]
+        if True in verdicts:
+            return True
+        return None if None in verdicts else False
+
+    def _fills(self, first: int, last: int, keys: int) -> bool:
+        for part in self.parts:
+            if part._fills(first, last, keys):
+                return True
+        return super()._fills(first, last, keys)
+
+    def __str__(self) -> str:
+        return " | ".join([str(part) for part in self.parts])
+
+
+class Not(_Compound):
+    """Allowed where its one part is not."""
+
+    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        return ~self.parts[0]._test(p, j, grid)
+
+    def verdict(self, region: Region) -> bool | None:
+        inner = self.parts[0].verdict(region)
+        return None if inner is None else not inner
+
+    def __str__(self) -> str:
+        return "~" + _inside(self.parts[0], isinstance(self.parts[0], (And, Or)))
+
+
+class Transposed(_Compound):
+    """Allows (p, j) where its one part allows (j, p)."""
+
+    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        return self.parts[0]._test(j, p, grid.flipped())
+
+    def _reads(self, swapped: bool) -> bool:
+        return self.parts[0]._reads(not swapped)
+
+    def _varies(self, swapped: bool) -> bool:
+        return self.parts[0]._varies(not swapped)
+
+    def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
+        self.parts[0]._check_data(T, S, offset, not swapped)
+
+    def verdict(self, region: Region) -> bool | None:
+        return self.parts[0].verdict(region.flipped())
+
+    def __str__(self) -> str:
+        return _inside(self.parts[0], isinstance(self.parts[0], (And, Or, Not))) + ".T"
+
+
+def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
+    """`&` or `|` of all these masks as one node; a single mask stays itself."""
+    parts: list[Mask] = []
+    for mask in masks:
+        if type(mask) is kind:
+            parts.extend(mask.parts)
+        else:
+            parts.append(mask)
+    if len(parts) == 1:
+        return parts[0]
+    common_batch([part.batch_shape for part in parts])
+    return _build(kind, tuple(parts))
+
+
+def invert(mask: Mask) -> Mask:
+    """`~mask`, and m for `~~m`."""
+    return mask.parts[0] if isinstance(mask, Not) else _build(Not, (mask,))
+
+
+def transpose(mask: Mask) -> Mask:
+    """`mask.T`, and m for `m.T.T`."""
+    return mask.parts[0] if isinstance(mask, Transposed) else _build(Transposed, (mask,))
+
+
+def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
+    depth = 1 + max([part.depth for part in parts])
+    nodes = 1 + sum([part.nodes for part in parts])
+    if depth > MAX_DEPTH or nodes > MAX_NODES:
+        raise MaskError(
+            f"the expression is {depth} deep and holds {nodes} masks and operators; at most {MAX_DEPTH} and {MAX_NODES} are "
+            "allowed. For a pattern this irregular, make a bool tensor and use allow(tensor)"
+        )
+    return kind(parts, depth, nodes)
+
+
+def _inside(mask: Mask, brackets: bool) -> str:
+    return f"({mask})" if brackets else str(mask)

@@ -1,0 +1,62 @@
+"""Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
+
+Four Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`), the presets of well-known ones, and the
+baselines that they have to beat. `save` and `load` keep one in a folder.
+"""
+
+from __future__ import annotations
+
+from clearhead.models.config import Config
+from clearhead.models.decoder import Decoder, DecoderConfig
+from clearhead.models.encoder import Encoder, EncoderConfig
+from clearhead.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from clearhead.models.presets import (
+    PRESETS,
+    bert_base,
+    gpt2,
+    gpt2_large,
+    gpt2_medium,
+    gpt2_xl,
+    tiny_decoder,
+    tiny_encoder,
+    tiny_encoder_decoder,
+    tiny_vision,
+    transformer_base,
+    transformer_big,
+    vit_base,
+    vit_small,
+    vit_tiny,
+)
+from clearhead.models.storage import load, save
+from clearhead.models.vision import Cls, Mean, VisionConfig, VisionTransformer
+
+__all__ = [
+    "PRESETS",
+    "Cls",
+    "Config",
+    "Decoder",
+    "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "Mean",
+    "VisionConfig",
+    "VisionTransformer",
+    "bert_base",
+    "gpt2",
+    "gpt2_large",
+    "gpt2_medium",
+    "gpt2_xl",
+    "load",
+    "save",
+    "tiny_decoder",
+    "tiny_encoder",
+    "tiny_encoder_decoder",
+    "tiny_vision",
+    "transformer_base",
+    "transformer_big",
+    "vit_base",
+    "vit_small",
+    "vit_tiny",
+]

@@ -1,0 +1,82 @@
+"""The decoder: every token looks at itself and what came before, and says what comes next (GPT).
+
+With `cross_attention` it also looks at a memory, and is the writing half of the 2017 model. A `KVCache` lets it go on
+where it stopped, at the price of the new tokens only.
+
+    B batch   T new tokens   S memory   M model width   V vocabulary
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.attention import KVCache
+from clearhead.errors import ShapeError
+from clearhead.layers import TokenEmbedding
+from clearhead.masks import Mask, causal
+from clearhead.models.stack import Stack, TextConfig, both, check_ids
+
+__all__ = ["Decoder", "DecoderConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TextConfig):
+    """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() & window(256, 0)`."""
+
+    n_layers: int
+    mask: Mask = causal()
+    tied: bool = True  # logits from the embedding matrix itself
+    cross_attention: bool = False
+
+    def validate(self) -> None:
+        super().validate()
+        self._positive("n_layers")
+
+    def build(self) -> Decoder:
+        return Decoder(self)
+
+
+class Decoder(Stack):
+    """A stack of masked self-attention blocks over token ids, and the logits of the next token."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
+        super().__init__(
+            config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention
+        )
+        self.config = config
+        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        config.init.apply(self, config.n_layers)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+        memory: Float[Tensor, "B S M"] | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the token after each of `ids`.
+
+        `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
+        stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says which
+        of the memory's tokens count, usually `padding(source_lengths)`.
+        """
+        check_ids(ids)
+        self._check_memory(memory)
+        x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
+        x = self.run(
+            x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache
+        )
+        return self.embedding.logits(x) if self.head is None else self.head(x)
+
+    def _check_memory(self, memory: Tensor | None) -> None:
+        if self.config.cross_attention and memory is None:
+            raise ShapeError("this decoder has cross-attention; give it memory=, what the encoder returned")
+        if memory is not None and not self.config.cross_attention:
+            raise ShapeError("got memory, but this decoder has no cross-attention; set cross_attention=True in its config")

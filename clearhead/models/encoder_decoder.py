@@ -1,0 +1,135 @@
+"""The encoder-decoder: one stack reads, another writes and looks back at what was read (the 2017 Transformer).
+
+    B batch   S source tokens   T target tokens   M model width   V vocabulary
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.attention import KVCache
+from clearhead.errors import MaskError
+from clearhead.masks import Mask, as_mask, causal, full
+from clearhead.models.config import require
+from clearhead.models.decoder import Decoder, DecoderConfig
+from clearhead.models.encoder import Encoder, EncoderConfig
+from clearhead.models.stack import TextConfig
+from clearhead.positions import RelativeBias
+
+__all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(TextConfig):
+    """Both halves have the same sizes; `.encoder` and `.decoder` are the configurations of each.
+
+    `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
+    for the logits too), as the 2017 model does; then there is one vocabulary.
+    """
+
+    n_encoder_layers: int
+    n_decoder_layers: int
+    source_vocab_size: int | None = None  # None: vocab_size
+    tied: bool = True
+    share_embeddings: bool = False
+    encoder_mask: Mask = full()
+    decoder_mask: Mask = causal()
+
+    def validate(self) -> None:
+        super().validate()
+        self._positive("n_encoder_layers", "n_decoder_layers", "source_vocab_size")
+        require(
+            not self.share_embeddings or self.source_vocab_size in (None, self.vocab_size),
+            f"EncoderDecoderConfig: share_embeddings needs one vocabulary, and source_vocab_size {self.source_vocab_size} "
+            f"is not vocab_size {self.vocab_size}; make them equal, or share_embeddings=False",
+        )
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The configuration of the reading half."""
+        shared = self._shared()
+        shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
+        return EncoderConfig(**shared, n_layers=self.n_encoder_layers, mask=self.encoder_mask)
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The configuration of the writing half."""
+        shared = self._shared()
+        if isinstance(self.positions, RelativeBias):
+            # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
+            shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
+        return DecoderConfig(
+            **shared, n_layers=self.n_decoder_layers, mask=self.decoder_mask, tied=self.tied, cross_attention=True
+        )
+
+    def _shared(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)}
+
+    def build(self) -> EncoderDecoder:
+        return EncoderDecoder(self)
+
+
+class EncoderDecoder(nn.Module):
+    """Reads `source`, writes `target`."""
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.encoder)
+        self.decoder = Decoder(config.decoder)
+        if config.share_embeddings:
+            self.decoder.embedding = self.encoder.embedding
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the token after each of `target`, given all of `source`.
+
+        `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and from the decoder's
+        cross-attention; `target_mask` is added to the decoder's own.
+        """
+        if source_mask is not None and as_mask(source_mask).uses_query_position:
+            raise MaskError(
+                f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source and "
+                "target tokens; put the pattern in the config's encoder_mask, or call encode and decode yourself"
+            )
+        memory = self.encode(source, mask=source_mask)
+        return self.decode(target, memory, memory_mask=source_mask, mask=target_mask)
+
+    def encode(
+        self,
+        source: Int[Tensor, "B S"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B S M"]:
+        """The memory: one vector a source token."""
+        return self.encoder(source, mask=mask, positions=positions)
+
+    def decode(
+        self,
+        target: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B S M"],
+        *,
+        memory_mask: Mask | None = None,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
+        return self.decoder(
+            target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask
+        )
+
+    def extra_repr(self) -> str:
+        return f"{sum(p.numel() for p in self.parameters()):,} parameters"

@@ -1,0 +1,218 @@
+"""Configurations with a name: the models of well-known papers, and tiny ones for tests and first steps.
+
+Each is a function that returns a configuration; nothing is allocated until `build()`. Sizes are those of the papers'
+tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, TruncatedNormal, Xavier
+from clearhead.models.config import Config
+from clearhead.models.decoder import DecoderConfig
+from clearhead.models.encoder import EncoderConfig
+from clearhead.models.encoder_decoder import EncoderDecoderConfig
+from clearhead.models.vision import VisionConfig
+from clearhead.positions import Learned, Sinusoidal
+
+__all__ = [
+    "PRESETS",
+    "bert_base",
+    "gpt2",
+    "gpt2_large",
+    "gpt2_medium",
+    "gpt2_xl",
+    "tiny_decoder",
+    "tiny_encoder",
+    "tiny_encoder_decoder",
+    "tiny_vision",
+    "transformer_base",
+    "transformer_big",
+    "vit_base",
+    "vit_small",
+    "vit_tiny",
+]
+
+# ---------------------------------------------------------------------- Vaswani et al., 2017: translation
+
+
+def transformer_base() -> EncoderDecoderConfig:
+    """The base model of 2017: six layers a side, 512 wide, one vocabulary of 37,000 for English and German."""
+    return _transformer_2017(d_model=512, d_ff=2048, n_heads=8, dropout=0.1)
+
+
+def transformer_big() -> EncoderDecoderConfig:
+    """The big model of 2017: twice as wide, with more dropout."""
+    return _transformer_2017(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
+
+
+def _transformer_2017(*, d_model: int, d_ff: int, n_heads: int, dropout: float) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(
+        vocab_size=37_000,
+        d_model=d_model,
+        d_ff=d_ff,
+        n_heads=n_heads,
+        n_encoder_layers=6,
+        n_decoder_layers=6,
+        dropout=dropout,
+        residual=PostNorm(),
+        activation=ReLU(),
+        positions=Sinusoidal(),
+        scaled_embedding=True,
+        tied=True,
+        share_embeddings=True,
+        init=Xavier(),
+    )
+
+
+# ---------------------------------------------------------------------- Radford et al., 2019: text
+
+
+def gpt2() -> DecoderConfig:
+    """GPT-2, the smallest: 124 million parameters."""
+    return _gpt2(d_model=768, n_layers=12, n_heads=12)
+
+
+def gpt2_medium() -> DecoderConfig:
+    """GPT-2 medium: 355 million parameters."""
+    return _gpt2(d_model=1024, n_layers=24, n_heads=16)
+
+
+def gpt2_large() -> DecoderConfig:
+    """GPT-2 large: 774 million parameters."""
+    return _gpt2(d_model=1280, n_layers=36, n_heads=20)
+
+
+def gpt2_xl() -> DecoderConfig:
+    """GPT-2 XL: 1.56 thousand million parameters."""
+    return _gpt2(d_model=1600, n_layers=48, n_heads=25)
+
+
+def _gpt2(*, d_model: int, n_layers: int, n_heads: int) -> DecoderConfig:
+    return DecoderConfig(
+        vocab_size=50_257,
+        max_len=1024,
+        d_model=d_model,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        dropout=0.1,
+        attention_dropout=0.1,
+        norm=LayerNorm(eps=1e-5),
+        residual=PreNorm(),
+        activation=GELU(tanh=True),
+        positions=Learned(max_len=1024),
+        tied=True,
+        init=DepthScaled(std=0.02),
+    )
+
+
+# ---------------------------------------------------------------------- Devlin et al., 2019: reading
+
+
+def bert_base() -> EncoderConfig:
+    """BERT base, without the heads it was trained with; segment embeddings are left out (one segment)."""
+    return EncoderConfig(
+        vocab_size=30_522,
+        max_len=512,
+        d_model=768,
+        n_layers=12,
+        n_heads=12,
+        dropout=0.1,
+        attention_dropout=0.1,
+        norm=LayerNorm(eps=1e-12),
+        residual=PostNorm(),
+        activation=GELU(),
+        positions=Learned(max_len=512),
+        embedding_norm=True,
+        init=TruncatedNormal(std=0.02),
+    )
+
+
+# ---------------------------------------------------------------------- Dosovitskiy et al., 2021; Touvron et al., 2021: pictures
+
+
+def vit_tiny() -> VisionConfig:
+    """ViT tiny (DeiT's): patches of 16, images of 224, 1,000 classes."""
+    return _vit(d_model=192, n_heads=3)
+
+
+def vit_small() -> VisionConfig:
+    """ViT small (DeiT's): patches of 16, images of 224, 1,000 classes."""
+    return _vit(d_model=384, n_heads=6)
+
+
+def vit_base() -> VisionConfig:
+    """ViT base: patches of 16, images of 224, 1,000 classes."""
+    return _vit(d_model=768, n_heads=12)
+
+
+def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
+    return VisionConfig(
+        image_size=(224, 224),
+        patch_size=16,
+        n_classes=1000,
+        d_model=d_model,
+        n_layers=12,
+        n_heads=n_heads,
+        norm=LayerNorm(eps=1e-6),
+        residual=PreNorm(),
+        activation=GELU(),
+        init=TruncatedNormal(std=0.02),
+    )
+
+
+# ---------------------------------------------------------------------- tiny ones: built and run in milliseconds
+
+
+def tiny_encoder() -> EncoderConfig:
+    """A small encoder for tests and first steps."""
+    return EncoderConfig(
+        vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal()
+    )
+
+
+def tiny_decoder() -> DecoderConfig:
+    """A small decoder for tests and first steps."""
+    return DecoderConfig(
+        vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Learned(max_len=64)
+    )
+
+
+def tiny_encoder_decoder() -> EncoderDecoderConfig:
+    """A small encoder-decoder for tests and first steps."""
+    return EncoderDecoderConfig(
+        vocab_size=101,
+        max_len=64,
+        d_model=32,
+        n_heads=4,
+        n_encoder_layers=2,
+        n_decoder_layers=2,
+        scaled_embedding=True,
+        share_embeddings=True,
+    )
+
+
+def tiny_vision() -> VisionConfig:
+    """A small vision Transformer for 32×32 grey digits."""
+    return VisionConfig(
+        image_size=(32, 32), patch_size=8, channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "base": transformer_base,
+    "big": transformer_big,
+    "gpt2": gpt2,
+    "gpt2-medium": gpt2_medium,
+    "gpt2-large": gpt2_large,
+    "gpt2-xl": gpt2_xl,
+    "bert-base": bert_base,
+    "vit-tiny": vit_tiny,
+    "vit-small": vit_small,
+    "vit-base": vit_base,
+    "tiny-encoder": tiny_encoder,
+    "tiny-decoder": tiny_decoder,
+    "tiny-encoder-decoder": tiny_encoder_decoder,
+    "tiny-vision": tiny_vision,
+}

@@ -1,0 +1,384 @@
+"""Recurrent networks: one state that is carried from token to token, the way sequences were modelled before
+attention.
+
+`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are
+torch's, run by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are
+moved to the front, each direction runs over them, and everything is moved back, so no state ever passes
+through padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._shapes import Bool, Float, Int
+from clearhead.errors import ConfigError, MaskError, ShapeError
+from clearhead.layers.embeddings import TokenEmbedding
+from clearhead.masks import Mask, as_mask
+from clearhead.models.config import Config, require
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Classify",
+    "NextToken",
+    "Recurrent",
+    "RecurrentCache",
+    "RecurrentConfig",
+    "RecurrentStack",
+]
+
+# B batch, T tokens, M width of a state, I width of a layer's input, W width of a stack's output (M, or 2M
+# both ways).
+
+State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
+
+
+# ---------------------------------------------------------------------- cells
+
+
+def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state: Any) -> Any:
+    """One of torch's sequence kernels with a cell's weights (nn.GRU and its like do not trace; these do)."""
+    weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+    # has_biases, num_layers, dropout, train, bidirectional, batch_first. "train" is what keeps what backward
+    # needs.
+    return kernel(x, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+
+
+@dataclass(frozen=True)
+class RNN:
+    """h' = g(W x + U h + b), with g = tanh, or ReLU where `relu`."""
+
+    n_states: ClassVar[int] = 1
+    relu: bool = False
+
+    def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
+        return nn.RNNCell(d_in, d_state, nonlinearity="relu" if self.relu else "tanh")
+
+    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
+        out, h = _over_sequence(torch.rnn_relu if self.relu else torch.rnn_tanh, cell, x, state[0][None])
+        return out, (h[0],)
+
+    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
+        return (cell(x, state[0]),)
+
+
+@dataclass(frozen=True)
+class GRU:
+    """A state that gates decide how much of to keep: h' = z ⊙ h + (1 − z) ⊙ n."""
+
+    n_states: ClassVar[int] = 1
+
+    def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
+        return nn.GRUCell(d_in, d_state)
+
+    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
+        out, h = _over_sequence(torch.gru, cell, x, state[0][None])
+        return out, (h[0],)
+
+    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
+        return (cell(x, state[0]),)
+
+
+@dataclass(frozen=True)
+class LSTM:
+    """A memory c beside the state h, behind gates: c' = f ⊙ c + i ⊙ g, h' = o ⊙ tanh(c')."""
+
+    n_states: ClassVar[int] = 2
+
+    def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
+        return nn.LSTMCell(d_in, d_state)
+
+    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
+        if torch.compiler.is_compiling() and x.device.type == "cpu":
+            # The CPU's fused LSTM has no backward that traces; the graph is unrolled over time, as the
+            # others' are.
+            return _step_through(self, cell, x, state)
+        out, h, c = _over_sequence(torch.lstm, cell, x, (state[0][None], state[1][None]))
+        return out, (h[0], c[0])
+
+    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
+        return tuple(cell(x, state))
+
+
+Cell: TypeAlias = RNN | GRU | LSTM
+
+
+def _step_through(
+    kind: Cell, cell: nn.Module, x: Tensor, state: State, real: Tensor | None = None
+) -> tuple[Tensor, State]:
+    """`kind.run` one token at a time. A token that is not real leaves the state as it is."""
+    out = []
+    for t in range(x.shape[1]):
+        new = kind.step(cell, x[:, t], state)
+        if real is not None:
+            new = tuple(torch.where(real[:, t, None], a, b) for a, b in zip(new, state, strict=True))
+        state = new
+        out.append(state[0])
+    return torch.stack(out, dim=1), state
+
+
+# ---------------------------------------------------------------------- what is carried from call to call
+
+
+class RecurrentCache:
+    """The states of a recurrent model after the tokens it has seen: what a `KVCache` is to a Transformer.
+
+    Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in
+    return it cannot be truncated, because a state does not hold what it was before. `copy` it before a branch
+    instead.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+        self.length = 0
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along."""
+        self.states = [tuple(x.index_select(0, rows.to(x.device)) for x in state) for state in self.states]
+
+    def detach(self) -> None:
+        """Forget how the states came about: backward stops here (training on a long text, piece by piece)."""
+        self.states = [tuple(x.detach() for x in state) for state in self.states]
+
+    def copy(self) -> RecurrentCache:
+        """A second cache that goes its own way from here."""
+        twin = RecurrentCache()
+        twin.states, twin.length = list(self.states), self.length
+        return twin
+
+    def __repr__(self) -> str:
+        return f"RecurrentCache({self.length} tokens, {len(self.states)} layers)"
+
+
+# ---------------------------------------------------------------------- layers on layers
+
+
+class RecurrentStack(nn.Module):
+    """Layers of one kind of cell, each reading the states of the one below; both ways where `bidirectional`.
+
+    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by
+    side, (B, T, 2M). It is zero at padding. Dropout falls between layers.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        d_in: int,
+        d_state: int,
+        n_layers: int,
+        *,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.cell = cell
+        self.d_state = d_state
+        self.d_out = 2 * d_state if bidirectional else d_state
+        widths = [d_in] + [self.d_out] * (n_layers - 1)
+        self.layers = nn.ModuleList(cell.build(width, d_state) for width in widths)
+        self.reverse_layers = (
+            nn.ModuleList(cell.build(width, d_state) for width in widths) if bidirectional else None
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T I"],
+        *,
+        real: Bool[Tensor, "B T"] | None = None,
+        cache: RecurrentCache | None = None,
+    ) -> Float[Tensor, "B T W"]:
+        """`real` says which tokens are no padding. `cache` is where the states start from and end up."""
+        if real is None:
+            return self._forward(x, None, cache)
+        x = x.masked_fill(~real[..., None], 0.0)
+        if cache is not None:
+            return self._forward(x, real, cache)
+        order = torch.argsort(~real, dim=1, stable=True)  # real tokens first, in their order
+        back = torch.argsort(order, dim=1)
+        lengths = real.sum(dim=1, keepdim=True)
+        place = torch.arange(x.shape[1], device=x.device)
+        reverse = torch.where(place < lengths, lengths - 1 - place, place)  # (B, T); it is its own inverse
+        out = _rows(self._forward(_rows(x, order), None, None, reverse), back)
+        return out.masked_fill(~real[..., None], 0.0)
+
+    def _forward(
+        self, x: Tensor, real: Tensor | None, cache: RecurrentCache | None, reverse: Tensor | None = None
+    ) -> Tensor:
+        """Through all layers. `reverse` is where each token goes when its sequence is read backwards."""
+        zeros: State = (x.new_zeros(x.shape[0], self.d_state),) * self.cell.n_states
+        states = cache.states if cache is not None and cache.states else [zeros] * len(self.layers)
+        ends = []
+        for i, layer in enumerate(self.layers):
+            x = x if i == 0 else self.dropout(x)
+            if real is None:
+                ahead, end = self.cell.run(layer, x, states[i])
+            else:
+                ahead, end = _step_through(self.cell, layer, x, states[i], real)
+            ends.append(end)
+            if self.reverse_layers is None:
+                x = ahead
+            else:
+                behind, _ = self.cell.run(self.reverse_layers[i], _turned(x, reverse), zeros)
+                x = torch.cat((ahead, _turned(behind, reverse)), dim=-1)
+        if cache is not None:
+            cache.states = ends
+            cache.length += x.shape[1]
+        return x
+
+    def summary(
+        self, x: Float[Tensor, "B T W"], real: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B W"]:
+        """The outputs that know the whole: forward at the last real token, backward at the first."""
+        ahead, behind = x[..., : self.d_state], x[..., self.d_state :]
+        if real is None:
+            return torch.cat((ahead[:, -1], behind[:, 0]), dim=-1)
+        place = torch.arange(x.shape[1], device=x.device)
+        last = (place * real).amax(dim=1, keepdim=True)
+        first = real.long().argmax(dim=1, keepdim=True)
+        return torch.cat((_rows(ahead, last), _rows(behind, first)), dim=-1)[:, 0]
+
+
+def _rows(x: Tensor, order: Tensor) -> Tensor:
+    """Token order[b, t] of each sequence b at place t: x (B, T, W), order (B, N) -> (B, N, W)."""
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _turned(x: Tensor, reverse: Tensor | None) -> Tensor:
+    return x.flip(1) if reverse is None else _rows(x, reverse)
+
+
+def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None:
+    """Which of the tokens (B, T) are no padding, from a mask that says the same to every query. None if there
+    is no mask.
+
+    The mask speaks of places in the whole sequence; `start` is where these tokens begin.
+    """
+    if mask is None:
+        return None
+    mask = as_mask(mask)
+    if mask.uses_query_position:
+        raise MaskError(
+            f"got the mask {mask}, which differs from query to query; expected one that says which tokens "
+            "are real, such as padding(lengths): a recurrent network has no queries, "
+            "it reads every real token in turn"
+        )
+    B, T = ids.shape
+    if mask.batch_shape not in ((), (1,), (1, 1), (B, 1)):  # the last axis is the heads
+        raise ShapeError(
+            f"the mask was made for a batch of {tuple(mask.batch_shape)} and the ids have a batch of {B}"
+        )
+    seen = mask.dense(1, start + T, device=ids.device)  # (1, S), or (B, 1, 1, S) where the mask has a batch
+    return seen.flatten(0, -2)[:, start:].expand(B, T)
+
+
+def check_ids(name: str, ids: Tensor) -> None:
+    """Ids are (B, T), and not empty."""
+    if ids.dim() != 2:
+        raise ShapeError(
+            f"{name} have shape {tuple(ids.shape)}; expected (batch, tokens): add an axis with ids[None]"
+        )
+    if ids.shape[1] == 0:
+        raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected at least one token a sequence")
+
+
+# ---------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Logits of the next token at each place, (B, T, vocab_size). `tied`: from the embedding's own matrix."""
+
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Logits of one class for the whole sequence, (B, n_classes), from the states that have read it all."""
+
+    n_classes: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n_classes, int) or self.n_classes < 2:
+            raise ConfigError(
+                f"Classify.n_classes: got {self.n_classes!r}, expected a whole number of at least 2"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(Config):
+    """The sizes of a `Recurrent`: `d_model` is the width of the embeddings and of the states."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int = 1
+    cell: RNN | GRU | LSTM = LSTM()
+    task: NextToken | Classify = NextToken()
+    bidirectional: bool = False
+    dropout: float = 0.0
+
+    def validate(self) -> None:
+        self._positive("vocab_size", "d_model", "n_layers")
+        self._probability("dropout")
+        require(
+            not (self.bidirectional and isinstance(self.task, NextToken)),
+            "RecurrentConfig: got bidirectional=True with NextToken(), expected one direction: "
+            "reading backwards would show the very token that is to be predicted; use Classify(…), or bidirectional=False",
+        )
+
+    def build(self) -> Recurrent:
+        return Recurrent(self)
+
+
+class Recurrent(nn.Module):
+    """Embed, run the states along, read off logits: a language model or a classifier without attention.
+
+    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T
+    steps one after the other, O(T·M²) work, and a path of T steps between its ends.
+    Source: Deep Learning final exam, January 2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and
+    Transformers), Q1c (its cost beside self-attention's).
+
+        model(ids)                                    # (B, T) -> (B, T, vocab_size), or (B, n_classes)
+        model(ids, mask=padding(lengths))             # padding, on either side, changes nothing
+        model(next_ids, cache=cache)                  # goes on from a RecurrentCache, and updates it
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
+        self.stack = RecurrentStack(
+            config.cell,
+            config.d_model,
+            config.d_model,
+            config.n_layers,
+            bidirectional=config.bidirectional,
+            dropout=config.dropout,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        n_out = config.task.n_classes if isinstance(config.task, Classify) else config.vocab_size
+        tied = isinstance(config.task, NextToken) and config.task.tied
+        self.head = None if tied else nn.Linear(self.stack.d_out, n_out)
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, cache: RecurrentCache | None = None
+    ) -> Float[Tensor, "B *T out"]:
+        check_ids("ids", ids)
+        if cache is not None and self.config.bidirectional:
+            raise ConfigError(
+                "got a cache for a bidirectional model, expected none: its backward states begin at the end, "
+                "so a sequence cannot be given in pieces; pass all of it at once"
+            )
+        real = real_tokens(mask, ids, 0 if cache is None else cache.length)
+        x = self.dropout(self.embedding(ids))
+        x = self.dropout(self.stack(x, real=real, cache=cache))  # (B, T, W)
+        if isinstance(self.config.task, Classify):
+            x = self.stack.summary(x, real)  # (B, W)
+        return self.embedding.logits(x) if self.head is None else self.head(x)

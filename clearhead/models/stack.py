@@ -1,0 +1,224 @@
+"""What every Transformer of this room shares: the configuration of its blocks, and the walk through them.
+
+An encoder, a decoder and a vision Transformer differ in what comes in (ids or patches), in the mask and in what goes out.
+Between those, all are the same: positions, a stack of blocks, and for pre-norm blocks one last norm.
+
+    B batch   T queries   S keys   H heads   M model width
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import KVCache
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.layers import (
+    GELU,
+    Activation,
+    Block,
+    BlockConfig,
+    Init,
+    LayerNorm,
+    Norm,
+    PreNorm,
+    Residual,
+    TruncatedNormal,
+)
+from clearhead.masks import Mask, as_mask, full
+from clearhead.models.config import Config, require
+from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
+
+__all__ = ["Stack", "TextConfig", "TransformerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(Config):
+    """The fields that describe a Transformer's blocks, whatever goes in and comes out."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int | None = None  # fewer than n_heads: grouped-query attention; None: as many
+    d_head: int | None = None  # None: d_model / n_heads
+    d_ff: int | None = None  # None: 4 · d_model
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    bias: bool = True
+    norm: Norm = LayerNorm()
+    residual: Residual = PreNorm()
+    activation: Activation = GELU()
+    init: Init = TruncatedNormal()
+
+    @property
+    def head_width(self) -> int:
+        """D: `d_head`, or its default."""
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    def validate(self) -> None:
+        self._positive("d_model", "n_heads", "n_kv_heads", "d_head", "d_ff")
+        self._probability("dropout", "attention_dropout", "feed_forward_dropout")
+        name = type(self).__name__
+        require(
+            self.d_head is not None or self.d_model % self.n_heads == 0,
+            f"{name}: d_model {self.d_model} does not divide into {self.n_heads} heads; "
+            "choose n_heads that divides it, or give d_head",
+        )
+        require(
+            self.n_kv_heads is None or self.n_heads % self.n_kv_heads == 0,
+            f"{name}: {self.n_heads} query heads cannot be shared out over n_kv_heads {self.n_kv_heads}; "
+            "choose n_kv_heads that divides n_heads",
+        )
+
+    def block(self, rotary: Rotary | None = None) -> BlockConfig:
+        """What one block of the stack is made of."""
+        return BlockConfig(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            d_head=self.d_head,
+            d_ff=4 * self.d_model if self.d_ff is None else self.d_ff,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            feed_forward_dropout=self.feed_forward_dropout,
+            bias=self.bias,
+            norm=self.norm,
+            residual=self.residual,
+            activation=self.activation,
+            rotary=rotary,
+        )
+
+    def _check_positions(self, positions: Positions) -> None:
+        """Refuses here, before anything is built, what `positions` would refuse later."""
+        if isinstance(positions, Rotary):
+            try:
+                positions.turned_width(self.head_width)
+            except ShapeError as error:
+                require(False, f"{type(self).__name__}.positions: {error}")
+        require(
+            not isinstance(positions, Sinusoidal) or self.d_model % 2 == 0,
+            f"{type(self).__name__}: Sinusoidal positions come in pairs and d_model {self.d_model} is odd; make it even",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TransformerConfig):
+    """What the Transformers that read token ids have in common besides their blocks.
+
+    `max_len` is the longest text that the model is meant for. `Learned` positions enforce it, since they have no row
+    beyond it; the other positions have no end, and there it is a note for those who train and generate.
+    """
+
+    vocab_size: int
+    max_len: int = 512
+    positions: Positions = Sinusoidal()
+    scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
+    embedding_norm: bool = False  # a norm before the first block, as in BERT
+
+    def validate(self) -> None:
+        super().validate()
+        self._positive("vocab_size", "max_len")
+        self._check_positions(self.positions)
+        if isinstance(self.positions, Learned):
+            name = type(self).__name__
+            require(
+                self.positions.grid is None,
+                f"{name}: {self.positions} is a grid and text is a line; use Learned(max_len={self.max_len})",
+            )
+            require(
+                self.positions.length == self.max_len,
+                f"{name}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} rows; "
+                f"give max_len={self.positions.length}, or positions=Learned(max_len={self.max_len})",
+            )
+
+
+class Stack(nn.Module):
+    """Positions, blocks and the last norm. The Transformers of this room are Stacks that add an entrance and an exit."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        embedding: nn.Module,
+        positions: Positions,
+        *,
+        n_layers: int,
+        cross: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self._positions_kind = positions.kind
+        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
+        self.positions: nn.Module | None = None
+        if positions.kind == "added":
+            self.positions = positions.build(config.d_model)
+        elif positions.kind == "bias":
+            self.positions = positions.build(config.n_heads)
+        norm_first = isinstance(config, TextConfig) and config.embedding_norm
+        self.embedding_norm = config.norm.build(config.d_model) if norm_first else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        block = config.block(positions if isinstance(positions, Rotary) else None)
+        self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_layers))
+        # Pre-norm blocks leave the residual stream unnormalised; post-norm blocks end in a norm already.
+        ends_raw = isinstance(config.residual, PreNorm)
+        self.norm = config.norm.build(config.d_model) if ends_raw else nn.Identity()
+
+    def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
+        """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
+
+        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given.
+        """
+        if self._positions_kind == "added" and self.positions is not None:
+            if positions is None and offset:
+                positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
+            x = self.positions(x, positions)
+        elif positions is not None:
+            raise ShapeError(
+                f"got positions {tuple(positions.shape)}, but this model adds none to its embeddings: it knows distances "
+                "only (or nothing), which left-padding does not change; leave positions out"
+            )
+        return self.dropout(self.embedding_norm(x))
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """x (B, T, M) through all the blocks and the last norm."""
+        bias = None
+        if self._positions_kind == "bias" and self.positions is not None:
+            offset, T = _length(cache), x.shape[-2]
+            bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
+        for i, block in enumerate(self.blocks):
+            part = None if cache is None else cache.at(i)
+            x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+        return self.norm(x)
+
+    def extra_repr(self) -> str:
+        return f"{sum(p.numel() for p in self.parameters()):,} parameters"
+
+
+def _length(cache: KVCache | None) -> int:
+    return 0 if cache is None else cache.length
+
+
+def check_ids(ids: Tensor, name: str = "ids") -> None:
+    """Refuses what is no batch of token numbers, in words, before an embedding table does it in its own."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{name} are {ids.dtype}; expected token numbers, torch.int64 (or int32)")
+    if ids.dim() != 2:
+        raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected (batch, length): add the batch with ids[None]")
+
+
+def both(own: Mask, extra: Mask | None) -> Mask | None:
+    """The model's own mask and the caller's, together; None where neither forbids anything."""
+    if extra is not None:
+        extra = as_mask(extra)
+    if own == full():
+        return extra
+    return own if extra is None else own & extra

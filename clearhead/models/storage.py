@@ -1,0 +1,251 @@
+"""A model in a folder: `config.toml` says what it is, `model.safetensors` holds its weights.
+
+Nothing is ever unpickled, so a file from anywhere is only data. A save that is interrupted at any moment leaves either the
+old model or the new one, whole; everything that a stored model can get wrong is one `StorageError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._version import __version__
+from clearhead.errors import ConfigError, StorageError
+from clearhead.models.config import Config
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
+
+__all__ = ["load", "save"]
+
+CONFIG = "config.toml"
+WEIGHTS = "model.safetensors"
+_NEW = ".new"
+
+# What a stored number may be, under safetensors' names: kinds must agree, widths may differ (a half-precision copy).
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES = _FLOATS | _OTHERS | {"BOOL": torch.bool}
+
+
+def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+    """Store a model and its configuration in `folder`, which may hold an older model and other files.
+
+    `dtype=torch.float16` (or bfloat16) stores a smaller copy; the model itself is not changed. Weights that are tied are
+    stored once. One process at a time may save to a folder.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and would rename every weight
+    config = getattr(model, "config", None)
+    if not isinstance(config, Config):
+        raise StorageError(
+            f"{type(model).__name__} has no .config to store (got {type(config).__name__}, expected a Config); "
+            "save the model itself, not a wrapper around it"
+        )
+    if dtype is not None and dtype not in _FLOATS.values():
+        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, _FLOATS.values()))}")
+    weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in _groups(model)}
+    folder = Path(folder)
+    try:
+        _write(folder, config.to_toml(), weights)
+    except ConfigError as error:
+        raise StorageError(f"{type(config).__name__} cannot be stored: {error}") from error
+    except OSError as error:
+        raise StorageError(f"cannot save to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+    """The model that `save` stored, in evaluation mode and with the same numbers.
+
+    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself).
+    The result is typed Any, because the folder says which model it is.
+    """
+    folder = Path(folder)
+    config = _read_config(folder)
+    with torch.device("meta"):
+        skeleton = config.build()
+    with _open(folder / WEIGHTS, device) as file:
+        _check(skeleton, file, folder / WEIGHTS)
+        weights: dict[str, Tensor] = {}
+        for names, expected in _groups(skeleton):
+            tensor = file.get_tensor(names[0])
+            if dtype is not None and tensor.is_floating_point():
+                tensor = tensor.to(dtype)
+            # One Parameter object under all its names keeps tied weights tied.
+            shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
+            weights.update(dict.fromkeys(names, shared))
+    model = skeleton
+    if _has_computed_buffers(skeleton):
+        # Buffers that are not stored are computed while building, so this one has to be built for real;
+        # the initial weights are thrown away, and so must be the random numbers that they took.
+        with torch.random.fork_rng(devices=[]):
+            model = config.build().to(device)
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+# ---------------------------------------------------------------------- what is stored
+
+
+def _groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """Each stored tensor with all the names it goes by: tied weights are one tensor under several names."""
+    groups: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), ([], tensor))[0].append(name)
+    yield from groups.values()
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if tensor.is_meta:
+        raise StorageError(f"{name} is on the meta device and has no numbers to store; build the model on a real device")
+    stored = tensor.detach().cpu().contiguous()
+    if dtype is None or not stored.is_floating_point():
+        return stored
+    narrow = stored.to(dtype)
+    if not torch.equal(narrow.isfinite(), stored.isfinite()):
+        raise StorageError(
+            f"{name} reaches {stored.abs().max().item():.3g}, which {dtype} cannot hold; use torch.bfloat16 or torch.float32"
+        )
+    return narrow
+
+
+def _has_computed_buffers(model: nn.Module) -> bool:
+    stored = model.state_dict().keys()
+    return any(name not in stored for name, _ in model.named_buffers(remove_duplicate=False))
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
+    """Put both files in place so that a crash at any point leaves one whole model.
+
+    Both are written under new names first, weights before config. Renaming the weights is the moment when the new model
+    counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
+    `_settle` (the next save) or `_read_config` (a load) takes it.
+    """
+    from safetensors.torch import save_file
+
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    _settle(folder)
+    new_weights, new_config = folder / (WEIGHTS + _NEW), folder / (CONFIG + _NEW)
+    try:
+        save_file(weights, new_weights, metadata={"format": "pt", "writer": f"clearhead {__version__}"})
+        _sync(new_weights)
+        new_config.write_text(config, encoding="utf-8")
+        _sync(new_config)
+        _sync(folder)
+        os.replace(new_weights, folder / WEIGHTS)
+    except BaseException:
+        if not _is_decided(folder):
+            new_config.unlink(missing_ok=True)  # first: alone, it would read as a save that had been decided
+            new_weights.unlink(missing_ok=True)
+            if is_new:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        raise
+    os.replace(new_config, folder / CONFIG)
+    _sync(folder)
+
+
+def _is_decided(folder: Path) -> bool:
+    """Whether an interrupted save had got as far as its new weights, and only its configuration is not in place."""
+    return (folder / (CONFIG + _NEW)).exists() and not (folder / (WEIGHTS + _NEW)).exists()
+
+
+def _settle(folder: Path) -> None:
+    """Finish a save that was interrupted after its weights had arrived; throw away one that had not got so far."""
+    new_config = folder / (CONFIG + _NEW)
+    if _is_decided(folder):
+        os.replace(new_config, folder / CONFIG)
+        _sync(folder)
+    new_config.unlink(missing_ok=True)
+    (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _read_config(folder: Path) -> Config:
+    import clearhead.models  # noqa: F401  (every model of this room must be known by name before one is looked up)
+
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise StorageError(f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it")
+    path = folder / (CONFIG + _NEW if _is_decided(folder) else CONFIG)
+    if not path.is_file():
+        raise StorageError(f"{folder} has no {CONFIG}, expected a folder that save() wrote")
+    try:
+        return Config.from_toml(path.read_text(encoding="utf-8"))
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path}: {error}") from error
+
+
+@contextlib.contextmanager
+def _open(path: Path, device: str | torch.device) -> Iterator[safe_open]:
+    """A safetensors file, with what can be wrong in reading it said in one way."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise StorageError(f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except SafetensorError as error:
+        raise StorageError(
+            f"{path} is not a whole safetensors file ({error}); it may be torn or of another format: get it again"
+        ) from error
+
+
+def _check(model: nn.Module, file: safe_open, path: Path) -> None:
+    """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
+    expected = {names[0]: tensor for names, tensor in _groups(model)}
+    found = set(file.keys())
+    faults = []
+    if missing := [name for name in expected if name not in found]:
+        faults.append(f"missing: {_few(missing)}")
+    if unexpected := sorted(found - expected.keys()):
+        faults.append(f"unexpected: {_few(unexpected)}")
+    shapes, kinds = [], []
+    for name in [name for name in expected if name in found]:
+        view, tensor = file.get_slice(name), expected[name]
+        if tuple(view.get_shape()) != tuple(tensor.shape):
+            shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
+        stored = _DTYPES.get(view.get_dtype())
+        if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
+            kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
+    faults += [f"shapes: {_few(shapes)}"] if shapes else []
+    faults += [f"dtypes: {_few(kinds)}"] if kinds else []
+    if faults:
+        raise StorageError(
+            f"{path} does not hold the weights of the {type(model).__name__} that {CONFIG} describes; "
+            + "; ".join(faults)
+            + ". Use the pair that one save() wrote"
+        )
+
+
+def _kind_words(tensor: Tensor) -> str:
+    return "one of " + "/".join(_FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
+
+
+def _few(items: list[str], most: int = 3) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more

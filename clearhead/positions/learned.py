@@ -1,0 +1,150 @@
+"""Learned positions: a table with one trained row for each place, in a line of tokens or on a grid of
+patches.
+
+The table ends where it ends; `resized` makes a longer, shorter or differently shaped one by interpolation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.positions._checks import beside, stray, whole
+
+
+@dataclass(frozen=True)
+class Learned:
+    """`Learned(max_len=512)`: places in a line. `Learned(grid=(14, 14), n_extra=1)`: a grid, row by row.
+
+    The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts
+    the others. `Learned()` is a line of 512.
+
+    Beyond the trained length: refused with a `ShapeError`, since no row exists; `resized` on the built
+    module gives one.
+    """
+
+    kind: ClassVar[Literal["added"]] = "added"
+    max_len: int | None = None
+    grid: tuple[int, int] | None = None
+    n_extra: int = 0
+
+    def __post_init__(self) -> None:
+        whole("Learned", "n_extra", self.n_extra, at_least=0)
+        if self.grid is None:
+            max_len = 512 if self.max_len is None else self.max_len
+            object.__setattr__(self, "max_len", whole("Learned", "max_len", max_len, at_least=1))
+            return
+        if self.max_len is not None:
+            raise ConfigError(
+                f"Learned: got max_len={self.max_len} and grid={self.grid}; expected one of them, a line or "
+                "a grid."
+            )
+        if not isinstance(self.grid, (tuple, list)) or len(self.grid) != 2:
+            raise ConfigError(f"Learned: grid is {self.grid!r}; expected two whole numbers, (rows, columns).")
+        rows, columns = (whole("Learned", "grid", side, at_least=1) for side in self.grid)
+        object.__setattr__(self, "grid", (rows, columns))  # a list, as TOML gives it, becomes hashable
+
+    @property
+    def n_places(self) -> int:
+        """Rows of the line or the grid, without the extra ones."""
+        if self.grid is not None:
+            return self.grid[0] * self.grid[1]
+        assert self.max_len is not None  # __post_init__ filled it
+        return self.max_len
+
+    @property
+    def length(self) -> int:
+        """Rows of the whole table: the longest sequence it takes."""
+        return self.n_extra + self.n_places
+
+    def build(self, d_model: int) -> LearnedPositions:
+        """The module that holds the table for embeddings of width `d_model`."""
+        return LearnedPositions(self, d_model)
+
+
+class LearnedPositions(nn.Module):
+    """Adds rows of its table: `weight` (n_extra + places, M) is its one parameter."""
+
+    def __init__(self, choice: Learned, d_model: int) -> None:
+        super().__init__()
+        self.choice = choice
+        self.weight = nn.Parameter(
+            torch.empty(choice.length, whole("Learned", "d_model", d_model, at_least=1))
+        )
+        nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
+
+    def forward(
+        self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
+    ) -> Float[Tensor, "... T M"]:
+        """x plus the rows at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
+        length, width = self.weight.shape
+        if x.ndim < 2 or x.shape[-1] != width:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}; expected (…, T, {width}), the width of the position table."
+            )
+        if positions is None:
+            if x.shape[-2] > length:
+                raise self._too_far(f"a sequence of {x.shape[-2]} tokens")
+            return x + self.weight[: x.shape[-2]].to(x.dtype)
+        if positions.is_floating_point() or positions.dtype == torch.bool:
+            raise DtypeError(
+                f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T)."
+            )
+        wrong = stray(positions, length)
+        if wrong is not None:
+            raise self._too_far(f"position {wrong}")
+        return x + F.embedding(beside(positions, x), self.weight).to(x.dtype)
+
+    def resized(self, size: int | tuple[int, int]) -> LearnedPositions:
+        """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept
+        as they are.
+
+        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal
+        weights.
+        """
+        choice = self._choice_of(size)
+        result = LearnedPositions(choice, self.weight.shape[1]).to(self.weight)
+        with torch.no_grad():
+            result.weight.copy_(_interpolated(self.weight, self.choice, choice))
+        result.weight.requires_grad_(self.weight.requires_grad)
+        return result.train(self.training)
+
+    def _choice_of(self, size: int | tuple[int, int]) -> Learned:
+        if self.choice.grid is None:
+            if not isinstance(size, int):
+                raise ShapeError(f"resized({size!r}): these positions are a line; expected one whole number.")
+            return replace(self.choice, max_len=size)
+        if not isinstance(size, (tuple, list)):
+            raise ShapeError(f"resized({size!r}): these positions are a grid; expected (rows, columns).")
+        return replace(self.choice, grid=size)
+
+    def _too_far(self, what: str) -> ShapeError:
+        choice, length = self.choice, self.weight.shape[0]
+        size = "(rows, columns)" if choice.grid is not None else "new_length"
+        return ShapeError(
+            f"Got {what}, but the table of learned positions has {length} rows (0 … {length - 1}); expected "
+            f"no more. Shorten the input, or make another table with `.resized({size})`."
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.choice}, d_model={self.weight.shape[1]}"
+
+
+def _interpolated(weight: Tensor, old: Learned, new: Learned) -> Tensor:
+    if new == old:
+        return weight
+    extra, places = weight[: old.n_extra], weight[old.n_extra :]
+    # Interpolation takes (batch, channels, *places), and has no half precision on every device.
+    wide = places.to(torch.promote_types(weight.dtype, torch.float32)).T.unsqueeze(0)  # (1, M, places)
+    if old.grid is not None and new.grid is not None:
+        field = F.interpolate(wide.unflatten(-1, old.grid), new.grid, mode="bicubic", align_corners=False)
+        wide = field.flatten(-2)
+    else:
+        wide = F.interpolate(wide, new.n_places, mode="linear", align_corners=False)
+    return torch.cat((extra, wide.squeeze(0).T.to(weight.dtype)))

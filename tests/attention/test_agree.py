@@ -1,0 +1,253 @@
+"""The fast way and the plain way agree, forward and backward, in every dtype.
+
+The tolerance is derived: a fast path may err at most twice as much against float64 as the reference does in that dtype,
+and two roundings of the largest entry, because the reference may be exact by luck. In float64 the reference is the yardstick
+itself; there the bound is that of summing in another order: one rounding for each term of the two sums, over D and over S.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.attention import Bilinear, Dot, ScaledDot, Softmax, attend
+from clearhead.masks import (
+    allow,
+    block,
+    blocks,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+STRUCTURAL = [
+    None,
+    full(),
+    causal(),
+    window(2, 1),
+    every(3),
+    stride(2),
+    prefix(4),
+    blocks(3),
+    causal() & (window(1, 0) | every(4)),
+    ~causal(),
+    ~full(),
+    every(2).T,
+    prefix(3).T & causal(),
+    scattered(2, seed=5),
+]
+
+
+def assert_errs_at_most_twice(fast, plain, exact, terms):
+    # A gradient that is exactly zero (one key visible: its weight is 1) is the difference of two that are not.
+    largest = max(e.abs().max().item() if e.numel() else 0.0 for e in exact)
+    for f, p, e in zip(fast, plain, exact, strict=True):
+        assert f.dtype == p.dtype
+        assert f.shape == p.shape == e.shape
+        assert f.isfinite().all()
+        plain_error = (p.double() - e).abs().max().item() if e.numel() else 0.0
+        fast_error = (f.double() - e).abs().max().item() if e.numel() else 0.0
+        rounding = torch.finfo(f.dtype).eps * largest * (terms if f.dtype == torch.float64 else 2)
+        assert fast_error <= 2 * plain_error + rounding, (fast_error, plain_error, rounding)
+
+
+def forward_backward(inputs, cotangent, impl, **kwargs):
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    out = attend(*inputs, impl=impl, **kwargs)
+    out.backward(cotangent.to(out.dtype))
+    return [out.detach(), *(x.grad for x in inputs)]
+
+
+def compare(shape, dtype, *, mask=None, bias=None, **kwargs):
+    B, H, K, T, S, D, E = shape
+    generator = torch.Generator().manual_seed(B + 10 * T + 100 * S)
+    inputs = [
+        torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+    ]
+    cotangent = torch.randn(B, H, T, E, generator=generator, dtype=torch.float64)
+    exact = forward_backward(
+        [x.double() for x in inputs],
+        cotangent.to(dtype).double(),
+        "reference",
+        mask=mask,
+        bias=bias,
+        **kwargs,
+    )
+    low = None if bias is None else bias.to(torch.promote_types(dtype, torch.float32))
+    plain = forward_backward(inputs, cotangent, "reference", mask=mask, bias=low, **kwargs)
+    fast = forward_backward(inputs, cotangent, "fused", mask=mask, bias=low, **kwargs)
+    assert_errs_at_most_twice(fast, plain, exact, terms=D + max(T, S))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", STRUCTURAL, ids=str)
+def test_every_mask(mask, dtype):
+    compare((2, 3, 3, 13, 13, 7, 5), dtype, mask=mask)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        padding([7, 0]),
+        padding([3, 5], before=[4, 1]),
+        documents([0, 0, 1, 1, 1, -1, 2]),
+        causal() & padding([4, 7]),
+        allow(torch.rand(2, 1, 7, 7, generator=torch.Generator().manual_seed(1)) < 0.4),
+        block(torch.rand(3, 7, 7, generator=torch.Generator().manual_seed(2)) < 0.4),
+    ],
+    ids=str,
+)
+def test_every_data_mask(mask, dtype):
+    compare((2, 3, 3, 7, 7, 5, 11), dtype, mask=mask)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("K", [1, 2, 6])
+def test_grouped_heads(K, dtype):
+    compare((2, 6, K, 7, 7, 5, 5), dtype, mask=causal())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("offset", [0, 3, 6])
+def test_a_window_of_queries(offset, dtype):
+    compare((2, 3, 3, 5, 11, 7, 7), dtype, mask=causal(), offset=offset)
+    compare((2, 3, 3, 1, 11, 7, 7), dtype, mask=causal(), offset=offset)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [None, causal(), padding([3, 7])], ids=str)
+def test_bias(mask, dtype):
+    bias = torch.randn(3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias)
+
+
+def test_the_gradient_of_the_bias():
+    q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
+    grads = []
+    for impl in ("fused", "reference"):
+        bias = torch.ones(3, 7, 7, dtype=torch.float64, requires_grad=True)
+        attend(q, k, v, causal(), bias=bias, impl=impl).square().sum().backward()
+        grads.append(bias.grad)
+    torch.testing.assert_close(*grads)
+    assert grads[0].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"scores": Dot()},
+        {"scores": ScaledDot(), "weights": Softmax(0.25)},
+        {"weights": Softmax(100.0)},
+    ],
+    ids=str,
+)
+def test_scores_and_temperatures(kwargs):
+    for dtype in DTYPES[:2]:
+        compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=causal(), **kwargs)
+
+
+def test_bilinear_runs_fused():
+    q, k, v = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 11), torch.randn(2, 3, 5, 13)
+    scores = Bilinear(7, 11, n_heads=3)
+    torch.testing.assert_close(
+        attend(q, k, v, causal(), scores=scores, impl="fused"),
+        attend(q, k, v, causal(), scores=scores, impl="reference"),
+    )
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)])
+def test_any_leading_batch(lead):
+    q, k, v = (torch.randn(*lead, 3, 5, 7) for _ in range(3))
+    lengths = torch.randint(0, 6, lead)
+    for mask in (causal(), padding(lengths), causal() & padding(lengths)):
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("fused", "reference"))
+        assert fast.shape == (*lead, 3, 5, 7)
+        torch.testing.assert_close(fast, plain)
+
+
+MASKS = st.deferred(
+    lambda: st.one_of(
+        st.sampled_from([m for m in STRUCTURAL if m is not None]),
+        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] & ab[1]),
+        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] | ab[1]),
+        MASKS.map(lambda m: ~m),
+        MASKS.map(lambda m: m.T),
+    )
+)
+
+
+@settings(max_examples=60)
+@given(
+    mask=MASKS,
+    B=st.integers(0, 2),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
+    T=st.integers(0, 9),
+    S=st.integers(0, 9),
+    D=st.integers(1, 9),
+    E=st.integers(1, 9),
+    offset=st.integers(0, 4),
+    magnitude=st.sampled_from([0.0, 1e-30, 1.0, 1e4, 1e18, 1e38]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_never_nan_and_the_same_whatever_the_shape(mask, B, heads, T, S, D, E, offset, magnitude, dtype):
+    """Auto equals the reference; nothing finite becomes NaN; rows that see nothing are zeros with zero gradient."""
+    H, K = heads
+    largest = torch.finfo(dtype).max
+    magnitude = min(magnitude, largest / 8)
+    q, k = (
+        (torch.randn(size).clamp(-4, 4).double() * magnitude).to(dtype).requires_grad_()
+        for size in ((B, H, T, D), (B, K, S, D))
+    )
+    v = torch.randn(B, K, S, E).to(dtype).requires_grad_()
+    out = attend(q, k, v, mask, offset=offset)
+    plain = attend(q, k, v, mask, offset=offset, impl="reference")
+    assert out.isfinite().all()
+    assert plain.isfinite().all()
+    if magnitude <= 1.0:  # beyond it, ties and rounding decide which key wins
+        tolerance = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(out, plain, rtol=tolerance, atol=4 * tolerance)
+    empty = ~mask.dense(T, S, offset=offset).any(-1)  # (T,)
+    assert (out[..., empty, :] == 0).all()
+    if magnitude <= 1e4:
+        out.sum().backward()
+        assert all(x.grad.isfinite().all() for x in (q, k, v))
+        assert (q.grad[..., empty, :] == 0).all()
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@settings(max_examples=25)
+@given(lengths=st.lists(st.integers(0, 7), min_size=2, max_size=2), seed=st.integers(0, 1000))
+def test_padding_content_never_matters(impl, lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 3, 7, 5, generator=generator) for _ in range(3))
+    mask = padding(lengths)
+    hidden = ~mask.dense(1, 7)[:, 0, 0]  # (B, S)
+    before = attend(q, k, v, mask, impl=impl)
+    for x in (k, v):
+        x.masked_fill_(hidden[:, None, :, None], 1e6)
+    assert torch.equal(attend(q, k, v, mask, impl=impl), before)
+
+
+def test_huge_scores_choose_the_largest():
+    """Finite inputs whose product is beyond float32: the answer is still the right key's value."""
+    huge = 2.0**100
+    q = torch.full((1, 1, 1, 2), huge)
+    k = torch.tensor([[[[1.0, 1.0], [3.0, -1.0], [-3.0, 3.0]]]]) * huge
+    v = torch.tensor([[[[1.0], [2.0], [3.0]]]])
+    assert attend(q, k, v).item() == 1.5  # 2, 2, 0 times 2^200: a tie of the first two
+    k[0, 0, 1, 0] = 4 * huge
+    assert attend(q, k, v).item() == 2.0
+    assert math.isfinite(attend(-q, -k, v).item())

@@ -1,0 +1,144 @@
+"""Bad input: each raises the design's error, with what was got, what was expected, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.attention import (
+    Additive,
+    Bilinear,
+    Gumbel,
+    Hard,
+    KVCache,
+    MultiHeadAttention,
+    Softmax,
+    StraightThrough,
+    attend,
+)
+from clearhead.errors import (
+    ClearheadError,
+    ConfigError,
+    DtypeError,
+    ImplementationError,
+    MaskError,
+    MaskTypeError,
+    ShapeError,
+)
+from clearhead.masks import allow, causal, padding, scattered
+
+pytestmark = pytest.mark.bad_input
+
+
+def q(*shape, dtype=torch.float32):
+    return torch.ones(*(shape or (2, 3, 5, 7)), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: attend(q(5, 7), q(), q()), ShapeError, r"q has shape \(5, 7\); expected \(batch, heads"),
+        (lambda: attend(q(dtype=torch.int64), q(), q()), DtypeError, "q is torch.int64.*embed ids"),
+        (lambda: attend([1], q(), q()), DtypeError, "q is a list"),
+        (lambda: attend(q(), q(dtype=torch.float64), q()), DtypeError, "convert them to one dtype"),
+        (lambda: attend(q(), q(2, 3, 5, 11), q()), ShapeError, "queries are 7 wide and keys 11.*Bilinear"),
+        (lambda: attend(q(), q(2, 2, 5, 7), q(2, 2, 5, 7)), ShapeError, "3 query heads.*2 key/value heads"),
+        (lambda: attend(q(), q(3, 3, 5, 7), q(3, 3, 5, 7)), ShapeError, r"batch of \(2,\) and k of \(3,\)"),
+        (lambda: attend(q(), q(), q(2, 3, 11, 7)), ShapeError, "all but the width must be equal"),
+        (
+            lambda: attend(q(), q(), q(), torch.ones(5, 5, dtype=torch.bool)),
+            MaskTypeError,
+            r"allow.*True.*block.*True",
+        ),
+        (lambda: attend(q(), q(), q(), allow(torch.ones(5, 3, dtype=torch.bool))), ClearheadError, "5"),
+        (lambda: attend(q(), q(2, 3, 11, 7), q(2, 3, 11, 7), causal()), MaskError, "offset"),
+        (
+            lambda: attend(q(), q(), q(), padding([1, 2, 3])),
+            ShapeError,
+            r"heads\) \(3, 1\) and the queries have \(2, 3\)",
+        ),
+        (lambda: attend(q(), q(), q(), bias=q(4, 5)), ShapeError, r"broadcast to \(2, 3, 5, 5\)"),
+        (
+            lambda: attend(q(), q(), q(), bias=torch.ones(5, 5, dtype=torch.bool)),
+            DtypeError,
+            "a bool tensor is a mask",
+        ),
+        (
+            lambda: attend(q(), q(), q(), impl="flash"),
+            ImplementationError,
+            'impl="flash" is unknown.*"fused"',
+        ),
+        (
+            lambda: attend(q(), q(), q(), weights=Hard(), impl="fused"),
+            ImplementationError,
+            "Hard weights are not a softmax; reference can",
+        ),
+        (
+            lambda: attend(q(), q(), q(), scores=Additive(7, 7, 3), impl="fused"),
+            ImplementationError,
+            "Additive scores are not a dot product; reference can",
+        ),
+        (
+            lambda: attend(q(), q(), q(), weights=Softmax(0.0), impl="fused"),
+            ImplementationError,
+            "temperature 0",
+        ),
+        (
+            lambda: attend(*(q(dtype=torch.float64) * 1e200,) * 3),
+            ShapeError,
+            "beyond the range of float64.*scale",
+        ),
+        (lambda: attend(q(), q(), q(), scores=Bilinear(5, 7)), ShapeError, "queries are 7 wide.*made for 5"),
+        (lambda: attend(q(), q(), q(), scores=Bilinear(7, 7, 2)), ShapeError, "3 heads.*weights for 2"),
+        (lambda: Softmax(-1.0), ConfigError, "temperature is -1.0; it must be at least 0"),
+        (lambda: Softmax(float("nan")), ConfigError, "temperature is nan"),
+        (lambda: Softmax(dropout=1.0), ConfigError, "dropout is 1.0"),
+        (lambda: StraightThrough(0.0), ConfigError, "must be above 0"),
+        (lambda: Gumbel(0.0), ConfigError, "must be above 0"),
+        (lambda: Bilinear(0, 7), ConfigError, "d_query is 0"),
+        (lambda: MultiHeadAttention(10, 3), ConfigError, "10 does not divide into 3 heads"),
+        (lambda: MultiHeadAttention(12, 6, n_kv_heads=4), ConfigError, "multiple of n_kv_heads"),
+        (lambda: MultiHeadAttention(0, 1), ConfigError, "at least 1"),
+        (lambda: MultiHeadAttention(6, 2, weights=Hard(), dropout=0.1), ConfigError, "Hard has none"),
+        (lambda: MultiHeadAttention(6, 2)(q(2, 5, 7)), ShapeError, "query is 7 wide.*made for 6"),
+        (lambda: MultiHeadAttention(6, 2)(q(6)), ShapeError, "query has 1 dimension"),
+        (
+            lambda: MultiHeadAttention(6, 2)(q(2, 5, 6), value=q(2, 5, 6)),
+            ShapeError,
+            "value was given without key",
+        ),
+        (lambda: MultiHeadAttention(6, 2, d_key=5)(q(2, 5, 6)), ShapeError, "give it key"),
+        (
+            lambda: MultiHeadAttention(6, 2)(q(2, 5, 6), mask=torch.ones(5, 5).bool()),
+            MaskTypeError,
+            "allow",
+        ),
+        (
+            lambda: MultiHeadAttention(6, 2)(q(2, 5, 6), mask=causal() & scattered(2, 0), cache=KVCache()),
+            MaskError,
+            "cache that grows",
+        ),
+        (lambda: KVCache(0), ConfigError, "capacity is 0"),
+        (lambda: KVCache().truncate(1), ShapeError, "0 tokens to 1"),
+        (lambda: KVCache().recall(), ShapeError, "empty"),
+        (lambda: KVCache().reorder(torch.tensor([0.0])), DtypeError, "1-D integer"),
+    ],
+)
+def test_says_what_is_wrong(call, error, words):
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert isinstance(caught.value, ClearheadError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_refuses_another_batch_and_dtype():
+    cache = KVCache()
+    cache.append(q(2, 3, 5, 7), q(2, 3, 5, 7))
+    with pytest.raises(ShapeError, match="a new sequence needs a new KVCache"):
+        cache.append(q(3, 3, 1, 7), q(3, 3, 1, 7))
+    with pytest.raises(DtypeError, match=r"holds torch\.float32"):
+        cache.append(q(2, 3, 1, 7).double(), q(2, 3, 1, 7).double())
+    memory = KVCache()
+    memory.remember(q(), q())
+    with pytest.raises(ShapeError, match="cannot grow"):
+        memory.append(q(), q())

@@ -1,0 +1,185 @@
+"""The reference equation against the definition, torch's own gradients, and numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from clearhead.attention import Additive, Bilinear, Dot, Gumbel, Hard, Softmax, StraightThrough, attend
+from clearhead.masks import allow, causal, every, padding, window
+
+from .oracle import attention_by_hand
+
+F64 = torch.float64
+
+
+def qkv(B=2, H=3, K=3, T=5, S=5, D=7, E=11, dtype=F64):
+    return (
+        torch.randn(B, H, T, D, dtype=dtype),
+        torch.randn(B, K, S, D, dtype=dtype),
+        torch.randn(B, K, S, E, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize(("H", "K"), [(3, 3), (6, 2), (5, 1)])
+@pytest.mark.parametrize("mask", [None, causal(), window(1, 2), every(2, 1), causal() & ~causal()])
+def test_equals_the_definition(H, K, mask):
+    q, k, v = qkv(H=H, K=K)
+    out = attend(q, k, v, mask, impl="reference")
+    for b in range(2):
+        expected = attention_by_hand(q[b], k[b], v[b], None if mask is None else mask.dense(5))
+        torch.testing.assert_close(out[b], expected, rtol=1e-13, atol=1e-13)
+
+
+def test_bias_temperature_and_unequal_lengths():
+    q, k, v = qkv(T=3, S=5)
+    bias = torch.randn(3, 3, 5, dtype=F64)
+    out = attend(q, k, v, causal(), offset=2, bias=bias, weights=Softmax(0.3), scores=Dot(), impl="reference")
+    allowed = causal().dense(3, 5, offset=2)
+    for b in range(2):
+        expected = attention_by_hand(q[b], k[b], v[b], allowed, scale=1.0, temperature=0.3, bias=bias)
+        torch.testing.assert_close(out[b], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "weights", [Softmax(), Softmax(0.5), Softmax(math.inf), StraightThrough(0.7)], ids=lambda w: str(w)
+)
+@pytest.mark.parametrize("mask", [None, causal(), padding([2, 0])], ids=str)
+def test_gradients_are_those_of_the_function(weights, mask):
+    inputs = tuple(x.requires_grad_() for x in qkv(H=2, K=1, T=3, S=3, D=2, E=2))
+    if isinstance(weights, StraightThrough):
+        # Its forward is a step function: the gradient that it claims is the softmax's, through the weights.
+        grads = torch.autograd.grad(attend(*inputs, mask, weights=weights).square().sum(), inputs[2])
+        hard = torch.autograd.grad(attend(*inputs, mask, weights=Hard()).square().sum(), inputs[2])
+        torch.testing.assert_close(grads, hard)
+        return
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs
+    )
+
+
+def test_the_deduplicating_decoder_of_the_final_exam():
+    """Deep Learning final exam, January 2025, Part 3, Problem 2.2 and 2.3: D A A <START> A D <STOP> at temperature 0."""
+    E = torch.eye(6, 4, dtype=F64)  # A B C D <START> <STOP>: the last two embed to zero
+    W = torch.tensor([[0, 3], [1, 2], [2, 1], [3, 0]], dtype=F64)
+    x = E[torch.tensor([3, 0, 0, 4, 0, 3, 5])] @ W
+    eye = torch.eye(7, dtype=F64)
+    P = attend(x[None], x[None], eye[None], causal(), weights=Hard(), scores=Dot())[0]
+    third = 1 / 3
+    expected = torch.tensor(
+        [
+            [1, 0, 0, 0, 0, 0, 0],
+            [0, 1, 0, 0, 0, 0, 0],
+            [0, 0.5, 0.5, 0, 0, 0, 0],
+            [0.25, 0.25, 0.25, 0.25, 0, 0, 0],
+            [0, third, third, 0, third, 0, 0],
+            [0.5, 0, 0, 0, 0, 0.5, 0],
+            [1 / 7] * 7,
+        ],
+        dtype=F64,
+    )
+    torch.testing.assert_close(P, expected, rtol=0, atol=1e-15)
+    Z = attend(x[None], x[None], x[None], causal(), weights=Softmax(0.0), scores=Dot())[0]
+    logits = Z @ torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]], dtype=F64) @ E.T
+    targets = torch.tensor([0, 3, 5])
+    loss = torch.nn.functional.cross_entropy(logits[4:], targets, reduction="sum")
+    assert abs(loss.item() - 4.2114) < 5e-4
+
+
+class TestScores:
+    def test_bilinear_is_a_dot_product_after_W(self):
+        q, k, v = qkv(D=7)
+        bilinear = Bilinear(7, 7).double()
+        expected = torch.einsum("bhtd,de,bhse->bhts", q, bilinear.weight[0], k)
+        torch.testing.assert_close(bilinear(q, k), expected)
+        out = attend(q, k, v, scores=bilinear, impl="reference")
+        torch.testing.assert_close(out, torch.softmax(expected, -1) @ v)
+
+    def test_bilinear_joins_different_widths_and_has_a_matrix_per_head(self):
+        q, k = torch.randn(2, 3, 5, 7, dtype=F64), torch.randn(2, 3, 5, 11, dtype=F64)
+        bilinear = Bilinear(7, 11, n_heads=3).double()
+        torch.testing.assert_close(bilinear(q, k), torch.einsum("bhtd,hde,bhse->bhts", q, bilinear.weight, k))
+
+    def test_additive_is_a_small_network(self):
+        q, k, v = qkv(D=7)
+        additive = Additive(7, 7, 13, n_heads=3).double()
+        W, U, u = additive.query_weight, additive.key_weight, additive.out_weight
+        expected = torch.zeros(2, 3, 5, 5, dtype=F64)
+        for h in range(3):
+            for i in range(5):
+                for j in range(5):
+                    hidden = torch.tanh(q[:, h, i] @ W[h] + k[:, h, j] @ U[h])
+                    expected[:, h, i, j] = (hidden @ u[h])[:, 0]
+        torch.testing.assert_close(additive(q, k), expected)
+        assert torch.autograd.gradcheck(
+            lambda q: attend(q, k, v, causal(), scores=additive), (q.requires_grad_(),)
+        )
+
+
+class TestWeights:
+    scores = torch.tensor([[5.0, -2.0, 5.0, 0.0], [1.0, -2.0, 5.0, 0.0]], dtype=F64)
+
+    def test_hard_shares_ties_equally(self):
+        expected = torch.tensor([[0.5, 0, 0.5, 0], [0, 0, 1, 0]], dtype=F64)
+        torch.testing.assert_close(Hard()(self.scores, None), expected, rtol=0, atol=0)
+        torch.testing.assert_close(Softmax(0.0)(self.scores, None), expected, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 5e-324])
+    def test_small_temperatures_go_to_hard_without_overflow(self, temperature):
+        torch.testing.assert_close(Softmax(temperature)(self.scores), Hard()(self.scores), rtol=0, atol=0)
+
+    def test_infinite_temperature_is_uniform_over_what_is_allowed(self):
+        allowed = torch.tensor([[True, True, False, True], [False] * 4])
+        expected = torch.tensor([[1 / 3, 1 / 3, 0, 1 / 3], [0, 0, 0, 0]], dtype=F64)
+        torch.testing.assert_close(Softmax(math.inf)(self.scores, allowed), expected)
+
+    def test_hidden_scores_never_win(self):
+        allowed = torch.tensor([[False, True, False, True], [True, True, False, True]])
+        expected = torch.tensor([[0, 0, 0, 1.0], [1.0, 0, 0, 0]], dtype=F64)
+        assert torch.equal(Hard()(self.scores, allowed), expected)
+
+    def test_hard_has_no_gradient_and_straight_through_has_the_softmaxs(self):
+        inputs = [x.requires_grad_() for x in qkv()]
+        out = attend(*inputs, causal(), weights=Hard()).square().sum()
+        assert torch.autograd.grad(out, inputs[:2], allow_unused=True, retain_graph=True) == (None, None)
+        scores = self.scores.clone().requires_grad_()
+        target = torch.randn(2, 4, dtype=F64)
+        soft = torch.autograd.grad((Softmax(0.7)(scores) * target).sum(), scores)
+        through = torch.autograd.grad((StraightThrough(0.7)(scores) * target).sum(), scores)
+        torch.testing.assert_close(through, soft)
+        assert torch.equal(StraightThrough(0.7)(scores), Hard()(scores))
+
+    @pytest.mark.parametrize("weights", [StraightThrough(), Gumbel(), Gumbel(0.5, hard=True)], ids=str)
+    def test_gradients_pass_where_hard_has_none(self, weights):
+        inputs = [x.requires_grad_() for x in qkv()]
+        attend(*inputs, causal(), weights=weights).square().sum().backward()
+        assert all(x.grad is not None and x.grad.abs().max() > 0 for x in inputs)
+
+    def test_gumbel_samples_the_softmax(self):
+        scores = torch.tensor([1.0, 0.0, -1.0, 3.0]).expand(20_000, 4)
+        allowed = torch.tensor([True, True, True, False])
+        picks = Gumbel(hard=True)(scores, allowed)
+        assert torch.equal(picks.sum(-1), torch.ones(20_000))
+        expected = torch.softmax(scores[0, :3], -1)
+        # 20,000 draws: five standard deviations of a frequency are at most 0.018.
+        assert (picks.mean(0)[:3] - expected).abs().max() < 0.018
+        assert picks[:, 3].max() == 0
+
+    def test_dropout_drops_weights_and_keeps_their_mean(self):
+        weights = Softmax(dropout=0.25)(torch.zeros(200, 500))
+        dropped = (weights == 0).double().mean().item()
+        assert abs(dropped - 0.25) < 0.01
+        assert abs(weights.sum(-1).mean().item() - 1) < 0.01
+
+
+def test_an_empty_row_gives_zeros_and_zero_gradient():
+    q, k, v = (x.requires_grad_() for x in qkv())
+    allowed = torch.ones(5, 5, dtype=torch.bool)
+    allowed[2] = False
+    out = attend(q, k, v, allow(allowed), impl="reference")
+    assert torch.equal(out[:, :, 2], torch.zeros_like(out[:, :, 2]))
+    out.sum().backward()
+    assert torch.equal(q.grad[:, :, 2], torch.zeros_like(q.grad[:, :, 2]))
+    assert all(x.grad.isfinite().all() for x in (q, k, v))

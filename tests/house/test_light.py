@@ -1,0 +1,65 @@
+"""`import clearhead` needs torch alone, and adds little to importing torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+HIDE = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"{{name}} is hidden by this test", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+TRY = """
+import torch
+import clearhead as ch
+from clearhead import masks, positions
+for name in ch.__all__:
+    getattr(ch, name)
+x = torch.randn(2, 5, 12)
+assert ch.MultiHeadAttention(12, 3)(x, mask=masks.causal()).shape == x.shape
+"""
+
+TIME = """
+import time
+import torch
+start = time.perf_counter()
+import clearhead
+print(time.perf_counter() - start)
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def other_dependencies() -> set[str]:
+    """The top-level names of every dependency but torch, and of all that the tests use."""
+    names = {
+        re.split(r"[^\w-]", wanted)[0].lower().replace("-", "_")
+        for wanted in importlib.metadata.requires("clearhead") or []
+    }
+    names |= {"sklearn", "PIL", "pandas", "triton", "tensorboard", "scipy", "pydantic"}
+    # sympy is torch's own dependency, numpy is optional to torch: torch tries it and goes on.
+    return names - {"torch", "sympy"}
+
+
+def test_import_needs_torch_alone():
+    hidden = other_dependencies()
+    assert {"safetensors", "tokenizers", "typer", "rich", "matplotlib", "jaxtyping", "numpy"} <= hidden
+    run(HIDE.format(hidden=hidden) + TRY)
+
+
+def test_import_adds_less_than_400_ms_to_torch():
+    best = min(float(run(TIME)) for _ in range(3))
+    assert best < 0.4, f"importing clearhead took {best:.2f} s on top of torch"

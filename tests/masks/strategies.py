@@ -1,0 +1,94 @@
+"""Random mask expressions and sizes, and the definition of each mask as plain Python over two integers.
+
+`allowed` is the oracle of this folder: it shares no code with the package, only the wording of the design.
+"""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from clearhead.masks import (
+    And,
+    Blocks,
+    Causal,
+    Every,
+    Full,
+    Mask,
+    Not,
+    Or,
+    Prefix,
+    Stride,
+    Transposed,
+    Window,
+    blocks,
+    causal,
+    every,
+    full,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+
+small = st.integers(0, 7)
+positive = st.integers(1, 7)
+
+plain_leaves = st.one_of(
+    st.just(full()),
+    st.just(causal()),
+    st.builds(window, small, small),
+    st.builds(every, positive, small),
+    st.builds(stride, positive),
+    st.builds(prefix, st.integers(0, 20)),
+    st.builds(blocks, positive),
+)
+leaves = plain_leaves | st.builds(scattered, positive, st.integers(0, 3))
+
+
+def grow(inner):
+    return st.one_of(
+        st.builds(lambda a, b: a & b, inner, inner),
+        st.builds(lambda a, b: a | b, inner, inner),
+        st.builds(lambda a: ~a, inner),
+        st.builds(lambda a: a.T, inner),
+    )
+
+
+plain_masks = st.recursive(plain_leaves, grow, max_leaves=8)
+masks = st.recursive(leaves, grow, max_leaves=8)
+sizes = st.tuples(st.integers(0, 17), st.integers(0, 19), st.integers(0, 23))
+
+
+def allowed(mask: Mask, p: int, j: int) -> bool:
+    """May p attend to j? Straight from the words of the design."""
+    match mask:
+        case Full():
+            return True
+        case Causal():
+            return j <= p
+        case Window(before=before, after=after):
+            return j in range(p - before, p + after + 1)
+        case Every(stride=step, offset=offset):
+            return j in range(offset, 10**6, step)
+        case Stride(step=step):
+            return abs(p - j) % step == 0
+        case Prefix(n=n):
+            return j in range(n)
+        case Blocks(size=size):
+            return any(p in range(s, s + size) and j in range(s, s + size) for s in range(0, 100, size))
+        case And(parts=parts):
+            return all(allowed(part, p, j) for part in parts)
+        case Or(parts=parts):
+            return any(allowed(part, p, j) for part in parts)
+        case Not(parts=parts):
+            return not allowed(parts[0], p, j)
+        case Transposed(parts=parts):
+            return allowed(parts[0], j, p)
+    raise AssertionError(f"no definition for {mask}")
+
+
+def table(mask: Mask, T: int, S: int, offset: int) -> torch.Tensor:
+    """The dense mask, pair by pair from `allowed`: (T, S)."""
+    rows = [[allowed(mask, i + offset, j) for j in range(S)] for i in range(T)]
+    return torch.tensor(rows, dtype=torch.bool).reshape(T, S)

@@ -1,0 +1,307 @@
+"""What each mask allows, against plain Python definitions, boolean algebra and hand-written patterns."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead import masks
+from clearhead.masks import (
+    allow,
+    as_mask,
+    block,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+from tests.masks.strategies import masks as any_masks
+from tests.masks.strategies import plain_masks, sizes, table
+
+CONSTRUCTORS = [
+    getattr(masks, name)
+    for name in (
+        "full causal window every stride prefix blocks scattered padding documents allow block".split()
+    )
+]
+
+
+@given(plain_masks, sizes)
+@settings(max_examples=150)
+def test_dense_is_the_definition_pair_by_pair(mask, size):
+    T, S, offset = size
+    dense = mask.dense(T, S, offset=offset)
+    assert dense.dtype == torch.bool
+    assert dense.is_contiguous()
+    assert torch.equal(dense, table(mask, T, S, offset))
+
+
+@given(any_masks, sizes)
+def test_allows_agrees_with_dense_for_scrambled_positions(mask, size):
+    T, S, offset = size
+    dense = mask.dense(T, S, offset=offset)
+    rows, columns = torch.randperm(T), torch.randperm(S)
+    one_by_one = mask.allows(rows[:, None] + offset, columns, keys=S, offset=offset)
+    assert torch.equal(one_by_one, dense[rows][:, columns])
+
+
+@given(any_masks, any_masks, sizes)
+def test_operators_are_boolean_algebra(a, b, size):
+    T, S, offset = size
+    x, y = a.dense(T, S, offset=offset), b.dense(T, S, offset=offset)
+    assert torch.equal((a & b).dense(T, S, offset=offset), x & y)
+    assert torch.equal((a | b).dense(T, S, offset=offset), x | y)
+    assert torch.equal((~a).dense(T, S, offset=offset), ~x)
+
+
+@given(any_masks, st.integers(0, 13))
+def test_transposed_is_the_transposed_square(mask, n):
+    assert torch.equal(mask.T.dense(n), mask.dense(n).mT)
+
+
+@given(any_masks, any_masks)
+def test_equal_by_structure(a, b):
+    assert (a & b) == (a & b)
+    assert hash(a & b) == hash(a & b)
+    assert ~~a == a
+    assert a.T.T == a
+    assert (a == b) == (str(a) == str(b))
+
+
+def test_joining_is_associative_and_keeps_order():
+    a, b, c = causal(), window(1, 0), every(3)
+    assert (a & b) & c == a & (b & c)
+    assert (a | b) | c == a | (b | c)
+    assert a & b != b & a
+    assert a & b != a | b
+
+
+def test_masks_cannot_be_changed():
+    mask = window(2, 3)
+    with pytest.raises(AttributeError):
+        mask.before = 5
+    with pytest.raises(AttributeError):
+        (mask & causal()).parts = ()
+    assert mask == window(2, 3)
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda f: f.__name__)
+def test_the_drawing_in_each_docstring_is_what_is_drawn(constructor):
+    lines = [line.strip() for line in inspect.getdoc(constructor).splitlines()]
+    picture = [line for line in lines if re.fullmatch(r"[■·]( [■·])*", line)]
+    example = lines[lines.index(picture[0]) - 1]
+    assert example.startswith(constructor.__name__ + "(")
+    mask = eval(example, {"torch": torch, **vars(masks)})
+    assert mask.draw(len(picture)).body() == picture
+
+
+def test_window_of_two_and_two_is_five_keys():
+    assert window(2, 2).dense(11).sum(1).tolist() == [3, 4, 5, 5, 5, 5, 5, 5, 5, 4, 3]
+    assert torch.equal(window(0, 0).dense(7), torch.eye(7, dtype=torch.bool))
+
+
+def test_offset_places_the_queries_among_the_keys():
+    whole = (causal() & window(3, 0) | stride(5)).dense(13)
+    part = (causal() & window(3, 0) | stride(5)).dense(3, 13, offset=7)
+    assert torch.equal(part, whole[7:10])
+    assert causal().dense(1, 8, offset=7).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "uses", "depends"),
+    [
+        (full(), False, False),
+        (causal(), True, True),
+        (every(3), False, False),
+        (every(3).T, True, True),
+        (prefix(2), False, False),
+        (prefix(2).T, True, True),
+        (~every(2) & prefix(5), False, False),
+        (every(2) | stride(3), True, True),
+        (scattered(2, 0), True, True),
+        (padding([3]), False, False),
+        (padding([3]).T, True, True),
+        (documents([0, 1]), True, True),
+        (allow(torch.ones(2, 3, dtype=torch.bool)), False, True),
+        (block(torch.ones(2, 3, dtype=torch.bool)).T, False, True),
+    ],
+    ids=str,
+)
+def test_what_a_mask_depends_on(mask, uses, depends):
+    assert mask.uses_query_position is uses
+    assert mask.depends_on_query is depends
+
+
+def test_structural_and_length_dependence():
+    assert (causal() | scattered(2, 1)).is_structural
+    assert (causal() | scattered(2, 1)).depends_on_length
+    assert not (causal() | every(2)).depends_on_length
+    assert not (causal() & padding([2])).is_structural
+
+
+# -- scattered ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31 - 1), st.integers(0, 11), st.integers(0, 13), st.integers(0, 2**30))
+def test_scattered_gives_every_query_the_same_number_of_keys(per_row, seed, T, S, offset):
+    dense = scattered(per_row, seed).dense(T, S, offset=offset)
+    assert (dense.sum(1) == min(per_row, S)).all()
+
+
+def plain_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
+    """`scattered` for one row in Python's own unbounded integers, with the remainders written out."""
+
+    def mix(x: int) -> int:
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+            x = (x % 2**32 ^ x % 2**32 >> shift) * factor % 2**32
+        return x ^ x >> 15
+
+    base = mix(mix(mix(S) + seed) ^ p)
+    draws = [mix(base + 0x9E3779B9 * (k + 1)) for k in range(3 * 13)]
+    below = [((draws[3 * r] << 30) | (draws[3 * r + 1] >> 2)) % S for r in range(13)]
+    chosen = set()
+    for x in range(min(per_row, S)):
+        x = (x + below[0]) % S
+        for r in range(1, 13):
+            partner = (below[r] - x) % S
+            if mix(max(x, partner) ^ draws[3 * r + 2]) % 2:
+                x = partner
+        chosen.add(x)
+    return chosen
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 20), st.integers(1, 13))
+def test_scattered_chooses_as_written_in_plain_integers(per_row, seed, offset, S):
+    dense = scattered(per_row, seed).dense(3, S, offset=offset)
+    for i, row in enumerate(dense):
+        assert set(row.nonzero()[:, 0].tolist()) == plain_choice(per_row, seed, i + offset, S)
+
+
+def test_scattered_never_changes_and_touches_no_generator():
+    before = torch.random.get_rng_state()
+    rows = scattered(3, 42).dense(5, 17, offset=1000).nonzero()[:, 1].reshape(5, 3).tolist()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    # Written down once: a stored model must find the same choice in every later version.
+    assert rows == [[0, 5, 11], [0, 3, 10], [5, 7, 14], [1, 4, 6], [2, 5, 6]]
+
+
+def test_scattered_depends_on_seed_and_length():
+    assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 43).dense(17))
+    assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 42).dense(17, 19, offset=0)[:, :17])
+
+
+def test_scattered_is_well_spread():
+    # 4,001 rows choose 5 of 101 keys: each key is chosen about 198 times (standard deviation 13.7), and a pair of
+    # neighbours about as often as any other pair (4001·C(5,2)/C(101,2)·100 = 792 over the 100 pairs, deviation 28).
+    chosen = scattered(5, 1).dense(4001, 101, offset=0)
+    assert (chosen.sum(0) - 4001 * 5 / 101).abs().max() < 5 * 13.7
+    neighbours = (chosen[:, 1:] & chosen[:, :-1]).sum()
+    assert abs(neighbours - 792) < 5 * 28
+    # Rows are unrelated: neighbouring rows share 5·5/101 keys in the mean (variance below 0.23).
+    shared = (chosen[1:] & chosen[:-1]).sum(1).double().mean()
+    assert abs(shared - 25 / 101) < 5 * (0.23 / 4000) ** 0.5
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(-1, 13), st.integers(0, 5)), max_size=5), st.integers(0, 7))
+def test_padding_hides_keys_outside_each_sequence(rows, T):
+    lengths = torch.tensor([length for length, _ in rows], dtype=torch.int32)
+    before = torch.tensor([start for _, start in rows], dtype=torch.int64)
+    S = 11
+    right = padding(lengths).dense(T, S)
+    left = padding(lengths, before=before).dense(T, S)
+    assert right.shape == left.shape == (len(rows), 1, T, S)
+    for b, (length, start) in enumerate(rows):
+        assert right[b, 0].tolist() == [[j < length for j in range(S)]] * T
+        assert left[b, 0].tolist() == [[start <= j < start + length for j in range(S)]] * T
+
+
+def test_padding_of_any_batch_shape():
+    lengths = torch.tensor([[2, 3, 5], [7, 0, 1]])
+    mask = padding(lengths)
+    assert mask.batch_shape == (2, 3, 1)
+    assert mask.dense(2, 7).sum((-1, -2, -3)).tolist() == (2 * lengths).tolist()
+    assert padding(torch.tensor(3)).dense(2, 7).shape == (2, 7)
+
+
+@given(st.lists(st.integers(-2, 3), min_size=11, max_size=11), st.integers(0, 5), st.integers(0, 11))
+def test_documents_see_themselves(ids, T, S):
+    dense = documents(ids).dense(T, S, offset=3)
+    expected = [[ids[i + 3] == ids[j] and ids[j] >= 0 for j in range(S)] for i in range(T)]
+    assert dense.tolist() == (expected if S else [[]] * T)
+    batched = documents(torch.tensor([ids, ids[::-1]])).dense(T, S, offset=3)
+    assert batched.shape == (2, 1, T, S)
+    assert torch.equal(batched[0, 0], dense)
+
+
+def test_allow_and_block_keep_the_tensor_and_its_leading_dimensions():
+    tensor = torch.rand(2, 3, 5, 7) < 0.5
+    assert torch.equal(allow(tensor).dense(5, 7, offset=4), tensor)
+    assert torch.equal(block(tensor).dense(5, 7), ~tensor)
+    assert torch.equal(allow(tensor).T.dense(7, 5), tensor.mT)
+    p, j = torch.tensor([[6], [8]]), torch.tensor([[0, 3, 6]])
+    assert torch.equal(
+        allow(tensor).allows(p, j, keys=7, offset=4), tensor[..., [2, 4], :][..., [0, 3, 6]]
+    )
+    assert torch.equal(
+        allow(tensor).T.allows(j, torch.tensor([[1], [4]]), keys=5),
+        tensor.mT[..., [0, 3, 6], :][..., [1, 4]].mT,
+    )
+
+
+def test_changing_a_dense_tensor_leaves_the_mask_alone():
+    tensor = torch.ones(3, 5, dtype=torch.bool)
+    allow(tensor).dense(3, 5).zero_()
+    assert tensor.all()
+
+
+def test_data_masks_broadcast_with_structural_ones():
+    lengths, ids = torch.tensor([5, 2, 7]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    heads = torch.rand(11, 7, 7) < 0.5
+    mask = causal() & padding(lengths) & documents(ids) & allow(heads)
+    assert mask.batch_shape == (3, 11)
+    expected = (
+        causal().dense(7)
+        & (torch.arange(7) < lengths[:, None])[:, None, None]
+        & (ids[:, None] == ids)
+        & heads
+    )
+    assert torch.equal(mask.dense(7), expected)
+
+
+def test_data_masks_are_equal_by_identity():
+    lengths = torch.tensor([3, 5])
+    assert padding(lengths) == padding(lengths)
+    assert hash(padding(lengths)) == hash(padding(lengths))
+    assert padding(lengths) != padding(lengths.clone())
+    assert padding(lengths) != padding(lengths, before=lengths)
+    tensor = torch.ones(2, 2, dtype=torch.bool)
+    assert allow(tensor) != block(tensor)
+    assert documents(lengths) != padding(lengths)
+
+
+def test_dense_goes_to_the_device_that_is_asked_for():
+    mask = causal() & padding(torch.tensor([3, 5]))
+    assert mask.dense(5, device="meta").device.type == "meta"
+    assert mask.dense(5).device.type == "cpu"
+
+
+# -- as_mask -----------------------------------------------------------------------------------------------------------
+
+
+def test_as_mask_passes_masks_and_makes_none_full():
+    mask = causal()
+    assert as_mask(mask) is mask
+    assert as_mask(None) == full()

@@ -1,0 +1,257 @@
+"""What must hold for any weights: no future, no padding, and a batch that is only a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
+from clearhead.masks import block, causal, documents, every, padding, window
+from clearhead.models import DecoderConfig, EncoderConfig, Mean, VisionConfig
+from clearhead.positions import Learned, Rotary, Sinusoidal
+
+SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
+
+
+def random_ids(*shape, vocab=29, seed=0):
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------------- the future
+
+
+def test_no_logit_sees_the_future(decoder):
+    """Changing token j changes no logit before j, to the last bit, and changes the logits from j on."""
+    ids = random_ids(2, 11)
+    before = decoder(ids)
+    for j in range(11):
+        changed = ids.clone()
+        changed[:, j] = (changed[:, j] + 1) % 29
+        after = decoder(changed)
+        assert torch.equal(after[:, :j], before[:, :j])
+        assert not torch.isclose(after[:, j], before[:, j]).all()
+
+
+def test_no_gradient_comes_from_the_future(decoder):
+    ids = random_ids(1, 11)
+    rows = []
+    decoder.embedding.register_forward_hook(lambda module, args, out: rows.append(out.requires_grad_()))
+    logits = decoder(ids)
+    for i in range(11):
+        (gradient,) = torch.autograd.grad(logits[0, i].square().sum(), rows[0], retain_graph=True)
+        assert (gradient[0, i + 1 :] == 0).all()
+        assert (gradient[0, : i + 1] != 0).any(-1).all()
+
+
+def test_target_sees_the_whole_source_and_no_future(encoder_decoder):
+    source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
+    before = encoder_decoder(source, target)
+    changed = target.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % 29
+    after = encoder_decoder(source, changed)
+    assert torch.equal(after[:, :3], before[:, :3])
+    for s in range(7):
+        changed = source.clone()
+        changed[:, s] = (changed[:, s] + 1) % 29
+        assert not torch.isclose(encoder_decoder(changed, target)[:, 0], before[:, 0]).all()
+
+
+def test_a_sparse_mask_in_the_config_is_obeyed(build, assert_close):
+    """One layer: token i reads exactly the tokens that the mask draws, and no others."""
+    mask = causal() & (window(2, 0) | every(4))
+    model = build(DecoderConfig(**(SIZES | {"n_layers": 1}), mask=mask, positions=Sinusoidal()))
+    ids = random_ids(1, 11)
+    rows = []
+    model.embedding.register_forward_hook(lambda module, args, out: rows.append(out.requires_grad_()))
+    logits = model(ids)
+    reads = torch.zeros(11, 11, dtype=torch.bool)
+    for i in range(11):
+        (gradient,) = torch.autograd.grad(logits[0, i].square().sum(), rows[0], retain_graph=True)
+        reads[i] = (gradient[0] != 0).any(-1)
+    assert torch.equal(reads, mask.dense(11))
+
+
+# ---------------------------------------------------------------------- padding and batches
+
+
+def test_padding_never_changes_what_is_not_padding(encoder, assert_close):
+    lengths = torch.tensor([9, 4, 1])
+    ids = random_ids(3, 9)
+    out = encoder(ids, mask=padding(lengths))
+    other = torch.where(torch.arange(9) < lengths[:, None], ids, (ids + 5) % 29)
+    again = encoder(other, mask=padding(lengths))
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(again[row, :length], out[row, :length])
+        alone = encoder(ids[row : row + 1, :length])
+        assert_close(out[row : row + 1, :length], alone)
+
+
+def test_source_padding_never_changes_a_logit(encoder_decoder, assert_close):
+    lengths = torch.tensor([7, 3])
+    source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
+    out = encoder_decoder(source, target, source_mask=padding(lengths))
+    other = torch.where(torch.arange(7) < lengths[:, None], source, (source + 5) % 29)
+    assert torch.equal(encoder_decoder(other, target, source_mask=padding(lengths)), out)
+    assert_close(out[1:], encoder_decoder(source[1:, :3], target[1:]))
+
+
+def test_target_padding_never_changes_a_logit_before_it(decoder, assert_close):
+    lengths = torch.tensor([11, 6])
+    ids = random_ids(2, 11)
+    out = decoder(ids, mask=padding(lengths))
+    assert_close(out[1:, :6], decoder(ids[1:, :6]))
+    assert_close(out[:1], decoder(ids[:1]))
+
+
+def test_left_padding_is_a_matter_of_positions(decoder, assert_close):
+    """A prompt of 4 tokens behind 3 tokens of padding gives the logits that it gives alone."""
+    ids = random_ids(2, 7)
+    skip = torch.tensor([3, 0])
+    real = torch.arange(7) >= skip[:, None]  # (B, S)
+    hidden = block(~real[:, None, None, :].expand(2, 1, 7, 7))
+    added = decoder.config.positions.kind == "added"
+    positions = (torch.arange(7) - skip[:, None]).clamp(min=0) if added else None
+    out = decoder(ids, mask=hidden, positions=positions)
+    assert_close(out[:1, 3:], decoder(ids[:1, 3:]))
+    assert_close(out[1:], decoder(ids[1:]))
+
+
+def test_packed_documents_do_not_meet(build, assert_close):
+    model = build(DecoderConfig(**SIZES, positions=Rotary()))
+    ids = random_ids(1, 11)
+    packed = model(ids, mask=documents(torch.tensor([[0] * 4 + [1] * 7])))
+    assert_close(packed[:, :4], model(ids[:, :4]))
+    assert_close(packed[:, 4:], model(ids[:, 4:]))
+
+
+def test_rows_of_a_batch_do_not_meet(decoder, assert_close):
+    ids = random_ids(5, 7)
+    together = decoder(ids)
+    for row in range(5):
+        assert_close(together[row : row + 1], decoder(ids[row : row + 1]))
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_short_texts(decoder, encoder, length):
+    ids = random_ids(2, length)
+    assert decoder(ids).shape == (2, length, 31)
+    assert encoder(ids).shape == (2, length, 14)
+
+
+def test_float32_is_close_to_float64(decoder):
+    """Rounding stays rounding: errors are some thousand units in float32's last place, not more."""
+    ids = random_ids(2, 11)
+    wanted = decoder(ids)
+    got = decoder.float()(ids)
+    assert got.dtype == torch.float32
+    assert (got - wanted).abs().max() < 4000 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
+# ---------------------------------------------------------------------- vision
+
+
+@pytest.fixture(params=["cls", "mean"])
+def vision(request, build):
+    pooling = {} if request.param == "cls" else {"pooling": Mean()}
+    return build(
+        VisionConfig(
+            image_size=(6, 9), patch_size=3, channels=2, n_classes=7, d_model=10, n_layers=2, n_heads=2, **pooling
+        )
+    )
+
+
+def test_vision_sees_every_pixel(vision):
+    images = torch.randn(2, 2, 6, 9, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(vision(images).square().sum(), images)
+    assert (gradient != 0).all()
+
+
+def test_vision_without_positions_sees_a_set_of_patches(vision, assert_close):
+    with torch.no_grad():
+        vision.positions.weight[vision.config.pooling.n_extra :] = 0.5
+    images = torch.randn(2, 2, 6, 9, dtype=torch.float64)
+    swapped = torch.cat((images[..., 3:6], images[..., :3], images[..., 6:]), -1)
+    assert_close(vision(swapped), vision(images))
+
+
+def test_vision_for_another_size(vision, assert_close):
+    same = vision.resized((6, 9))
+    images = torch.randn(2, 2, 6, 9, dtype=torch.float64)
+    assert torch.equal(same(images), vision(images))
+    larger = vision.resized((12, 15))
+    assert larger.config.image_size == (12, 15)
+    assert larger.positions.weight.shape[0] == 4 * 5 + vision.config.pooling.n_extra
+    assert larger(torch.randn(3, 2, 12, 15, dtype=torch.float64)).shape == (3, 7)
+    # The original is left alone, and shares nothing with the copy.
+    assert vision.config.image_size == (6, 9)
+    with torch.no_grad():
+        larger.head.weight.zero_()
+    assert vision.head.weight.abs().sum() > 0
+    # A copy stored by its own configuration is built alike.
+    assert larger.config.build().positions.weight.shape == larger.positions.weight.shape
+
+
+def test_explicit_grid_positions_move_along(build):
+    config = VisionConfig(
+        image_size=(6, 9),
+        patch_size=3,
+        n_classes=7,
+        d_model=10,
+        n_layers=1,
+        n_heads=2,
+        positions=Learned(grid=(2, 3), n_extra=1),
+    )
+    assert build(config).resized((9, 9)).config.positions == Learned(grid=(3, 3), n_extra=1)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_text_faults(build):
+    model = build(DecoderConfig(**SIZES, positions=Learned(max_len=23)))
+    ids = random_ids(2, 7)
+    with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token numbers"):
+        model(ids.float())
+    with pytest.raises(ShapeError, match=r"ids have shape \(7,\); expected \(batch, length\): add the batch with ids\[None\]"):
+        model(ids[0])
+    with pytest.raises(ShapeError, match="the vocabulary has 31 tokens"):
+        model(ids + 31)
+    with pytest.raises(ShapeError, match="a sequence of 24 tokens, but the table of learned positions has 23 rows"):
+        model(random_ids(1, 24))
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        model(ids, mask=torch.ones(7, 7, dtype=torch.bool))
+    with pytest.raises(ShapeError, match="has no cross-attention; set cross_attention=True"):
+        model(ids, memory=torch.zeros(2, 3, 18, dtype=torch.float64))
+
+
+def test_encoder_refuses_a_bool_tensor(encoder):
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        encoder(random_ids(2, 7), mask=torch.ones(2, 7, dtype=torch.bool))
+
+
+def test_positions_are_only_for_those_that_add_them(build):
+    model = build(EncoderConfig(**SIZES, positions=Rotary()))
+    with pytest.raises(ShapeError, match=r"got positions \(7,\), but this model adds none.*leave positions out"):
+        model(random_ids(2, 7), positions=torch.arange(7))
+
+
+def test_cross_attention_wants_a_memory(build):
+    model = build(DecoderConfig(**SIZES, cross_attention=True))
+    with pytest.raises(ShapeError, match="give it memory="):
+        model(random_ids(2, 7))
+
+
+def test_source_mask_serves_both_attentions(build, encoder_decoder):
+    with pytest.raises(MaskError, match="depends on the query's position.*encoder_mask"):
+        encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=window(2, 2))
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
+
+
+def test_vision_faults(vision):
+    with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating-point.*/ 255"):
+        vision(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match=r"images have shape \(2, 6, 9\); expected \(batch, 2, 6, 9\)"):
+        vision(torch.zeros(2, 6, 9))
+    with pytest.raises(ShapeError, match=r"images are 9×6; this model was made for 6×9.*model\.resized\(\(9, 6\)\)"):
+        vision(torch.zeros(1, 2, 9, 6))
