@@ -37,7 +37,7 @@ types: setup
 # Shapes in signatures are checked by jaxtyping in the first run. What is compiled, and what is wrong on purpose, runs
 # without those checks: they do not trace, and they would speak before our own errors do.
 test: check
-	$(BIN)/python -m pytest -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,beartype.beartype
+	$(BIN)/python -m pytest -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
 	$(BIN)/python -m pytest -m "compiled or bad_input" --ignore=tests/house
 
 bench: setup

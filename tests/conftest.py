@@ -14,6 +14,9 @@ settings.register_profile(
 )
 settings.load_profile("clearhead")
 
+# The tests' tensors are tiny: two threads spend their time waiting for each other, the more so on a busy machine.
+torch.set_num_threads(1)
+
 
 def pytest_configure(config):
     """timm and transformers import torchvision, whose operators load only beside the torch build they were made for.

@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 # In the order that `--help` shows them. Each module registers its command on import.
-_COMMANDS = ("mask", "bench", "demo")
+_COMMANDS = ("mask", "cost", "bench", "demo")
 
 
 def _version(wanted: bool) -> None:

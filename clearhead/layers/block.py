@@ -38,9 +38,9 @@ class BlockConfig:
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
     bias: bool = True
-    norm: Norm = LayerNorm()  # noqa: RUF009 - frozen, so one default serves all
-    residual: Residual = PreNorm()  # noqa: RUF009
-    activation: Activation = GELU()  # noqa: RUF009
+    norm: Norm = LayerNorm()
+    residual: Residual = PreNorm()
+    activation: Activation = GELU()
     rotary: Rotary | None = None
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class Mask(ABC):
         _check_size("T (the number of queries)", T)
         _check_size("S (the number of keys)", S)
         if offset is None:
-            if T != S and self.uses_query_position:
+            if self.uses_query_position and T != S:  # in this order: sizes that do not matter leave no guard
                 _refuse_unknown_offset(self, T, S)
             offset = 0
         _check_size("offset (the position of the first query among the keys)", offset)
@@ -147,9 +147,7 @@ class Mask(ABC):
 
     # -- for people ---------------------------------------------------------------------------------------------------
 
-    def draw(
-        self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32
-    ) -> Drawing:
+    def draw(self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
         """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); `cells` a side at most, shaded beyond."""
         from clearhead.masks.shading import draw
 
@@ -186,6 +184,7 @@ class Mask(ABC):
         return _operand(other, "|") | self
 
     def __invert__(self) -> Mask:
+        # torch.compile traces & | and .T of masks, but not yet ~ of any object: make such masks outside the graph.
         from clearhead.masks.operators import invert
 
         return invert(self)
@@ -219,6 +218,7 @@ class Mask(ABC):
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         """Raise if the tensors inside do not fit these sizes."""
+        return
 
     def _device(self) -> torch.device | None:
         """Where the mask's tensors are; None if it has none."""
@@ -228,10 +228,8 @@ class Mask(ABC):
         """Proof that every query from position first to last has a key: one rule for a key that all rows accept."""
         if self.verdict(Region.nearest(first, last, keys)):
             return True
-        for key in {0, *self._landmarks()}:
-            if key < keys and self.verdict(Region.box(first, last, key, key)):
-                return True
-        return False
+        candidates = [key for key in {0, *self._landmarks()} if key < keys]
+        return any([self.verdict(Region.box(first, last, key, key)) for key in candidates])
 
     def _landmarks(self) -> tuple[int, ...]:
         """Keys worth trying as the one that every query sees."""

@@ -187,11 +187,7 @@ class Counter:
     def _sort_out(self, terms: dict[Term, int]) -> bool:
         found = {factor: factor.keys() for term in terms for factor in term}
         for term, number in terms.items():
-            lists = [
-                factor
-                for factor in term
-                if isinstance(factor.leaf, Scattered) and not factor.swapped
-            ]
+            lists = [factor for factor in term if isinstance(factor.leaf, Scattered) and not factor.swapped]
             if lists:
                 shortest = min(lists, key=lambda factor: factor.leaf.per_row)  # type: ignore[attr-defined]
                 others = [factor for factor in term if factor != shortest]

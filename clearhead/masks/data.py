@@ -289,7 +289,9 @@ def _integers(value: Any, name: str, owner: str) -> Tensor:
                 f"the {name} of {owner} cannot be made a tensor: {error}; expected whole numbers"
             ) from None
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise DtypeError(f"the {name} of {owner} have dtype {value.dtype}; expected whole numbers (torch.int64)")
+        raise DtypeError(
+            f"the {name} of {owner} have dtype {value.dtype}; expected whole numbers (torch.int64)"
+        )
     return value
 
 

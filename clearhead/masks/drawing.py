@@ -103,7 +103,9 @@ class Drawing:
                 if x > 0:
                     # Even one pair among a million should be seen, so that nothing allowed looks hidden.
                     opacity = f"{max(x, 0.08):.2f}"
-                    square = f"M{left + column * side} {top + row * side}h{side - gap}v{side - gap}h-{side - gap}z"
+                    square = (
+                        f"M{left + column * side} {top + row * side}h{side - gap}v{side - gap}h-{side - gap}z"
+                    )
                     paths.setdefault(opacity, []).append(square)
         return {opacity: "".join(squares) for opacity, squares in paths.items()}
 

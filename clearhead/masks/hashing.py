@@ -24,39 +24,38 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
-class Shuffle:
-    """For each position p a permutation of 0 … keys − 1, computed element by element in both directions.
+@torch.library.custom_op(
+    "clearhead::shuffle",
+    mutates_args=(),
+    schema="(Tensor p, Tensor x, SymInt keys, SymInt seed, bool back) -> Tensor",
+)
+def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
+    """For each position p a permutation of 0 … keys − 1: where x goes, or (back) which element goes to x.
 
-    A rotation is followed by rounds in which x may change places with its partner c − x (mod keys), c drawn once a row
-    and round; a bit hashed from the larger of the two decides, so both sides agree and a round undoes itself. This works
-    for every number of keys without tables, sorting or rejected draws.
+    p and x broadcast. A rotation is followed by rounds in which x may change places with its partner c − x (mod keys), c
+    drawn once a row and round; a bit hashed from the larger of the two decides, so both sides agree and a round undoes
+    itself. This works for every number of keys without tables, sorting or rejected draws.
+
+    It is an operator of its own so that torch.compile takes it as one step: unrolled, it would compile for minutes.
     """
+    keys = max(keys, 1)  # with no keys there is nothing to permute, and nothing may divide by 0
+    base = mix(mix(mix(torch.zeros_like(p) + keys) + seed) ^ (p & _LOW))
+    # Three numbers a round, of which the rotation uses the first two: (3, 1 + rounds, *p.shape).
+    number = torch.arange(1, 3 * (1 + _ROUNDS) + 1, device=p.device)
+    draws = mix(base + 0x9E3779B9 * number.view(3, 1 + _ROUNDS, *[1] * p.ndim))
+    # 62 bits, so that the remainder is as good as uniform for every possible number of keys.
+    centres, secrets = ((draws[0] << 30) | (draws[1] >> 2)) % keys, draws[2]
+    if not back:
+        x = (x + centres[0]) % keys
+    for step in range(_ROUNDS, 0, -1) if back else range(1, _ROUNDS + 1):
+        partner = (centres[step] - x) % keys
+        larger = torch.maximum(x, partner) ^ secrets[step]
+        # The top bit of a 32-bit product depends on all bits below it.
+        swap = (((larger ^ (larger >> 16)) * 0x735A2D97) >> 31) & 1
+        x = torch.where(swap == 1, partner, x)
+    return (x - centres[0]) % keys if back else x
 
-    def __init__(self, p: Tensor, keys: int, seed: int) -> None:
-        self.keys = max(keys, 1)  # with no keys there is nothing to permute, and nothing may divide by 0
-        self.base = mix(mix(mix(torch.zeros_like(p) + keys) + seed) ^ (p & _LOW))
 
-    def _draw(self, number: int) -> Tensor:
-        return mix(self.base + 0x9E3779B9 * (number + 1))
-
-    def _below_keys(self, number: int) -> Tensor:
-        # 62 bits, so that the remainder is as good as uniform for every possible number of keys.
-        return ((self._draw(number) << 30) | (self._draw(number + 1) >> 2)) % self.keys
-
-    def _round(self, x: Tensor, number: int) -> Tensor:
-        partner = (self._below_keys(3 * number) - x) % self.keys
-        swap = mix(torch.maximum(x, partner) ^ self._draw(3 * number + 2)) & 1
-        return torch.where(swap == 1, partner, x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Where element x goes."""
-        x = (x + self._below_keys(0)) % self.keys
-        for number in range(1, _ROUNDS + 1):
-            x = self._round(x, number)
-        return x
-
-    def backward(self, y: Tensor) -> Tensor:
-        """The element that goes to y."""
-        for number in range(_ROUNDS, 0, -1):
-            y = self._round(y, number)
-        return (y - self._below_keys(0)) % self.keys
+@shuffle.register_fake
+def _(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
+    return p + x

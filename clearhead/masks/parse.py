@@ -26,7 +26,9 @@ from clearhead.masks.operators import And, Or, join
 MAX_TEXT = 65_536
 """The longest text that is read, in characters: room for every expression that can be built."""
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))"
+)
 _BLANK = re.compile(r"\s*")
 
 
@@ -190,7 +192,9 @@ class _Reader:
         constructor = _CONSTRUCTORS.get(name.text)
         if constructor is None:
             known = ", ".join(_CONSTRUCTORS)
-            self._fail(f"there is no mask {_shown(name.text)}{_guess(name.text, _CONSTRUCTORS)}", name.column, known)
+            self._fail(
+                f"there is no mask {_shown(name.text)}{_guess(name.text, _CONSTRUCTORS)}", name.column, known
+            )
         if not self._skip("("):
             self._fail(f"expected ( after {name.text}", self.tokens[self.at].column)
         values: dict[str, Any] = {}

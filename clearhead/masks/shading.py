@@ -25,9 +25,7 @@ _PAIRS_A_BAND = 1 << 22
 _MOST_CELLS = 128
 
 
-def draw(
-    mask: Mask, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32
-) -> Drawing:
+def draw(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
     """The mask as a `Drawing` of at most `cells` × `cells` (up to 128); 32 fit a terminal of 80 columns."""
     S = T if S is None else S
     start = mask.check(T, S, offset)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask, whole_number
 from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, Region
-from clearhead.masks.hashing import Shuffle
+from clearhead.masks.hashing import shuffle
 
 
 @dataclass(frozen=True, repr=False)
@@ -209,13 +209,13 @@ class Scattered(Leaf):
             chosen = self.listed(p, grid.keys)  # (T, per_row)
             nothing = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)
             return nothing.scatter(1, chosen, True)
-        rank = Shuffle(p, grid.keys, self.seed).backward(j)
+        rank = shuffle(p, j, grid.keys, self.seed, True)
         return (rank < self.per_row) & (j >= 0) & (j < grid.keys)
 
     def listed(self, p: Tensor, keys: int) -> Tensor:
         """The chosen keys of the queries p (N, 1), each once and in no order: (N, min(per_row, keys))."""
         order = torch.arange(min(self.per_row, keys), device=p.device)
-        return Shuffle(p, keys, self.seed).forward(order)
+        return shuffle(p, order, keys, self.seed, False)
 
     @property
     def depends_on_length(self) -> bool:
@@ -361,14 +361,14 @@ def scattered(per_row: int, seed: int) -> Mask:
     """Each query sees min(per_row, S) different keys, chosen as if at random by a hash of (seed, p, S).
 
         scattered(2, 7)
-        ■ · · · · · ■ ·
-        · · · · · ■ ■ ·
-        · ■ · · ■ · · ·
+        · ■ · ■ · · · ·
+        · · · · · · ■ ■
+        · · · · ■ ■ · ·
+        · · · · · ■ · ■
         · · ■ · ■ · · ·
-        ■ · · · · · · ■
-        · · · ■ · ■ · ·
-        ■ · · ■ · · · ·
-        ■ · · · · · ■ ·
+        ■ · · · · ■ · ·
+        ■ ■ · · · · · ·
+        · ■ · ■ · · · ·
 
     The choice is the same on every device and in every version of torch, and uses no random generator. It depends on the
     number of keys S: with one key more, the rows are drawn anew (`depends_on_length` is True), so it suits a fixed length

@@ -6,10 +6,13 @@ baselines that they have to beat. `save` and `load` keep one in a folder.
 
 from __future__ import annotations
 
+from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
 from clearhead.models.config import Config
+from clearhead.models.convnet import ConvNet, ConvNetConfig
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from clearhead.models.linear import LogisticRegression, LogisticRegressionConfig
 from clearhead.models.presets import (
     PRESETS,
     bert_base,
@@ -27,20 +30,33 @@ from clearhead.models.presets import (
     vit_small,
     vit_tiny,
 )
+from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
+from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from clearhead.models.storage import load, save
 from clearhead.models.vision import Cls, Mean, VisionConfig, VisionTransformer
 
 __all__ = [
     "PRESETS",
+    "Autoencoder",
+    "AutoencoderConfig",
     "Cls",
     "Config",
+    "ConvNet",
+    "ConvNetConfig",
     "Decoder",
     "DecoderConfig",
     "Encoder",
     "EncoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "LogisticRegression",
+    "LogisticRegressionConfig",
     "Mean",
+    "Recurrent",
+    "RecurrentCache",
+    "RecurrentConfig",
+    "RecurrentSeq2Seq",
+    "RecurrentSeq2SeqConfig",
     "VisionConfig",
     "VisionTransformer",
     "bert_base",

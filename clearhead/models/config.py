@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import tomllib
@@ -17,7 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, Union
+from typing import Any, ClassVar, Literal, TypeVar, Union
 
 from torch import nn
 
@@ -28,6 +27,10 @@ __all__ = ["Config", "require"]
 
 # TOML has no null. A field that is None is left out where None is its default, and written as this word where it is not.
 _NONE = "none"
+
+C = TypeVar(
+    "C", bound="Config"
+)  # not Self, which the run-time checks of the tests do not take outside of a class
 
 
 def require(condition: bool, message: str) -> None:
@@ -75,7 +78,7 @@ class Config:
         """The model that this configuration describes, freshly initialised."""
         raise ConfigError(f"{type(self).__name__} names no model; give it a build() method that returns one")
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self: C, **changes: Any) -> C:
         """The same configuration with some fields changed (and everything checked again)."""
         _refuse_unknown(changes, _names(type(self)), type(self).__name__)
         return dataclasses.replace(self, **changes)
@@ -105,16 +108,16 @@ class Config:
         return _encode_fields(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
         """The configuration that `to_dict` wrote. On `Config` itself, `data["type"]` says which kind it is."""
-        return typing.cast(Self, _decode_fields(data, _kind_of(data, cls), ""))
+        return typing.cast(C, _decode_fields(data, _kind_of(data, cls), ""))
 
     def to_toml(self) -> str:
         """The text of a TOML file; `from_toml` is its inverse."""
         return _toml_document(self.to_dict())
 
     @classmethod
-    def from_toml(cls, text: str) -> Self:
+    def from_toml(cls: type[C], text: str) -> C:
         """The configuration in a TOML text."""
         try:
             data = tomllib.loads(text)
@@ -126,13 +129,11 @@ class Config:
 # ---------------------------------------------------------------------- types: what an annotation allows
 
 
-@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     """The annotations of a dataclass, evaluated."""
     return typing.get_type_hints(cls)
 
 
-@functools.cache
 def _names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
@@ -244,7 +245,8 @@ def _kind_of(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     kinds = Config._kinds
     require(
         name is not None,
-        "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: " + ", ".join(sorted(kinds)),
+        "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: "
+        + ", ".join(sorted(kinds)),
     )
     require(
         isinstance(name, str) and name in kinds,
@@ -271,9 +273,7 @@ def _decode_fields(data: Mapping[str, Any], cls: type, where: str) -> Any:
             f"{where}{cls.__name__} lacks the field {field.name!r}, which has no default; add it",
         )
     hints = _hints(cls)
-    values = {
-        key: _decode(value, hints[key], f"{where}{cls.__name__}.{key}") for key, value in given.items()
-    }
+    values = {key: _decode(value, hints[key], f"{where}{cls.__name__}.{key}") for key, value in given.items()}
     try:
         return cls(**values)
     except ClearheadError:

@@ -30,8 +30,7 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class ConvHead:
-    """A convolution whose kernel covers the whole last map: the same function as `LinearHead`, weight for
-    weight.
+    """A convolution whose kernel covers the whole last map: the function of `LinearHead`, weight for weight.
 
     On a larger image it slides and gives one vector of logits per place; `forward` averages over the places.
     """

@@ -42,6 +42,8 @@ class DecoderConfig(TextConfig):
 class Decoder(Stack):
     """A stack of masked self-attention blocks over token ids, and the logits of the next token."""
 
+    embedding: TokenEmbedding
+
     def __init__(self, config: DecoderConfig) -> None:
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
         super().__init__(
@@ -79,4 +81,6 @@ class Decoder(Stack):
         if self.config.cross_attention and memory is None:
             raise ShapeError("this decoder has cross-attention; give it memory=, what the encoder returned")
         if memory is not None and not self.config.cross_attention:
-            raise ShapeError("got memory, but this decoder has no cross-attention; set cross_attention=True in its config")
+            raise ShapeError(
+                "got memory, but this decoder has no cross-attention; set cross_attention=True in its config"
+            )

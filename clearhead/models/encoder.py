@@ -37,6 +37,8 @@ class EncoderConfig(TextConfig):
 class Encoder(Stack):
     """A stack of self-attention blocks over token ids."""
 
+    embedding: TokenEmbedding
+
     def __init__(self, config: EncoderConfig) -> None:
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
@@ -44,7 +46,11 @@ class Encoder(Stack):
         config.init.apply(self, config.n_layers)
 
     def forward(
-        self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T M"]:
         """One vector a token. Give `mask=padding(lengths)` for texts of different lengths in one batch.
 

@@ -1,6 +1,6 @@
 """The encoder-decoder: one stack reads, another writes and looks back at what was read (the 2017 Transformer).
 
-    B batch   S source tokens   T target tokens   M model width   V vocabulary
+B batch   S source tokens   T target tokens   M model width   V vocabulary
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ class EncoderDecoderConfig(TextConfig):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
         return DecoderConfig(
-            **shared, n_layers=self.n_decoder_layers, mask=self.decoder_mask, tied=self.tied, cross_attention=True
+            **shared,
+            n_layers=self.n_decoder_layers,
+            mask=self.decoder_mask,
+            tied=self.tied,
+            cross_attention=True,
         )
 
     def _shared(self) -> dict[str, Any]:

@@ -49,9 +49,9 @@ class LogisticRegressionConfig(Config):
 class LogisticRegression(nn.Module):
     """Logits that are linear in the features; the log-odds of the classes.
 
-    With two classes there is one weight vector w, and the logits are (0, w·x + b), whose softmax is (1 − σ,
-    σ) of w·x + b. With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
-    cross-entropy is the loss.
+    With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is
+    (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case,
+    and cross-entropy is the loss.
     Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
     The weights start at zero: the loss is convex, so every start leads to the same place, and this one needs
@@ -90,8 +90,7 @@ class Ridge:
 
 @dataclass(frozen=True)
 class SquaredInfinity:
-    """strength/2 · ‖w‖∞², where ‖w‖∞ is the largest |weight|: pulls on that one weight alone. The bias is
-    left out.
+    """strength/2 · ‖w‖∞², ‖w‖∞ the largest |weight|: pulls on that one weight alone. The bias is left out.
 
     Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1,
     question 3). Where several weights tie, the penalty has no gradient but many subgradients; this takes the
@@ -106,9 +105,9 @@ class SquaredInfinity:
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         w = model.linear.weight.flatten()
-        # Not amax or norm(inf): their gradient is shared among ties, which is another subgradient than the
-        # rule's.
-        return self.strength / 2 * w[w.detach().abs().argmax()].square()
+        # Not amax or norm(inf): they share the gradient among ties, which is another subgradient.
+        largest = w.gather(0, w.detach().abs().argmax(keepdim=True))
+        return self.strength / 2 * largest.square().sum()
 
 
 def logistic_loss(

@@ -129,7 +129,7 @@ def bert_base() -> EncoderConfig:
     )
 
 
-# ---------------------------------------------------------------------- Dosovitskiy et al., 2021; Touvron et al., 2021: pictures
+# ---------------------------------------------------------------------- Dosovitskiy et al., 2021: pictures
 
 
 def vit_tiny() -> VisionConfig:

@@ -1,5 +1,4 @@
-"""Recurrent networks: one state that is carried from token to token, the way sequences were modelled before
-attention.
+"""Recurrent networks: a state is carried from token to token, as sequences were modelled before attention.
 
 `Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are
 torch's, run by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are
@@ -34,8 +33,7 @@ __all__ = [
     "RecurrentStack",
 ]
 
-# B batch, T tokens, M width of a state, I width of a layer's input, W width of a stack's output (M, or 2M
-# both ways).
+# B batch, T tokens, M width of a state, I width of the input, W width of a stack's output (M, or 2M both ways)
 
 State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
 
@@ -46,8 +44,7 @@ State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c)
 def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state: Any) -> Any:
     """One of torch's sequence kernels with a cell's weights (nn.GRU and its like do not trace; these do)."""
     weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
-    # has_biases, num_layers, dropout, train, bidirectional, batch_first. "train" is what keeps what backward
-    # needs.
+    # has_biases, num_layers, dropout, train (keep what backward needs), bidirectional, batch_first
     return kernel(x, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
 
 
@@ -97,8 +94,7 @@ class LSTM:
 
     def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
         if torch.compiler.is_compiling() and x.device.type == "cpu":
-            # The CPU's fused LSTM has no backward that traces; the graph is unrolled over time, as the
-            # others' are.
+            # The CPU's fused LSTM has no backward that traces: unroll it, as tracing does with the others.
             return _step_through(self, cell, x, state)
         out, h, c = _over_sequence(torch.lstm, cell, x, (state[0][None], state[1][None]))
         return out, (h[0], c[0])
@@ -200,7 +196,7 @@ class RecurrentStack(nn.Module):
             return self._forward(x, None, cache)
         x = x.masked_fill(~real[..., None], 0.0)
         if cache is not None:
-            return self._forward(x, real, cache)
+            return self._forward(x, real, cache).masked_fill(~real[..., None], 0.0)
         order = torch.argsort(~real, dim=1, stable=True)  # real tokens first, in their order
         back = torch.argsort(order, dim=1)
         lengths = real.sum(dim=1, keepdim=True)
@@ -215,6 +211,11 @@ class RecurrentStack(nn.Module):
         """Through all layers. `reverse` is where each token goes when its sequence is read backwards."""
         zeros: State = (x.new_zeros(x.shape[0], self.d_state),) * self.cell.n_states
         states = cache.states if cache is not None and cache.states else [zeros] * len(self.layers)
+        if states[0][0].shape != zeros[0].shape or len(states) != len(self.layers):
+            raise ShapeError(
+                f"the cache holds {len(states)} layers of {tuple(states[0][0].shape)}, expected "
+                f"{len(self.layers)} of {tuple(zeros[0].shape)}; a new batch or model needs a new RecurrentCache"
+            )
         ends = []
         for i, layer in enumerate(self.layers):
             x = x if i == 0 else self.dropout(x)
@@ -256,8 +257,7 @@ def _turned(x: Tensor, reverse: Tensor | None) -> Tensor:
 
 
 def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None:
-    """Which of the tokens (B, T) are no padding, from a mask that says the same to every query. None if there
-    is no mask.
+    """Which of the tokens (B, T) are no padding, from a mask that says the same to every query.
 
     The mask speaks of places in the whole sequence; `start` is where these tokens begin.
     """
@@ -330,7 +330,8 @@ class RecurrentConfig(Config):
         require(
             not (self.bidirectional and isinstance(self.task, NextToken)),
             "RecurrentConfig: got bidirectional=True with NextToken(), expected one direction: "
-            "reading backwards would show the very token that is to be predicted; use Classify(…), or bidirectional=False",
+            "reading backwards would show the very token that is to be predicted; "
+            "use Classify(…), or bidirectional=False",
         )
 
     def build(self) -> Recurrent:
@@ -378,7 +379,8 @@ class Recurrent(nn.Module):
             )
         real = real_tokens(mask, ids, 0 if cache is None else cache.length)
         x = self.dropout(self.embedding(ids))
-        x = self.dropout(self.stack(x, real=real, cache=cache))  # (B, T, W)
+        x = self.stack(x, real=real, cache=cache)  # (B, T, W)
         if isinstance(self.config.task, Classify):
-            x = self.stack.summary(x, real)  # (B, W)
+            x = self.stack.summary(x, real) if cache is None else cache.states[-1][0]  # (B, W)
+        x = self.dropout(x)
         return self.embedding.logits(x) if self.head is None else self.head(x)

@@ -212,7 +212,9 @@ def check_ids(ids: Tensor, name: str = "ids") -> None:
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} are {ids.dtype}; expected token numbers, torch.int64 (or int32)")
     if ids.dim() != 2:
-        raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected (batch, length): add the batch with ids[None]")
+        raise ShapeError(
+            f"{name} have shape {tuple(ids.shape)}; expected (batch, length): add the batch with ids[None]"
+        )
 
 
 def both(own: Mask, extra: Mask | None) -> Mask | None:

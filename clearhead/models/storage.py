@@ -78,7 +78,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
             # One Parameter object under all its names keeps tied weights tied.
-            shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
+            shared = (
+                nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
+            )
             weights.update(dict.fromkeys(names, shared))
     model = skeleton
     if _has_computed_buffers(skeleton):
@@ -103,7 +105,9 @@ def _groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if tensor.is_meta:
-        raise StorageError(f"{name} is on the meta device and has no numbers to store; build the model on a real device")
+        raise StorageError(
+            f"{name} is on the meta device and has no numbers to store; build the model on a real device"
+        )
     stored = tensor.detach().cpu().contiguous()
     if dtype is None or not stored.is_floating_point():
         return stored
@@ -189,7 +193,9 @@ def _read_config(folder: Path) -> Config:
 
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise StorageError(f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it")
+        raise StorageError(
+            f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it"
+        )
     path = folder / (CONFIG + _NEW if _is_decided(folder) else CONFIG)
     if not path.is_file():
         raise StorageError(f"{folder} has no {CONFIG}, expected a folder that save() wrote")
@@ -205,7 +211,9 @@ def _open(path: Path, device: str | torch.device) -> Iterator[safe_open]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise StorageError(f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
+        raise StorageError(
+            f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again"
+        )
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield file
@@ -230,7 +238,9 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
         if tuple(view.get_shape()) != tuple(tensor.shape):
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())
-        if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
+        if stored is None or (
+            stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())
+        ):
             kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
     faults += [f"shapes: {_few(shapes)}"] if shapes else []
     faults += [f"dtypes: {_few(kinds)}"] if kinds else []

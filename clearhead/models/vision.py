@@ -1,6 +1,6 @@
 """The vision Transformer: a picture as a sequence of patches, read by an encoder, and put into one of some classes.
 
-    B batch   C channels   N patches   T tokens (N, and [CLS] where there is one)   M model width
+B batch   C channels   N patches   T tokens (N, and [CLS] where there is one)   M model width
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class VisionTransformer(Stack):
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """A copy of this model for images of another size (height, width): learned positions are interpolated."""
-        config = self.config.replace(image_size=image_size, positions=_moved(self.config.positions, self.config, image_size))
+        config = self.config.replace(
+            image_size=image_size, positions=_moved(self.config.positions, self.config, image_size)
+        )
         other = copy.deepcopy(self)
         other.config = config
         if isinstance(self.positions, LearnedPositions):
@@ -123,10 +125,14 @@ class VisionTransformer(Stack):
 
     def _check(self, images: Tensor) -> None:
         if not images.is_floating_point():
-            raise DtypeError(f"images are {images.dtype}; expected floating-point numbers: images.float() / 255")
+            raise DtypeError(
+                f"images are {images.dtype}; expected floating-point numbers: images.float() / 255"
+            )
         wanted = (self.config.channels, *self.config.image_size)
         if images.dim() != 4 or images.shape[1] != wanted[0]:
-            raise ShapeError(f"images have shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, wanted))})")
+            raise ShapeError(
+                f"images have shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, wanted))})"
+            )
         size = (images.shape[2], images.shape[3])
         if size != self.config.image_size:
             raise ShapeError(
@@ -135,7 +141,9 @@ class VisionTransformer(Stack):
             )
 
 
-def _moved(positions: Positions | None, config: VisionConfig, image_size: tuple[int, int]) -> Positions | None:
+def _moved(
+    positions: Positions | None, config: VisionConfig, image_size: tuple[int, int]
+) -> Positions | None:
     """The same choice of positions for another image size."""
     if not isinstance(positions, Learned):
         return positions

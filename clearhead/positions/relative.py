@@ -112,11 +112,11 @@ class BucketedBias(nn.Module):
         self, T: int, S: int, offset: int = 0, device: torch.device | str | None = None
     ) -> Float[Tensor, "H T S"]:
         """The bias (H, T, S) of queries at offset … offset + T − 1 on keys 0 … S − 1."""
-        # Entry (i, j) depends on j − i alone, so T + S distances are looked up, not T · S: row i of the
-        # result is the stretch of S of them that begins at T − 1 − i.
+        # Entry (i, j) depends on j − i alone, so T + S distances are sorted into buckets, not T · S.
         relative = torch.arange(T + S, device=self.weight.device) - (T - 1) - offset
         values = self.weight[_buckets(relative, self.choice, self._edges)].T  # (H, T + S)
-        bias = values.unfold(-1, S, 1)[:, :T].flip(1)  # (H, T, S)
+        i, j = torch.arange(T, device=values.device), torch.arange(S, device=values.device)
+        bias = values[:, j - i[:, None] + (T - 1)]  # (H, T, S)
         return bias if device is None else bias.to(device)
 
     def extra_repr(self) -> str:

@@ -95,6 +95,7 @@ def test_gradients():
     assert torch.autograd.gradcheck(model, torch.randn(7, 5, dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.bad_input
 def test_wrong_input_is_refused():
     model = Autoencoder(AutoencoderConfig(n_features=6, d_latent=2))
     with pytest.raises(
@@ -107,6 +108,7 @@ def test_wrong_input_is_refused():
         model(torch.ones(3, 6, dtype=torch.long))
 
 
+@pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
     with pytest.raises(ConfigError, match="d_latent: got 0"):
         AutoencoderConfig(n_features=3, d_latent=0)
@@ -122,3 +124,11 @@ def test_the_configuration_round_trips():
     )
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), Autoencoder)
+
+
+@pytest.mark.compiled
+def test_it_traces_whole_and_gives_the_same_numbers():
+    torch.compiler.reset()
+    model, x = Autoencoder(AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5))), torch.randn(3, 11)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))

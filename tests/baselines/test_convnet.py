@@ -103,13 +103,19 @@ def test_shapes_of_the_exam_network():
     assert shapes(ConvNetConfig(head=PointwiseHead()))["conv"] == (10, 3, 3)
 
 
-@pytest.mark.parametrize("head", [LinearHead(), ConvHead(), PointwiseHead()])
-@pytest.mark.parametrize("size", [None, (41, 53)])
+@pytest.mark.parametrize(
+    ("head", "size"),
+    [
+        (LinearHead(), None),
+        (ConvHead(), None),
+        (ConvHead(), (41, 53)),
+        (PointwiseHead(), None),
+        (PointwiseHead(), (41, 53)),
+    ],
+)
 @pytest.mark.parametrize("sizes", [{}, ODD], ids=["exam", "odd"])
 def test_shapes_are_those_of_a_real_forward(head, size, sizes):
     config = ConvNetConfig(**sizes, head=head)
-    if isinstance(head, LinearHead) and size is not None:
-        pytest.skip("a linear head takes one size only; that it refuses others is tested below")
     model = ConvNet(config)
     seen = {}
     for name, layer in model.features.named_children():
@@ -183,11 +189,8 @@ def test_all_convolution_shares_memory_with_its_own_gradients():
 
 
 def test_all_convolution_slides_over_a_larger_image():
-    linear = ConvNet(ConvNetConfig())
-    convolution = linear.all_convolution()
-    # 8 is one step of the last map: two poolings of 4 and 2. Away from the border (the second convolution is
-    # padded) a larger image is seen as its pieces are: unpadded, every place of the map is the linear network
-    # on a piece.
+    # 8 = 4 · 2 pixels are one step of the last map. Without padding, which would add a border around each piece,
+    # every place of the map is the linear network on a piece of the image.
     config = ConvNetConfig(paddings=(0, 0), image_size=(36, 36))
     linear = ConvNet(config).double()
     convolution = linear.all_convolution()
@@ -220,6 +223,7 @@ def test_gradients():
 # ---------------------------------------------------------------------- errors and storage
 
 
+@pytest.mark.bad_input
 def test_wrong_images_are_refused():
     model = ConvNet(ConvNetConfig())
     with pytest.raises(ShapeError, match=r"got an image of 28×28, expected 32×32.*all_convolution\(\)"):
@@ -236,6 +240,7 @@ def test_wrong_images_are_refused():
         model.all_convolution()(torch.randn(2, 1, 24, 24))
 
 
+@pytest.mark.bad_input
 def test_configurations_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="the same number in each"):
         ConvNetConfig(filters=(8, 16, 32))
@@ -259,3 +264,12 @@ def test_the_configuration_round_trips(head):
     assert Config.from_dict(config.to_dict()) == config
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), ConvNet)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("head", [LinearHead(), ConvHead(), PointwiseHead()])
+def test_it_traces_whole_and_gives_the_same_numbers(head):
+    torch.compiler.reset()
+    model, images = ConvNet(ConvNetConfig(head=head)), torch.randn(3, 1, 32, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), model(images))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -172,25 +170,24 @@ def test_gradients(n_classes, penalty):
     x, classes = torch.randn(7, 5, dtype=torch.float64), torch.randint(n_classes, (7,))
 
     def loss(weight, bias):
-        return logistic_loss(_Bound(model, weight, bias), x, classes, penalty)
+        swapped = {"model.linear.weight": weight, "model.linear.bias": bias}
+        return torch.func.functional_call(_Loss(model, penalty), swapped, (x, classes))
 
     weight = model.linear.weight.detach().clone().requires_grad_()
     bias = torch.randn_like(model.linear.bias).requires_grad_()
     assert torch.autograd.gradcheck(loss, (weight, bias))
 
 
-class _Bound:
-    """A model whose parameters are the given tensors, as the loss and the penalties see it."""
+class _Loss(torch.nn.Module):
+    def __init__(self, model, penalty):
+        super().__init__()
+        self.model, self.penalty = model, penalty
 
-    def __init__(self, model, weight, bias):
-        self.model = model
-        self.linear = SimpleNamespace(weight=weight, bias=bias)
-
-    def __call__(self, x):
-        swapped = {"linear.weight": self.linear.weight, "linear.bias": self.linear.bias}
-        return torch.func.functional_call(self.model, swapped, (x,))
+    def forward(self, x, classes):
+        return logistic_loss(self.model, x, classes, self.penalty)
 
 
+@pytest.mark.bad_input
 def test_wrong_input_is_refused():
     model = LogisticRegression(LogisticRegressionConfig(n_features=6))
     with pytest.raises(ShapeError, match=r"shape \(3, 2, 3\), expected \(examples, 6\); flatten images"):
@@ -205,6 +202,7 @@ def test_wrong_input_is_refused():
         logistic_loss(model, torch.randn(3, 6), torch.tensor([0.0, 1.0, 1.0]))
 
 
+@pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
     with pytest.raises(ConfigError, match="n_classes: got 1, expected at least 2"):
         LogisticRegressionConfig(n_features=3, n_classes=1)
@@ -220,3 +218,16 @@ def test_the_configuration_round_trips():
     config = LogisticRegressionConfig(n_features=13, n_classes=5, bias=False)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), LogisticRegression)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("penalty", [Ridge(0.3), SquaredInfinity(0.3)])
+def test_model_and_loss_trace_whole_and_give_the_same_numbers(penalty):
+    torch.compiler.reset()
+    model = LogisticRegression(LogisticRegressionConfig(n_features=5, n_classes=3))
+    torch.nn.init.normal_(model.linear.weight)
+    x, classes = torch.randn(7, 5), torch.randint(3, (7,))
+    compiled = torch.compile(logistic_loss, fullgraph=True, backend="aot_eager")
+    losses = [loss(model, x, classes, penalty) for loss in (logistic_loss, compiled)]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*[torch.autograd.grad(loss, list(model.parameters())) for loss in losses])

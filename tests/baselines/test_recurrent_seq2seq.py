@@ -192,6 +192,7 @@ def test_it_learns_to_reverse(order):
     assert loss.item() < 0.25  # log 5 = 1.61 is not looking
 
 
+@pytest.mark.bad_input
 def test_wrong_input_is_refused():
     model = build()
     source, target = pair()
@@ -209,6 +210,7 @@ def test_wrong_input_is_refused():
         model(source, target, source_mask=window(1, 1))
 
 
+@pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
     with pytest.raises(ConfigError, match="source_vocab_size: got 0"):
         build(source_vocab_size=0)
@@ -230,6 +232,7 @@ def test_the_configuration_round_trips(cell, order):
 @cells
 @orders
 def test_it_traces_whole_and_gives_the_same_numbers(cell, order):
+    torch.compiler.reset()
     model = build(cell=cell, attention=order).float()
     source, target = pair(S=5, T=3)
     mask = padding(torch.tensor([5, 2, 3]))
@@ -239,3 +242,18 @@ def test_it_traces_whole_and_gives_the_same_numbers(cell, order):
     upstream = torch.randn_like(outputs[0])
     gradients = [torch.autograd.grad(out, list(model.parameters()), upstream) for out in outputs]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.compiled
+@orders
+def test_cached_steps_trace_whole(order):
+    torch.compiler.reset()
+    model = build(attention=order, n_layers=2).float()
+    source, target = pair()
+    mask = padding(torch.tensor([11, 5, 7]))
+    compiled = torch.compile(model.decode, fullgraph=True, backend="aot_eager")
+    cache = RecurrentCache()
+    with torch.no_grad():
+        memory = model.encode(source, mask=mask)
+        steps = [compiled(target[:, t : t + 1], memory, memory_mask=mask, cache=cache) for t in range(13)]
+        torch.testing.assert_close(torch.cat(steps, 1), model(source, target, source_mask=mask))

@@ -23,7 +23,15 @@ POSITIONS = {
 }
 
 # H = 6 query heads on K = 2 key/value heads, 4 wide: heads · width is not the model's width.
-SIZES = {"vocab_size": 31, "max_len": MAX_LEN, "d_model": 14, "n_heads": 6, "n_kv_heads": 2, "d_head": 4, "d_ff": 19}
+SIZES = {
+    "vocab_size": 31,
+    "max_len": MAX_LEN,
+    "d_model": 14,
+    "n_heads": 6,
+    "n_kv_heads": 2,
+    "d_head": 4,
+    "d_ff": 19,
+}
 
 
 @pytest.fixture(params=POSITIONS)

@@ -11,12 +11,13 @@ from types import ModuleType
 import pytest
 from torch import Tensor, nn
 
-
 Tensors = dict[str, Tensor]
 
 
 def import_transformers() -> ModuleType:
-    return pytest.importorskip("transformers", reason="transformers, the peer to compare with, is not installed")
+    return pytest.importorskip(
+        "transformers", reason="transformers, the peer to compare with, is not installed"
+    )
 
 
 def import_timm() -> ModuleType:
@@ -40,7 +41,11 @@ def copy_into(model: nn.Module, tensors: Tensors) -> None:
 
 def linear(theirs: Tensors, ours: str, name: str) -> Tensors:
     """One linear map or norm, weight and (if there is one) bias."""
-    return {f"{ours}.{part}": theirs[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in theirs}
+    return {
+        f"{ours}.{part}": theirs[f"{name}.{part}"]
+        for part in ("weight", "bias")
+        if f"{name}.{part}" in theirs
+    }
 
 
 def split(tensors: tuple[Tensor, ...], ours: str) -> Tensors:
@@ -54,7 +59,10 @@ def split(tensors: tuple[Tensor, ...], ours: str) -> Tensors:
 
 def from_gpt2(t: Tensors, n_layers: int) -> Tensors:
     """transformers' GPT-2 keeps its maps as (inputs, outputs)."""
-    t = {name: x.T if name.endswith("weight") and x.dim() == 2 and ".h." in name else x for name, x in t.items()}
+    t = {
+        name: x.T if name.endswith("weight") and x.dim() == 2 and ".h." in name else x
+        for name, x in t.items()
+    }
     ours = {"embedding.weight": t["transformer.wte.weight"], "positions.weight": t["transformer.wpe.weight"]}
     ours |= linear(t, "norm", "transformer.ln_f")
     for i in range(n_layers):
@@ -62,7 +70,9 @@ def from_gpt2(t: Tensors, n_layers: int) -> Tensors:
         ours |= split((t[f"{b}.attn.c_attn.weight"], t[f"{b}.attn.c_attn.bias"]), f"{a}.attention")
         ours |= linear(t, f"{a}.attention.o_proj", f"{b}.attn.c_proj")
         ours |= linear(t, f"{a}.norm1", f"{b}.ln_1") | linear(t, f"{a}.norm2", f"{b}.ln_2")
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.c_fc") | linear(t, f"{a}.feed_forward.down", f"{b}.mlp.c_proj")
+        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.c_fc") | linear(
+            t, f"{a}.feed_forward.down", f"{b}.mlp.c_proj"
+        )
     return ours
 
 
@@ -101,15 +111,22 @@ def from_vit(t: Tensors, n_layers: int) -> Tensors:
     """transformers' ViT."""
     for old, new in VIT_NAMES.items():
         t = {name.replace(old, new): x for name, x in t.items()}
-    ours = {"cls": t["vit.embeddings.cls_token"][0], "positions.weight": t["vit.embeddings.position_embeddings"][0]}
+    ours = {
+        "cls": t["vit.embeddings.cls_token"][0],
+        "positions.weight": t["vit.embeddings.position_embeddings"][0],
+    }
     ours |= _patches(t, "vit.embeddings.patch_embeddings.projection")
     ours |= linear(t, "norm", "vit.layernorm") | linear(t, "head", "classifier")
     for i in range(n_layers):
         a, b = f"blocks.{i}", f"vit.layers.{i}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             ours |= linear(t, f"{a}.attention.{name}", f"{b}.attention.{name}")
-        ours |= linear(t, f"{a}.norm1", f"{b}.layernorm_before") | linear(t, f"{a}.norm2", f"{b}.layernorm_after")
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.fc1") | linear(t, f"{a}.feed_forward.down", f"{b}.mlp.fc2")
+        ours |= linear(t, f"{a}.norm1", f"{b}.layernorm_before") | linear(
+            t, f"{a}.norm2", f"{b}.layernorm_after"
+        )
+        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.fc1") | linear(
+            t, f"{a}.feed_forward.down", f"{b}.mlp.fc2"
+        )
     return ours
 
 
@@ -122,7 +139,9 @@ def from_timm(t: Tensors, n_layers: int) -> Tensors:
         ours |= split((t[f"{b}.attn.qkv.weight"], t[f"{b}.attn.qkv.bias"]), f"{b}.attention")
         ours |= linear(t, f"{b}.attention.o_proj", f"{b}.attn.proj")
         ours |= linear(t, f"{b}.norm1", f"{b}.norm1") | linear(t, f"{b}.norm2", f"{b}.norm2")
-        ours |= linear(t, f"{b}.feed_forward.up", f"{b}.mlp.fc1") | linear(t, f"{b}.feed_forward.down", f"{b}.mlp.fc2")
+        ours |= linear(t, f"{b}.feed_forward.up", f"{b}.mlp.fc1") | linear(
+            t, f"{b}.feed_forward.down", f"{b}.mlp.fc2"
+        )
     return ours
 
 
@@ -160,5 +179,7 @@ def from_torch(t: Tensors, n_layers: int, stack: str) -> Tensors:
         names = ["norm1", "norm_cross", "norm2"] if stack == "decoder" else ["norm1", "norm2"]
         for place, name in enumerate(names, start=1):
             ours |= linear(t, f"{a}.{name}", f"{b}.norm{place}")
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(t, f"{a}.feed_forward.down", f"{b}.linear2")
+        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(
+            t, f"{a}.feed_forward.down", f"{b}.linear2"
+        )
     return ours

@@ -53,7 +53,11 @@ def test_one_by_one_in_float32(decoder, assert_close):
 
 
 @FEW
-@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4), keep=st.integers(0, 13), seed=st.integers(0, 99))
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    keep=st.integers(0, 13),
+    seed=st.integers(0, 99),
+)
 def test_in_chunks_then_truncated_then_on(decoder, assert_close, sizes, keep, seed):
     ids, other = random_ids(2, 13, seed=seed), random_ids(2, 5, seed=seed + 1)
     with torch.no_grad():
@@ -110,8 +114,8 @@ def test_encoder_decoder_reordered_and_truncated(encoder_decoder, assert_close):
 def test_a_memory_is_projected_once(encoder_decoder):
     source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
     calls = []
-    for block in encoder_decoder.decoder.blocks:
-        block.cross_attention.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    for layer in encoder_decoder.decoder.blocks:
+        layer.cross_attention.k_proj.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
         memory = encoder_decoder.encode(source)
         cache = KVCache()
@@ -151,7 +155,9 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
         parts = []
         for start, stop in [(0, 7), *((i, i + 1) for i in range(7, 11))]:
             hidden = block(~real[:, None, None, :stop].expand(2, 1, stop - start, stop))
-            parts.append(model(ids[:, start:stop], mask=hidden, positions=positions[:, start:stop], cache=cache))
+            parts.append(
+                model(ids[:, start:stop], mask=hidden, positions=positions[:, start:stop], cache=cache)
+            )
         out = torch.cat(parts, 1)
         assert_close(out[:1, 4:], model(ids[:1, 4:]))
         assert_close(out[1:], model(ids[1:]))

@@ -59,13 +59,21 @@ def small(**changes) -> DecoderConfig:
 
 VARIANTS = [
     small(positions=position)
-    for position in (Sinusoidal(base=500.0), Learned(max_len=512), Rotary(fraction=0.5), ALiBi(), NoPositions())
+    for position in (
+        Sinusoidal(base=500.0),
+        Learned(max_len=512),
+        Rotary(fraction=0.5),
+        ALiBi(),
+        NoPositions(),
+    )
 ] + [
     small(positions=RelativeBias(n_buckets=6, max_distance=17, bidirectional=False), n_kv_heads=1),
     small(norm=RMSNorm(eps=1e-7), activation=SwiGLU(), bias=False, residual=PostNorm(), init=Xavier()),
     small(norm=LayerNorm(eps=1e-12, bias=False), activation=GELU(tanh=True), init=DepthScaled(std=0.01)),
     small(mask=causal() & (window(5, 0) | every(3)), activation=ReLU(), residual=PreNorm(), d_head=5),
-    VisionConfig(image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=Mean()),
+    VisionConfig(
+        image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=Mean()
+    ),
     VisionConfig(
         image_size=(6, 9),
         patch_size=3,
@@ -76,7 +84,9 @@ VARIANTS = [
         positions=Learned(grid=(2, 3), n_extra=1),
     ),
     EverythingConfig(count=3),
-    EverythingConfig(count=-3, rate=1e-30, way=Right(5, 'a "quoted" \\ note\n'), maybe=0, maybe_not=None, pair=(2, 0.5)),
+    EverythingConfig(
+        count=-3, rate=1e-30, way=Right(5, 'a "quoted" \\ note\n'), maybe=0, maybe_not=None, pair=(2, 0.5)
+    ),
     EverythingConfig(count=10**18, rate=math.inf, yes=False, sizes=(), mode="fast", mask=~window(1, 2).T),
 ]
 
@@ -147,14 +157,30 @@ def test_is_frozen_and_keyword_only():
 READING_FAULTS = {
     "nonsense": (Config, "d_model = = 3", "this is not TOML"),
     "no type": (Config, "count = 3", "has no 'type'.*one of: .*DecoderConfig"),
-    "unknown type": (Config, 'type = "DecoderConfg"', "no configuration called 'DecoderConfg'; did you mean 'DecoderConfig'"),
+    "unknown type": (
+        Config,
+        'type = "DecoderConfg"',
+        "called 'DecoderConfg'; did you mean 'DecoderConfig'",
+    ),
     "type is a number": (Config, "type = 3", "no configuration called 3"),
-    "another type": (DecoderConfig, 'type = "EverythingConfig"', "got a EverythingConfig, expected a DecoderConfig"),
+    "another type": (
+        DecoderConfig,
+        'type = "EverythingConfig"',
+        "got a EverythingConfig, expected a DecoderConfig",
+    ),
     "unknown field": (EverythingConfig, "count = 3\nrat = 1.0", "no field 'rat'; did you mean 'rate'"),
     "far field": (EverythingConfig, "count = 3\nzzzzzz = 1.0", "no field 'zzzzzz'; known are: count, .*yes"),
     "lacking field": (EverythingConfig, "rate = 1.0", "lacks the field 'count', which has no default"),
-    "bool for int": (EverythingConfig, "count = true", r"EverythingConfig.count: got True \(bool\), expected int"),
-    "int for bool": (EverythingConfig, "count = 3\nyes = 1", r"EverythingConfig.yes: got 1 \(int\), expected bool"),
+    "bool for int": (
+        EverythingConfig,
+        "count = true",
+        r"EverythingConfig.count: got True \(bool\), expected int",
+    ),
+    "int for bool": (
+        EverythingConfig,
+        "count = 3\nyes = 1",
+        r"EverythingConfig.yes: got 1 \(int\), expected bool",
+    ),
     "text for int": (EverythingConfig, 'count = "3"', r"count: got '3' \(str\), expected int"),
     "float for int": (EverythingConfig, "count = 3.0", r"count: got 3.0 \(float\), expected int"),
     "unknown choice": (
@@ -174,7 +200,11 @@ READING_FAULTS = {
         r"EverythingConfig.way: Right.amount: got 1.5 \(float\), expected int",
     ),
     "table for a value": (EverythingConfig, "count = {a = 1}", "count: got a table, expected a plain value"),
-    "plain value for a choice": (EverythingConfig, 'count = 3\nway = "Left"', r"way: got 'Left' \(str\), expected Left\(…\)"),
+    "plain value for a choice": (
+        EverythingConfig,
+        'count = 3\nway = "Left"',
+        r"got 'Left' \(str\), expected Left\(…\)",
+    ),
     "wrong mode": (EverythingConfig, 'count = 3\nmode = "medium"', "mode: got 'medium'.*Literal"),
     "wrong length": (EverythingConfig, "count = 3\npair = [1, 2.0, 3]", r"pair: got \[1, 2.0, 3\] \(list\)"),
     "wrong item": (EverythingConfig, 'count = 3\nsizes = [1, "2"]', r"sizes: got '2' \(str\), expected int"),
@@ -192,6 +222,7 @@ def test_reading_faults(fault):
         kind.from_toml(text)
 
 
+@pytest.mark.bad_input
 def test_from_dict_wants_a_dict():
     with pytest.raises(ConfigError, match="got list, expected a dict of fields"):
         Config.from_dict([1, 2])
@@ -199,20 +230,33 @@ def test_from_dict_wants_a_dict():
 
 MAKING_FAULTS = {
     "type": ({"d_model": 12.0}, r"DecoderConfig.d_model: got 12.0 \(float\), expected int"),
-    "class for a choice": ({"norm": LayerNorm}, r"DecoderConfig.norm: got .*expected LayerNorm\(…\) or RMSNorm\(…\)"),
-    "tensor for a mask": ({"mask": torch.ones(2, 2, dtype=torch.bool)}, "DecoderConfig.mask: got .*expected a Mask"),
+    "class for a choice": (
+        {"norm": LayerNorm},
+        r"DecoderConfig.norm: got .*expected LayerNorm\(…\) or RMSNorm\(…\)",
+    ),
+    "tensor for a mask": (
+        {"mask": torch.ones(2, 2, dtype=torch.bool)},
+        "DecoderConfig.mask: got .*expected a Mask",
+    ),
     "zero": ({"n_layers": 0}, "DecoderConfig.n_layers: got 0, expected a number above 0"),
     "negative": ({"d_ff": -1}, "DecoderConfig.d_ff: got -1, expected a number above 0"),
     "dropout": ({"dropout": 1.0}, "DecoderConfig.dropout: got 1.0, expected a probability"),
-    "heads": ({"n_heads": 5}, "d_model 12 does not divide into 5 heads; choose n_heads that divides it, or give d_head"),
+    "heads": (
+        {"n_heads": 5},
+        "d_model 12 does not divide into 5 heads; choose n_heads that divides it, or give d_head",
+    ),
     "shared heads": ({"n_kv_heads": 2}, "3 query heads cannot be shared out over n_kv_heads 2"),
     "odd rotary": ({"positions": Rotary(), "d_head": 3}, "expected an even number"),
     "odd sinusoidal": ({"d_model": 9}, "Sinusoidal positions come in pairs and d_model 9 is odd"),
-    "lengths": ({"positions": Learned(max_len=7)}, "max_len is 512 and the table of learned positions has 7 rows"),
+    "lengths": (
+        {"positions": Learned(max_len=7)},
+        "max_len is 512 and the table of learned positions has 7 rows",
+    ),
     "grid": ({"positions": Learned(grid=(2, 3))}, "is a grid and text is a line"),
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("fault", MAKING_FAULTS)
 def test_making_faults(fault):
     changes, message = MAKING_FAULTS[fault]
@@ -225,7 +269,9 @@ def test_vision_faults():
     assert isinstance(config, VisionConfig)
     with pytest.raises(ConfigError, match="an image of 7×9 does not divide into patches of 3×3"):
         config.replace(image_size=(7, 9))
-    with pytest.raises(ConfigError, match=r"does not fit 2×3 patches and 0 extra.*Learned\(grid=\(2, 3\), n_extra=0\)"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit 2×3 patches and 0 extra.*Learned\(grid=\(2, 3\), n_extra=0\)"
+    ):
         config.replace(positions=Learned(grid=(3, 2)))
 
 
@@ -244,7 +290,7 @@ def test_one_vocabulary_where_embeddings_are_shared():
 
 def test_a_mask_with_data_is_not_stored():
     config = small(mask=causal() & padding(torch.tensor([3, 2])))
-    with pytest.raises(ConfigError, match="holds data.*pass the rest to forward as mask="):
+    with pytest.raises(ConfigError, match=r"holds data.*pass the rest to forward as mask="):
         config.to_dict()
 
 

@@ -113,7 +113,9 @@ def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, fold
 def test_what_half_precision_cannot_hold_is_refused(model, folder):
     with torch.no_grad():
         model.embedding.weight[0, 0] = 70_000.0
-    with pytest.raises(StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"):
+    with pytest.raises(
+        StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"
+    ):
         save(model, folder, dtype=torch.float16)
     assert not folder.exists()
     save(model, folder, dtype=torch.bfloat16)
@@ -151,7 +153,15 @@ def crash_at(monkeypatch, name: str, turn: int):
     monkeypatch.setattr(owner, name, stopped)
 
 
-POINTS = [("save_file", 0), ("fsync", 0), ("fsync", 1), ("fsync", 2), ("replace", 0), ("replace", 1), ("fsync", 3)]
+POINTS = [
+    ("save_file", 0),
+    ("fsync", 0),
+    ("fsync", 1),
+    ("fsync", 2),
+    ("replace", 0),
+    ("replace", 1),
+    ("fsync", 3),
+]
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["exception", "power cut"])
@@ -184,7 +194,7 @@ def test_a_failed_first_save_leaves_nothing(model, folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(StorageError, match="cannot save to .*model: No space left on device"):
+    with pytest.raises(StorageError, match=r"cannot save to .*model: No space left on device"):
         save(model, folder)
     assert not folder.exists()
 
@@ -229,12 +239,27 @@ def fault_config(text):
 
 
 FAULTS = {
-    "no folder": (lambda folder: os.rename(folder, folder.with_name("moved")), "does not exist, expected a folder with"),
-    "no config": (lambda folder: (folder / "config.toml").unlink(), "has no config.toml, expected a folder that save"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has config.toml but no model.safetensors"),
+    "no folder": (
+        lambda folder: os.rename(folder, folder.with_name("moved")),
+        "does not exist, expected a folder with",
+    ),
+    "no config": (
+        lambda folder: (folder / "config.toml").unlink(),
+        "has no config.toml, expected a folder that save",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "has config.toml but no model.safetensors",
+    ),
     "config is no TOML": (fault_config("= 3"), "config.toml: this is not TOML"),
-    "config is no text": (lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe"), "config.toml: .*utf-8"),
-    "unknown model": (fault_config('type = "Decoder"'), "no configuration called 'Decoder'; did you mean 'DecoderConfig'"),
+    "config is no text": (
+        lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe"),
+        "config.toml: .*utf-8",
+    ),
+    "unknown model": (
+        fault_config('type = "Decoder"'),
+        "no configuration called 'Decoder'; did you mean 'DecoderConfig'",
+    ),
     "not safetensors": (fault_not_safetensors, "is not a whole safetensors file"),
     "torn": (fault_torn, "is not a whole safetensors file"),
     "missing": (lambda folder: edited(folder, without("norm.weight")), "missing: norm.weight"),
@@ -257,7 +282,9 @@ def test_many_faults_are_one_short_error(model, folder):
     save(model, folder)
     config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
     (folder / "config.toml").write_text(config)
-    with pytest.raises(StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"):
+    with pytest.raises(
+        StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"
+    ):
         load(folder)
 
 
@@ -294,6 +321,6 @@ def test_what_cannot_be_saved_says_why(folder):
     with pytest.raises(StorageError, match=r"got dtype=torch\.int8, expected one of torch\.float64"):
         save(tiny_decoder().build(), folder, dtype=torch.int8)
     lengths = torch.tensor([3])
-    with pytest.raises(StorageError, match="DecoderConfig cannot be stored: .*holds data"):
+    with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*holds data"):
         save(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
     assert not folder.exists()

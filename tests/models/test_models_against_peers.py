@@ -113,7 +113,9 @@ def test_bert_with_padding(transformers, assert_close):
     real = torch.arange(T) < lengths[:, None]
     wanted = peer(ids, attention_mask=real.long()).last_hidden_state[real]
     got = ours(ids, mask=padding(lengths))[real]
-    assert_agree(ours, got, wanted, lambda: peers.from_bert(peers.gradients(peer), L, fold=False), assert_close)
+    assert_agree(
+        ours, got, wanted, lambda: peers.from_bert(peers.gradients(peer), L, fold=False), assert_close
+    )
 
 
 def vision_config(**changes):
@@ -141,7 +143,11 @@ def test_vit_of_transformers(transformers, assert_close):
     peers.copy_into(ours, peers.from_vit(peers.weights(peer), L))
     images = torch.randn(B, 2, 6, 9, dtype=torch.float64)
     assert_agree(
-        ours, ours(images), peer(images).logits, lambda: peers.from_vit(peers.gradients(peer), L), assert_close
+        ours,
+        ours(images),
+        peer(images).logits,
+        lambda: peers.from_vit(peers.gradients(peer), L),
+        assert_close,
     )
 
 

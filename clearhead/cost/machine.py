@@ -1,0 +1,147 @@
+"""What a machine can do, in a few measured numbers, and how long a kernel then takes on it.
+
+Two ceilings: operations a second of large matrix products, and bytes a second of large copies. A kernel takes its
+operations at the one plus its bytes at the other: arithmetic hides the middle of the loading and storing, but not its
+beginning and end, and in models, whose products are short, that is most of it. A third number, the time to launch a
+kernel, matters only where kernels are small; a fourth, the memory that the matrix library takes for itself, only where
+models are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from clearhead.cost.program import Kernel
+
+__all__ = ["Machine", "dtype_name", "measure_machine", "one_thread", "synchronise", "time_of"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured ceilings. `matrix_rate` is operations a second by dtype name; the other rates are per second and per
+    byte.
+    """
+
+    name: str
+    device: str
+    matrix_rate: dict[str, float]
+    bandwidth: float
+    launch: float
+    workspace: int = 0
+
+    def seconds(self, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float, float]:
+        """A kernel's arithmetic, its memory traffic, and its launches."""
+        return (
+            kernel.operations.value / self.matrix_rate[dtype_name(dtype)],
+            kernel.n_bytes.value / self.bandwidth,
+            kernel.launches.value * self.launch,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Machine:
+        return cls(**data)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def synchronise(device: torch.device | str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_of(
+    call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.5, least: int = 3
+) -> float:
+    """Median time of a call, after two to warm up; as often as fits into `seconds`, but `least` times."""
+    for _ in range(2):
+        call()
+    synchronise(device)
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < least or (time.perf_counter() - began < seconds and len(times) < 100):
+        start = time.perf_counter()
+        call()
+        synchronise(device)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+@contextmanager
+def one_thread(device: torch.device | str) -> Iterator[None]:
+    """On a CPU, one thread: threads that wait for each other on a shared machine measure the neighbours."""
+    before = torch.get_num_threads()
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_machine(
+    device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> Machine:
+    """The ceilings of this device: a large square product for each dtype, a large copy, many tiny additions."""
+    with one_thread(device):
+        return _measure_machine(torch.device(device), dtypes)
+
+
+def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Machine:
+    is_gpu = where.type == "cuda"
+    rates = {dtype_name(dtype): _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for dtype in dtypes}
+    return Machine(
+        name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
+        device=where.type,
+        matrix_rate=rates,
+        bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
+        launch=_launch(where),
+        workspace=_workspace(where, dtypes) if is_gpu else 0,
+    )
+
+
+def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
+    # Random numbers: a GPU is faster on zeros than it will ever be on data.
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    out = torch.empty(n, n, device=device, dtype=dtype)
+    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, seconds=1.0)
+
+
+def _bandwidth(device: torch.device, n_bytes: int) -> float:
+    source = torch.randn(n_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * n_bytes / time_of(lambda: target.copy_(source), device)
+
+
+def _launch(device: torch.device, n: int = 1000) -> float:
+    """Time an operation takes when there is nothing to compute: what running one costs."""
+    x = torch.ones(8, device=device)
+
+    def many() -> None:
+        for _ in range(n):
+            torch.add(x, 1.0)
+
+    return time_of(many, device, seconds=0.2) / n
+
+
+def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
+    """Bytes that stay allocated after a small product whose tensors are gone: the library's own."""
+    torch._C._cuda_clearCublasWorkspaces()  # those of earlier products, so that they are seen being made
+    before = torch.cuda.memory_allocated(device)
+    for dtype in dtypes:
+        layer = torch.nn.Linear(64, 64, device=device, dtype=dtype)
+        layer(torch.randn(64, 64, device=device, dtype=dtype)).sum().backward()
+        del layer
+    synchronise(device)
+    return max(0, torch.cuda.memory_allocated(device) - before)

@@ -1,0 +1,57 @@
+"""The README's table, made from the results file that `python3 -m clearhead.cost.measure` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import StorageError
+
+__all__ = ["markdown", "read", "worst"]
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The results document; refuses a file that is none."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise StorageError(
+            f"{path} cannot be read as results: {error}; write it with python3 -m clearhead.cost.measure"
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != 1 or "rows" not in document:
+        raise StorageError(
+            f"{path} holds no cost results of format 1; write it with python3 -m clearhead.cost.measure"
+        )
+    return document
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """One line a case: predicted beside measured, and their ratio."""
+    lines = [
+        "| model | tokens | batch | dtype | | peak, predicted | measured | ratio | time, predicted | measured | ratio |",
+        "| --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in document["rows"]:
+        ratio = row["ratio"]
+        peaks = " | ".join(f"{row[side]['peak_bytes'] / 2**30:.2f} GiB" for side in ("predicted", "measured"))
+        times = " | ".join(f"{1e3 * row[side]['seconds']:.1f} ms" for side in ("predicted", "measured"))
+        lines.append(
+            f"| {row['model']} | {row['tokens']:,} | {row['batch']} | {row['dtype']} | "
+            f"{'training' if row['training'] else 'inference'} | "
+            f"{peaks} | {ratio['memory']:.3f} | {times} | {ratio['time']:.2f} |"
+        )
+    machine, versions = document["machine"], document["versions"]
+    rates = ", ".join(f"{name} {rate / 1e12:.0f} TFLOP/s" for name, rate in machine["matrix_rate"].items())
+    lines += [
+        "",
+        f"{machine['name']}: {rates}, {machine['bandwidth'] / 1e12:.2f} TB/s; torch {versions['torch']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def worst(document: dict[str, Any]) -> dict[str, float]:
+    """The largest distance of a ratio from 1, for memory and for time."""
+    return {
+        what: max(abs(row["ratio"][what] - 1.0) for row in document["rows"]) for what in ("memory", "time")
+    }

@@ -1,0 +1,92 @@
+"""Data: from files to batches.
+
+A task (`Translation`, `Text`, `Digits`, `SortDedup`) has a training and a validation part, and `Batches`
+walks through a part:
+
+    task = Translation.load("en-es")
+    batches = Batches(task.train, ByTokens(8192), seed=1)
+    for batch in batches:
+        logits = batch.logits(model)  # against batch.labels, by batch.weights
+"""
+
+from __future__ import annotations
+
+from clearhead.data.augment import (
+    Affine,
+    Augmentation,
+    Contrast,
+    Normalisation,
+    PerImage,
+    PerSet,
+    Shift,
+    normalisation_from_dict,
+    normalisation_to_dict,
+)
+from clearhead.data.batch import Batch, ImageBatch, PairBatch, TokenBatch
+from clearhead.data.batches import Batches, ByCount, ByTokens, Statistics
+from clearhead.data.digits import Digits, ImageSplit, prepare
+from clearhead.data.fetch import Remote, fetch_file
+from clearhead.data.images import Images, load_images
+from clearhead.data.ragged import Ragged
+from clearhead.data.registry import KNOWN, DataSet, KnownFile, fetch, find, recognise
+from clearhead.data.report import Report
+from clearhead.data.sort_dedup import SortDedup
+from clearhead.data.task import Split, Task
+from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text, WindowSplit, read_text
+from clearhead.data.tokenizers import BytePairs, Characters, Symbols, Tokenizer, train_bpe
+from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.translation import PairSplit, Translation, encode_sources, encode_targets, read_pairs
+
+__all__ = [
+    "KNOWN",
+    "Affine",
+    "Augmentation",
+    "Batch",
+    "Batches",
+    "ByCount",
+    "ByTokens",
+    "BytePairs",
+    "Characters",
+    "ConsecutiveWindows",
+    "Contrast",
+    "DataSet",
+    "Digits",
+    "ImageBatch",
+    "ImageSplit",
+    "Images",
+    "KnownFile",
+    "Normalisation",
+    "PairBatch",
+    "PairSplit",
+    "PerImage",
+    "PerSet",
+    "Ragged",
+    "RandomWindows",
+    "Remote",
+    "Report",
+    "Shift",
+    "SortDedup",
+    "Split",
+    "Statistics",
+    "Symbols",
+    "Task",
+    "Text",
+    "TokenBatch",
+    "Tokenizer",
+    "Translation",
+    "WindowSplit",
+    "encode_sources",
+    "encode_targets",
+    "fetch",
+    "fetch_file",
+    "find",
+    "load_images",
+    "load_tokenizer",
+    "normalisation_from_dict",
+    "normalisation_to_dict",
+    "prepare",
+    "read_pairs",
+    "read_text",
+    "recognise",
+    "train_bpe",
+]

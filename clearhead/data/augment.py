@@ -1,0 +1,155 @@
+"""What is done to a picture before a model sees it: small random changes in training, normalising always.
+
+A change is given its random numbers, from 0 to 1, a row for each picture, and draws none itself: a picture's
+change depends on the seed, the epoch and the picture, not on the batch it happens to be in.
+
+Letters: B pictures, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead._shapes import Float
+from clearhead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Move by up to `pixels` whole pixels each way; the rim is repeated."""
+
+    pixels: int = 2
+    n_draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if self.pixels < 0:
+            raise ConfigError(f"{self}: pixels must not be below 0")
+
+    def __call__(
+        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
+    ) -> Float[Tensor, "B C height width"]:
+        by = (draws * (2 * self.pixels + 1)).long() - self.pixels  # (B, 2) rows, columns
+        height, width = images.shape[-2:]
+        rows = (torch.arange(height, device=images.device) - by[:, :1]).clamp(0, height - 1)  # (B, height)
+        columns = (torch.arange(width, device=images.device) - by[:, 1:]).clamp(0, width - 1)  # (B, width)
+        batch = torch.arange(len(images), device=images.device)[:, None, None]
+        return images.transpose(0, 1)[:, batch, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Turn up to `degrees`, scale up to 1 ± `scale`, move up to `shift` of the size; the rim is repeated."""
+
+    shift: float = 0.06
+    scale: float = 0.1
+    degrees: float = 0.0
+    n_draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        if self.shift < 0 or self.degrees < 0 or not 0 <= self.scale < 1:
+            raise ConfigError(
+                f"{self}: expected shift and degrees of at least 0, and scale from 0 to below 1"
+            )
+
+    def __call__(
+        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
+    ) -> Float[Tensor, "B C height width"]:
+        x, y, size, turn = (2 * draws - 1).unbind(1)  # each (B,) from −1 to 1
+        angle = turn * math.radians(self.degrees)
+        # The grid says where each output pixel comes from, so a larger picture is a smaller step.
+        step = 1 / (1 + size * self.scale)
+        cos, sin = angle.cos() * step, angle.sin() * step
+        across = torch.stack([cos, -sin, 2 * self.shift * x], dim=1)
+        down = torch.stack([sin, cos, 2 * self.shift * y], dim=1)
+        grid = F.affine_grid(torch.stack([across, down], dim=1), list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Stretch the distance from the picture's mean by up to 1 ± `amount`, and perhaps turn light to dark."""
+
+    amount: float = 0.2
+    invert: float = 0.0  # the share of pictures inverted
+    n_draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount < 1 or not 0 <= self.invert <= 1:
+            raise ConfigError(f"{self}: expected amount from 0 to below 1, and invert from 0 to 1")
+
+    def __call__(
+        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
+    ) -> Float[Tensor, "B C height width"]:
+        mean = images.mean(dim=(-3, -2, -1), keepdim=True)
+        factor = 1 + (2 * draws[:, 0] - 1) * self.amount
+        factor = torch.where(draws[:, 1] < self.invert, -factor, factor)
+        return mean + (images - mean) * factor[:, None, None, None]
+
+
+Augmentation = Shift | Affine | Contrast
+
+
+@dataclass(frozen=True)
+class PerSet:
+    """Subtract one mean and divide by one standard deviation: of the training pictures, scaled to 0 … 1."""
+
+    mean: float
+    std: float
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ConfigError(f"{self}: std must be above 0")
+
+    @classmethod
+    def of(cls, pixels: Tensor) -> PerSet:
+        """Measured on pictures of bytes, exactly: from how often each of the 256 values occurs."""
+        counts = torch.bincount(pixels.flatten().to(torch.int64), minlength=256).to(torch.float64)
+        values = torch.arange(256, dtype=torch.float64) / 255
+        mean = float((counts * values).sum() / counts.sum())
+        variance = float((counts * (values - mean) ** 2).sum() / counts.sum())
+        return cls(mean, math.sqrt(variance) or 1.0)  # pictures of one grey alone have no spread to divide by
+
+    def __call__(self, images: Float[Tensor, "... height width"]) -> Float[Tensor, "... height width"]:
+        return (images - self.mean) / self.std
+
+
+@dataclass(frozen=True)
+class PerImage:
+    """Give each picture mean 0 and standard deviation 1; `floor` is the least spread divided by."""
+
+    floor: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.floor > 0:
+            raise ConfigError(f"{self}: floor must be above 0")
+
+    def __call__(self, images: Float[Tensor, "... height width"]) -> Float[Tensor, "... height width"]:
+        std, mean = torch.std_mean(images, dim=(-2, -1), correction=0, keepdim=True)
+        return (images - mean) / std.clamp(min=self.floor)
+
+
+Normalisation = PerSet | PerImage
+
+
+def normalisation_to_dict(choice: Normalisation) -> dict[str, Any]:
+    """The choice as plain values, to be kept beside the weights."""
+    return {"type": type(choice).__name__, **asdict(choice)}
+
+
+def normalisation_from_dict(fields: dict[str, Any]) -> Normalisation:
+    """The choice that `normalisation_to_dict` wrote."""
+    kinds = {kind.__name__: kind for kind in (PerSet, PerImage)}
+    fields = dict(fields)
+    name = fields.pop("type", None)
+    if name not in kinds:
+        raise ConfigError(f"normalisation of type {name!r}: expected one of {', '.join(kinds)}")
+    try:
+        return kinds[name](**fields)
+    except TypeError as error:
+        raise ConfigError(f"normalisation {name} with {fields}: {error}") from error

@@ -1,0 +1,113 @@
+"""A batch: what a model is given, what it should answer, and how much each answer counts.
+
+Every kind has `labels` and `weights` of the same shape (a weight of zero is padding, or a part that is not
+learnt) and knows how to call its kind of model, so one training loop serves all. Padding is told by lengths,
+from which the masks are made.
+
+Letters: B rows, S source tokens, T target tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float, Int
+from clearhead.masks import padding
+
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(ABC):
+    """The fields that every batch has.
+
+    The counts are plain numbers, so that reading them waits for no device.
+    """
+
+    labels: Int[Tensor, "..."]
+    weights: Float[Tensor, "..."]
+    n_tokens: int  # real tokens given to the model (pictures: their number)
+    n_padded: int  # the same with padding: what is computed
+    n_labels: int  # labels of weight above zero: what a mean loss divides by
+
+    @abstractmethod
+    def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "... V"]:
+        """The model's scores for every label, from the inputs of this batch."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
+    def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
+        """The same batch with every tensor changed alike; its counts stay as they are."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in fields.items() if isinstance(value, Tensor)
+        }
+        return dataclasses.replace(self, **tensors)
+
+    def to(self: AnyBatch, device: torch.device | str, *, non_blocking: bool = False) -> AnyBatch:
+        """The same batch on a device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self: AnyBatch) -> AnyBatch:
+        """The same batch in page-locked memory, from which a copy to a GPU does not hold up the CPU."""
+        return self.map(lambda tensor: tensor.pin_memory())
+
+    def silent(self: AnyBatch) -> AnyBatch:
+        """The same batch with every weight zero: it takes part in a step and adds nothing to it."""
+        return dataclasses.replace(self, weights=torch.zeros_like(self.weights), n_tokens=0, n_labels=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairBatch(Batch):
+    """Source and target sentences, for an encoder-decoder.
+
+    `target` starts with <bos>, `labels` end with <eos>.
+    """
+
+    source: Int[Tensor, "B S"]
+    source_lengths: Int[Tensor, "B"]
+    target: Int[Tensor, "B T"]
+    target_lengths: Int[Tensor, "B"]
+    labels: Int[Tensor, "B T"]
+    weights: Float[Tensor, "B T"]
+
+    def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B T V"]:
+        # The target needs no padding mask: its padding is on the right, where causal attention never looks.
+        return model(self.source, self.target, source_mask=padding(self.source_lengths))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch(Batch):
+    """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`."""
+
+    ids: Int[Tensor, "B T"]
+    lengths: Int[Tensor, "B"]
+    labels: Int[Tensor, "B T"]
+    weights: Float[Tensor, "B T"]
+
+    def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B T V"]:
+        return model(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBatch(Batch):
+    """Normalised pictures and their classes."""
+
+    images: Float[Tensor, "B C height width"]
+    labels: Int[Tensor, "B"]
+    weights: Float[Tensor, "B"]
+
+    def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B classes"]:
+        return model(self.images)

@@ -1,0 +1,248 @@
+"""Which examples go together, in which order, and where a run stands in them.
+
+`Batches(split, ByTokens(8192), seed=1)` walks through one epoch each time it is iterated. The order is a
+function of the seed and the epoch alone; `state_dict()` in the middle of an epoch and `load_state_dict()` in
+another process go on with exactly the batch that would have come next. Processes that share a run take every
+batch apart between them, row by row, so the batches, the budget and the place in the epoch mean the same for
+any number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Int
+from clearhead.data.batch import Batch
+from clearhead.data.draws import permutation
+from clearhead.data.task import Split
+from clearhead.errors import ConfigError, DataError
+
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
+
+# Keys that keep the shuffling of rows and of batches apart from each other and from what the tasks draw.
+_ROWS, _BATCHES = 101, 103
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """How one epoch is cut into batches."""
+
+    n_batches: int
+    n_examples: int
+    n_skipped: int  # examples that alone are over the budget
+    n_tokens: int
+    n_padded: int
+
+    @property
+    def padding(self) -> float:
+        """The fraction of what is computed that is padding."""
+        return 1 - self.n_tokens / self.n_padded if self.n_padded else 0.0
+
+    def __str__(self) -> str:
+        skipped = f", {self.n_skipped:,} over the budget skipped" if self.n_skipped else ""
+        return (
+            f"{self.n_batches:,} batches of {self.n_examples:,} examples, {self.n_tokens:,} tokens, "
+            f"{self.padding:.2%} padding{skipped}"
+        )
+
+
+@dataclass(frozen=True)
+class ByTokens:
+    """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
+
+    `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are
+    sorted at a time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch.
+    """
+
+    budget: int
+    multiple: int = 1
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget < 1 or self.multiple < 1 or (self.pool is not None and self.pool < 1):
+            raise ConfigError(f"{self}: budget, multiple and pool must be at least 1")
+
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+        """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
+        widths = -(-lengths // self.multiple) * self.multiple
+        order = order[widths[order].sum(1) <= self.budget]
+        order = order[self._by_length(widths[order])]
+        return self._cut(widths[order], order)
+
+    def _by_length(self, widths: Int[Tensor, "n sides"]) -> Tensor:
+        """Sort each pool by the first side, then the second and so on; equals keep their shuffled order."""
+        n, sides = widths.shape
+        if not n:
+            return torch.arange(0)
+        key = torch.arange(n) // (self.pool or n)
+        for side in range(sides):
+            column = widths[:, side]
+            if side:
+                # Up for one width of the side before, down for the next: no jump where that width changes.
+                column = torch.where(key % 2 == 0, column, column.max() - column)
+            key = key * (int(column.max()) + 1) + column
+        return torch.argsort(key, stable=True)
+
+    def _cut(self, widths: Int[Tensor, "n sides"], order: Int[Tensor, "n"]) -> list[Tensor]:
+        groups = []
+        start = 0
+        while start < len(order):
+            # A group is at least as wide as its first row, so it cannot hold more rows than this.
+            most = max(1, self.budget // max(1, int(widths[start].sum())))
+            wide = (
+                widths[start : start + most].cummax(0).values.sum(1)
+            )  # (m,) width of the first 1 … m rows together
+            fits = int((wide * torch.arange(1, len(wide) + 1) <= self.budget).sum())
+            groups.append(order[start : start + fits])
+            start += fits
+        return groups
+
+
+@dataclass(frozen=True)
+class ByCount:
+    """A fixed number of examples, for those that are all of one size; the last batch may be smaller."""
+
+    examples: int
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.examples < 1 or self.multiple < 1:
+            raise ConfigError(f"{self}: examples and multiple must be at least 1")
+
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+        """The row numbers of each batch, from rows in a (shuffled) order."""
+        return list(order.split(self.examples)) if len(order) else []
+
+
+class Batches(Generic[B_co]):
+    """The batches of a split, epoch after epoch; `epoch` and `position` say which comes next.
+
+    `rank` of `world` processes gets the rows rank, rank + world, … of every batch: all have the same number
+    of batches, and joined they are the batches of one process. A process for which a small batch has no row
+    gets one row of weight zero.
+    """
+
+    def __init__(
+        self,
+        split: Split[B_co],
+        size: ByTokens | ByCount,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if not 0 <= rank < world:
+            raise ConfigError(f"rank {rank} of world {world}: expected 0 ≤ rank < world")
+        self.split = split
+        self.size = size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world = world
+        self.epoch = 0
+        self.position = 0
+        self._planned: tuple[int, list[Tensor], Tensor] | None = None
+        if not self.groups():
+            raise DataError(
+                f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}"
+            )
+
+    def _plan(self) -> tuple[list[Tensor], Tensor]:
+        """The row numbers of each batch of this epoch, and the lengths they were planned by."""
+        if self._planned is None or self._planned[0] != self.epoch:
+            n = len(self.split)
+            lengths = self.split.lengths(self.epoch)
+            order = permutation(n, _ROWS, self.seed, self.epoch) if self.shuffle else torch.arange(n)
+            groups = self.size.groups(lengths, order)
+            if self.shuffle:
+                turn = permutation(len(groups), _BATCHES, self.seed, self.epoch)
+                groups = [groups[i] for i in turn.tolist()]
+            self._planned = self.epoch, groups, lengths
+        return self._planned[1], self._planned[2]
+
+    def groups(self) -> list[Tensor]:
+        """The row numbers of each batch of this epoch, before they are divided among processes."""
+        return self._plan()[0]
+
+    def __len__(self) -> int:
+        """Batches in this epoch; by tokens, another epoch may have a few more or less."""
+        return len(self.groups())
+
+    def __iter__(self) -> Iterator[B_co]:
+        """What is left of this epoch.
+
+        When the last batch has been taken, the next epoch begins at its start.
+        """
+        groups = self.groups()
+        while self.position < len(groups):
+            rows = groups[self.position]
+            # Counted before it is handed out: a state saved while a batch is worked on does not bring it
+            # again.
+            self.position += 1
+            yield self._batch(rows)
+        self.epoch += 1
+        self.position = 0
+
+    def forever(self) -> Iterator[B_co]:
+        """Epoch after epoch without end."""
+        while True:
+            yield from self
+
+    def _batch(self, rows: Tensor) -> B_co:
+        mine = rows[self.rank :: self.world]
+        batch = self.split.batch(
+            mine if len(mine) else rows[:1], epoch=self.epoch, multiple=self.size.multiple
+        )
+        return batch if len(mine) else batch.silent()
+
+    def statistics(self) -> Statistics:
+        """Counts for this epoch, over all processes."""
+        groups, lengths = self._plan()
+        widths = -(-lengths // self.size.multiple) * self.size.multiple
+        n_examples = sum(len(rows) for rows in groups)
+        return Statistics(
+            n_batches=len(groups),
+            n_examples=n_examples,
+            n_skipped=len(self.split) - n_examples,
+            n_tokens=sum(int(lengths[rows].sum()) for rows in groups),
+            n_padded=sum(len(rows) * int(widths[rows].amax(0).sum()) for rows in groups),
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "size": repr(self.size),
+            "examples": len(self.split),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands, as plain values; the number of processes is no part of it."""
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state says.
+
+        It must be of the same data, seed and size, or the place would mean another one.
+        """
+        missing = {"epoch", "position", *self._identity()} - state.keys()
+        if missing:
+            raise ConfigError(
+                f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches"
+            )
+        for name, here in self._identity().items():
+            if state[name] != here:
+                raise ConfigError(
+                    f"the saved place in the data is for {name} {state[name]}, this run has {here}: "
+                    "resume with the data and settings of the run that saved it"
+                )
+        if state["epoch"] < 0 or state["position"] < 0:
+            raise ConfigError(f"epoch {state['epoch']}, position {state['position']}: expected none below 0")
+        self.epoch = int(state["epoch"])
+        self.position = int(state["position"])

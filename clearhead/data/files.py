@@ -1,0 +1,123 @@
+"""Reading lines from files that may be compressed, and writing files that are never half there.
+
+A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression
+is seen from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them (there the largest
+.txt or .tsv is read).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import lzma
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from clearhead.errors import DataError, StorageError
+
+BOM = b"\xef\xbb\xbf"
+_TEXT_ENDINGS = (".txt", ".tsv")
+
+
+def _must_be_file(path: Path) -> None:
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder, expected a file: name the file inside it")
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}: check the path, or fetch the data set first")
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a file, decompressed.
+
+    A torn or damaged file is a `StorageError` wherever the damage shows.
+    """
+    _must_be_file(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            with path.open("rb") as raw:
+                magic = raw.read(6)
+            if magic.startswith(b"PK\x03\x04"):
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                sizes = {item.filename: item.file_size for item in archive.infolist()}
+                yield stack.enter_context(archive.open(_largest_text(path, sizes)))
+            elif _is_tar(path):
+                tar = stack.enter_context(tarfile.open(path))
+                members = {item.name: item for item in tar.getmembers() if item.isfile()}
+                name = _largest_text(path, {name: item.size for name, item in members.items()})
+                content = tar.extractfile(members[name])
+                if content is None:  # only for what is no plain file, which `members` leaves out
+                    raise StorageError(f"{path}: cannot read its member {name}")
+                yield stack.enter_context(content)
+            elif magic == b"\xfd7zXZ\x00":
+                yield stack.enter_context(lzma.open(path))
+            elif magic.startswith(b"\x1f\x8b"):
+                yield cast(IO[bytes], stack.enter_context(gzip.GzipFile(path)))
+            else:
+                yield stack.enter_context(path.open("rb"))
+        except (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+            raise StorageError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+
+
+def _is_tar(path: Path) -> bool:
+    # Looking inside a compressed file means decompressing its start, so only names that say tar are asked.
+    return ".tar" in path.name.lower() or path.name.lower().endswith((".tgz", ".txz"))
+
+
+def _largest_text(path: Path, sizes: dict[str, int]) -> str:
+    texts = {name: size for name, size in sizes.items() if name.lower().endswith(_TEXT_ENDINGS)}
+    if not texts:
+        raise DataError(
+            f"{path} holds no .txt or .tsv file, but {len(sizes)} others: unpack it and name the right one"
+        )
+    return max(texts, key=lambda name: (texts[name], name))
+
+
+def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
+    """(number from 1, line without its ending) for each line.
+
+    A line over `max_bytes` comes as None and is never held whole. Lines end in LF or CR LF. A byte order
+    mark at the very start is dropped.
+    """
+    limit = -1 if max_bytes is None else max_bytes + len(b"\r\n")
+    with open_bytes(path) as file:
+        number = 0
+        while line := file.readline(limit):
+            number += 1
+            if number == 1:
+                line = line.removeprefix(BOM)
+            if limit > 0 and not line.endswith(b"\n") and len(line) >= limit:
+                while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, None
+                continue
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            yield number, line if max_bytes is None or len(line) <= max_bytes else None
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file as it lies there, in hexadecimal."""
+    _must_be_file(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target and rename: a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

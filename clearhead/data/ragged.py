@@ -1,0 +1,82 @@
+"""Rows of different lengths in one flat tensor, and the padded rectangle of any choice of them.
+
+A whole corpus is two tensors, the ids end to end and where each row starts. A batch is then one gather: no
+Python loop over rows or tokens, on whatever device the ids lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Bool, Int
+
+
+def round_up(x: int, multiple: int) -> int:
+    """The least multiple that is not under x."""
+    return -(-x // multiple) * multiple
+
+
+def inside(lengths: Int[Tensor, "B"], width: int) -> Bool[Tensor, "B width"]:
+    """True where a column belongs to its row and is not padding."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+class Ragged:
+    """`values` (int32) end to end; row r is `values[starts[r] : starts[r] + lengths[r]]`.
+
+    Starts and lengths stay on the CPU, so that the width of a batch is known without waiting for a device.
+    """
+
+    def __init__(self, values: Int[Tensor, "total"], lengths: Int[Tensor, "N"]) -> None:
+        self.values = values.to(torch.int32)
+        self.lengths = lengths.to(torch.int64)
+        self.starts = self.lengths.cumsum(0) - self.lengths
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """From lists of ids."""
+        import numpy
+
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        flat = numpy.fromiter(chain.from_iterable(rows), dtype=numpy.int32, count=int(lengths.sum()))
+        return cls(torch.from_numpy(flat), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> list[int]:
+        start = int(self.starts[row])
+        return self.values[start : start + int(self.lengths[row])].tolist()
+
+    def to(self, device: torch.device | str) -> Ragged:
+        """The same rows with their ids on a device."""
+        return Ragged(self.values.to(device), self.lengths)
+
+    def select(self, keep: Int[Tensor, "n"]) -> Ragged:
+        """The chosen rows alone, in the order of the choice."""
+        lengths = self.lengths[keep]
+        starts = self.starts[keep] - (lengths.cumsum(0) - lengths)
+        index = torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts, lengths)
+        return Ragged(self.values[index.to(self.values.device)], lengths)
+
+    def padded(
+        self, rows: Int[Tensor, "B"], *, fill: int, skip: int = 0, drop: int = 0, multiple: int = 1
+    ) -> tuple[Int[Tensor, "B width"], Int[Tensor, "B"]]:
+        """The rows side by side, filled up on the right, and their lengths (on the CPU).
+
+        The first `skip` and last `drop` ids of every row are left out; the width is a multiple of `multiple`.
+        """
+        device = self.values.device
+        lengths = (self.lengths[rows] - skip - drop).clamp(min=0)
+        width = round_up(int(lengths.max()) if len(lengths) else 0, multiple)
+        columns = torch.arange(width, device=device)
+        index = (self.starts[rows] + skip).to(device)[:, None] + columns  # (B, width)
+        real = columns < lengths.to(device)[:, None]
+        if not len(self.values):
+            return torch.full(index.shape, fill, device=device), lengths
+        ids = self.values[index.clamp(max=len(self.values) - 1)].to(torch.int64)
+        return ids.masked_fill(~real, fill), lengths

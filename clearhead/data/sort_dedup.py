@@ -1,0 +1,258 @@
+"""Sort and remove repeats: `D A A <START>` is to be continued with `A D <STOP>`, by a decoder.
+
+After the Final Exam of 22 January 2025, Problem 2 (deduplicating and sorting). The examples are made when
+asked for, in any number. The loss is on the output part alone: what letter comes next in a random input
+cannot be learnt. Inputs are kept apart by their content: one in every 32, chosen by a hash, is for validation
+and never in training.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Bool, Int
+from clearhead.data import draws
+from clearhead.data.batch import TokenBatch
+from clearhead.data.ragged import inside, round_up
+from clearhead.data.task import Split
+from clearhead.data.tokenizers import Symbols
+from clearhead.errors import ConfigError, DataError
+
+START, STOP, PAD = "<START>", "<STOP>", "<PAD>"
+_LENGTH, _ORDER, _LETTER, _NARROW, _CONTENT = 307, 311, 313, 317, 331
+_VALIDATION = -1  # the stream of the held-out part; the epochs are the others
+_ONE_IN = 32
+_TRIES = 64
+_AT_ONCE = 1 << 14
+
+
+def alphabet(n: int) -> list[str]:
+    """The first n of A … Z, AA, AB, …, in their order: the order that sorting means here."""
+    names = []
+    for i in range(n):
+        name = ""
+        i += 1
+        while i:
+            i, letter = divmod(i - 1, 26)
+            name = chr(ord("A") + letter) + name
+        names.append(name)
+    return names
+
+
+def vocabulary(n_symbols: int) -> Symbols:
+    """The letters as ids 0 … n − 1, in the order that sorting means, then <START>, <STOP>, <PAD>."""
+    return Symbols([*alphabet(n_symbols), START, STOP, PAD], pad=PAD, bos=START, eos=STOP)
+
+
+def sorted_without_repeats(
+    letters: Int[Tensor, "B T"], lengths: Int[Tensor, "B"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    """Each row's distinct letters in order, and how many; what stands to their right means nothing."""
+    beyond = int(letters.max()) + 1 if letters.numel() else 1
+    real = inside(lengths, letters.shape[1])
+    in_order = letters.masked_fill(~real, beyond).sort(dim=1).values
+    first = torch.ones_like(real)
+    first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    first &= in_order != beyond
+    # A stable sort of "not first" brings the firsts to the left and keeps their order.
+    compact = in_order.gather(1, torch.argsort((~first).to(torch.int8), dim=1, stable=True))
+    return compact, first.sum(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What inputs there are: how many different letters, and which lengths."""
+
+    n_symbols: int = 26
+    lengths: tuple[int, ...] = tuple(range(1, 33))
+    narrow: float = 0.5  # the share drawn from a random part of the alphabet, where repeats are many
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_symbols < 1:
+            raise ConfigError(f"n_symbols {self.n_symbols}: expected at least 1 letter")
+        if not self.lengths or min(self.lengths) < 1:
+            raise ConfigError(f"lengths {self.lengths}: expected at least one, and each at least 1")
+        if not 0 <= self.narrow <= 1:
+            raise ConfigError(f"narrow {self.narrow}: expected a share from 0 to 1")
+
+    def draw(
+        self, rows: Int[Tensor, "B"], *, stream: int, trial: int = 0
+    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        """Random letters (as wide as the longest length there is) and lengths, for each row of a stream."""
+        keys = (self.seed, stream, trial, rows)
+        wide = (self.seed, stream, trial, rows[:, None])
+        places = torch.tensor(self.lengths, device=rows.device)
+        lengths = places[draws.below(len(places), _LENGTH, *keys)]
+        is_narrow = draws.uniform(_NARROW, 0, *keys) < self.narrow
+        # A narrow example uses only the first few letters of an alphabet in random order.
+        known = torch.where(is_narrow, draws.below(self.n_symbols, _NARROW, 1, *keys) + 1, self.n_symbols)
+        symbols = torch.arange(self.n_symbols, device=rows.device)
+        columns = torch.arange(max(self.lengths), device=rows.device)
+        order = torch.argsort(draws.bits(_ORDER, *wide, symbols), dim=1)  # (B, n_symbols)
+        return order.gather(1, draws.below(known[:, None], _LETTER, *wide, columns)), lengths
+
+
+def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
+    """Whether an input is one of those kept for validation: a property of its letters alone."""
+    columns = torch.arange(letters.shape[1], device=letters.device)
+    content = draws.bits(_CONTENT, letters, columns).masked_fill(~inside(lengths, letters.shape[1]), 0).sum(1)
+    return draws.below(_ONE_IN, _CONTENT, lengths, content) == 0
+
+
+class SortSplit(Split[TokenBatch]):
+    """Examples made from inputs; subclasses say which inputs."""
+
+    def __init__(self, inputs: Inputs, device: torch.device | str = "cpu") -> None:
+        self.inputs = inputs
+        self.device = torch.device(device)
+        self.tokenizer = vocabulary(inputs.n_symbols)
+        self._lengths: tuple[int, Tensor] | None = None  # of the epoch last asked for
+
+    @abstractmethod
+    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        """The input of each row as letters and their number."""
+
+    def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
+        if self._lengths is None or self._lengths[0] != epoch:
+            parts = []
+            for rows in torch.arange(len(self)).split(_AT_ONCE):
+                letters, n_in = self.letters(rows.to(self.device), epoch)
+                parts.append((n_in + 1 + sorted_without_repeats(letters, n_in)[1]).cpu())
+            self._lengths = epoch, torch.cat(parts)[:, None]
+        return self._lengths[1]
+
+    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
+        letters, n_in = self.letters(rows.to(self.device), epoch)
+        return make_batch(letters, n_in, self.tokenizer, multiple=multiple)
+
+
+def make_batch(
+    letters: Int[Tensor, "B T"], n_in: Int[Tensor, "B"], tokenizer: Symbols, *, multiple: int = 1
+) -> TokenBatch:
+    """`letters <START> output` as input; `output <STOP>` as the labels that count, from <START> on."""
+    output, n_out = sorted_without_repeats(letters, n_in)
+    lengths = n_in + 1 + n_out  # the input of the model: without <STOP>
+    width = round_up(int(lengths.max()), multiple)
+    # One row more than the model's input is wide: what is shifted off at one end is new at the other.
+    place = torch.arange(width + 1, device=letters.device).expand(len(letters), -1)
+    after = place - n_in[:, None] - 1  # place in the output; −1 is <START>
+    columns = letters.shape[1] - 1
+    whole = torch.where(
+        after < 0,
+        letters.gather(1, place.clamp(max=columns)),
+        output.gather(1, after.clamp(min=0, max=columns)),
+    )
+    whole = whole.masked_fill(after == -1, tokenizer.bos_id)
+    whole = whole.masked_fill(after == n_out[:, None], tokenizer.eos_id)
+    whole = whole.masked_fill(after > n_out[:, None], tokenizer.pad_id)
+    real = inside(lengths, width)
+    learnt = real & (place[:, 1:] > n_in[:, None])
+    return TokenBatch(
+        ids=whole[:, :-1].masked_fill(~real, tokenizer.pad_id),
+        lengths=lengths,
+        labels=whole[:, 1:].contiguous(),
+        weights=learnt.to(torch.float32),
+        n_tokens=int(lengths.sum()),
+        n_padded=len(letters) * width,
+        n_labels=int((n_out + 1).sum()),
+    )
+
+
+class TrainingSplit(SortSplit):
+    """New examples in every epoch, none of them held out."""
+
+    def __init__(self, inputs: Inputs, n_examples: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(inputs, device)
+        self.n_examples = n_examples
+
+    def __len__(self) -> int:
+        return self.n_examples
+
+    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        letters, n_in = self.inputs.draw(rows, stream=epoch)
+        for trial in range(1, _TRIES):
+            again = is_held_out(letters, n_in).nonzero().flatten()
+            if not len(again):
+                return letters, n_in
+            letters[again], n_in[again] = self.inputs.draw(rows[again], stream=epoch, trial=trial)
+        raise DataError(
+            f"{self.inputs}: too few different inputs, nearly all of them held out: "
+            "raise n_symbols or the lengths"
+        )
+
+    def to(self, device: torch.device | str) -> TrainingSplit:
+        return TrainingSplit(self.inputs, self.n_examples, device)
+
+
+class HeldOutSplit(SortSplit):
+    """A fixed choice of the inputs that training never has, each once, as far as there are so many."""
+
+    def __init__(self, inputs: Inputs, n_examples: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(inputs, device)
+        found: dict[tuple[int, ...], None] = {}  # a set that keeps its order
+        # One draw in 32 is held out: twice that many are enough unless there are few different inputs.
+        for rows in torch.arange(max(_AT_ONCE, 2 * _ONE_IN * n_examples)).split(_AT_ONCE):
+            letters, n_in = inputs.draw(rows, stream=_VALIDATION)
+            held = is_held_out(letters, n_in)
+            for row, n in zip(letters[held].tolist(), n_in[held].tolist(), strict=True):
+                found[tuple(row[:n])] = None
+            if len(found) >= n_examples:
+                break
+        chosen = list(found)[:n_examples]
+        if not chosen:
+            raise DataError(
+                f"{inputs}: too few different inputs to hold any out: raise n_symbols or the lengths"
+            )
+        self._n_in = torch.tensor([len(row) for row in chosen])
+        self._letters = torch.tensor([(*row, *[0] * (max(inputs.lengths) - len(row))) for row in chosen])
+
+    def __len__(self) -> int:
+        return len(self._n_in)
+
+    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        return self._letters[rows], self._n_in[rows]
+
+    def to(self, device: torch.device | str) -> HeldOutSplit:
+        other = copy.copy(self)
+        other.device = torch.device(device)
+        other._letters, other._n_in = self._letters.to(device), self._n_in.to(device)
+        return other
+
+
+class SortDedup:
+    """The task: sort letters and remove repeats.
+
+    `unseen_lengths` are left out of training, not of validation.
+    """
+
+    name = "sort-dedup"
+
+    def __init__(
+        self,
+        *,
+        n_symbols: int = 26,
+        max_length: int = 32,
+        unseen_lengths: Sequence[int] = (),
+        narrow: float = 0.5,
+        n_train: int = 1 << 16,
+        n_validation: int = 1 << 11,
+        seed: int = 0,
+    ) -> None:
+        lengths = tuple(range(1, max_length + 1))
+        seen = tuple(length for length in lengths if length not in set(unseen_lengths))
+        if not seen:
+            raise ConfigError(
+                f"max_length {max_length} without {tuple(unseen_lengths)}: no length is left to train on"
+            )
+        self.max_length = max_length
+        self.tokenizer = vocabulary(n_symbols)
+        inputs = Inputs(n_symbols=n_symbols, lengths=lengths, narrow=narrow, seed=seed)
+        self.train = TrainingSplit(replace(inputs, lengths=seen), n_train)
+        self.validation = HeldOutSplit(inputs, n_validation)

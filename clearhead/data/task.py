@@ -1,0 +1,52 @@
+"""The shape that every task has: a name, a training part and a validation part.
+
+A part (`Split`) is a numbered list of examples. It says how long each is and makes a batch of any of them;
+which ones go together, and in what order, is the business of `Batches`. Example number r of epoch e is always
+the same example, whatever batch or process it is asked for in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Int
+from clearhead.data.batch import Batch
+
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
+
+
+class Split(ABC, Generic[B_co]):
+    """Numbered examples of one kind."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many examples an epoch has."""
+
+    @abstractmethod
+    def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
+        """The tokens of each example, a column for each side that is padded by itself."""
+
+    @abstractmethod
+    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
+        """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Split[B_co]:
+        """The same examples, with batches made on a device: worth it wherever the data fits there."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a training loop needs to know of its data."""
+
+    name: str
+
+    @property
+    def train(self) -> Split[Batch]: ...
+
+    @property
+    def validation(self) -> Split[Batch]: ...

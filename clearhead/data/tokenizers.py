@@ -1,0 +1,395 @@
+"""From text to ids and back: byte pairs, characters, or a fixed list of symbols, behind one small interface.
+
+Byte pairs are trained and run by the `tokenizers` library; its byte-level form can write any text, so nothing
+is ever unknown and decoding gives back exactly what was encoded. Every tokenizer is stored as one
+`tokenizer.json`, which is data: reading it runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Int
+from clearhead.data import files
+from clearhead.errors import ConfigError, DataError, StorageError
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+FILE_NAME = "tokenizer.json"
+_N_BYTES = 256
+_PIECES_AT_ONCE = 100_000
+
+
+class Tokenizer(ABC):
+    """What the rest of the project knows of a tokenizer.
+
+    `encode` adds no special token; `decode` leaves them out.
+    """
+
+    pad_id: int
+    bos_id: int
+    eos_id: int
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """How many ids there are, special ones included."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+        """The text of ids, without special tokens."""
+
+    @abstractmethod
+    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+        """A readable label for each id, special ones by name: for pictures and tables."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """What `save` writes."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text; much faster than one by one where the tokenizer can run in parallel."""
+        return [self.encode(text) for text in texts]
+
+    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+        """`encode` of a text as long as a corpus, as one int32 tensor."""
+        return torch.tensor(self.encode(text), dtype=torch.int32)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write `tokenizer.json` into a folder, whole or not at all."""
+        path = Path(folder) / FILE_NAME
+        files.write_atomically(path, self.to_json().encode())
+        return path
+
+
+def _as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
+    numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    for number in numbers:
+        if not 0 <= number < vocab_size:
+            raise DataError(f"id {number} is outside the vocabulary: expected 0 to {vocab_size - 1}")
+    return numbers
+
+
+_VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
+
+
+def visible(piece: str) -> str:
+    """A piece as it can stand in a picture: line ends and other controls as signs, blanks alone as ␣.
+
+    A blank before a word stays, so that pieces of printable text joined are that text.
+    """
+    if piece and not piece.strip(" "):
+        return "␣" * len(piece)
+    return "".join(
+        _VISIBLE.get(
+            c, c if c == " " or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        )
+        for c in piece
+    )
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(_N_BYTES) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {
+        chr(_N_BYTES + i): byte for i, byte in enumerate(others)
+    }
+
+
+class BytePairs(Tokenizer):
+    """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
+
+    A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
+    tokens themselves.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._inner.encode_special_tokens = True
+        ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
+        missing = [name for name, number in ids.items() if number is None]
+        if missing:
+            raise ConfigError(
+                f"this tokenizer has no {', '.join(missing)}; expected {PAD}, "
+                f"{BOS} and {EOS}: train one with train_bpe"
+            )
+        self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
+        self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
+        self._bytes = _byte_of_letter()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._inner.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise DataError(_why_not_text(texts)) from error
+        return [row.ids for row in encoded]
+
+    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+        # Where a single line end stands between two words no token can reach across it, so the ids are those
+        # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
+        # at a time.
+        pieces = re.split(r"(?<=\S\n)(?=\S)", text)
+        parts = [torch.zeros(0, dtype=torch.int32)]
+        for start in range(0, len(pieces), _PIECES_AT_ONCE):
+            for ids in self.encode_batch(pieces[start : start + _PIECES_AT_ONCE]):
+                parts.append(torch.tensor(ids, dtype=torch.int32))
+        return torch.cat(parts)
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+        return self._inner.decode(_as_list(ids, self.vocab_size), skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+        return [self._label(i) for i in _as_list(ids, self.vocab_size)]
+
+    def _label(self, number: int) -> str:
+        if number in self._special:
+            return self._special[number]
+        piece = self._inner.id_to_token(number)
+        raw = bytes(self._bytes[letter] for letter in piece)
+        try:
+            return visible(raw.decode())
+        except UnicodeDecodeError:  # a part of a character: show its bytes
+            return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
+
+    def to_json(self) -> str:
+        return self._inner.to_str()
+
+
+def _why_not_text(texts: Sequence[str]) -> str:
+    for i, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return (
+                f"text {i} holds half a surrogate pair at character {error.start}, "
+                "which is no text: remove it"
+            )
+    return "the texts could not be encoded: expected a sequence of str"
+
+
+def train_bpe(
+    source: Path | Iterable[str | Path],
+    vocab_size: int,
+    specials: Sequence[str] = (),
+    *,
+    min_frequency: int = 2,
+) -> BytePairs:
+    """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
+
+    The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
+    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer.
+    """
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    names = [PAD, BOS, EOS, *specials]
+    if len(set(names)) != len(names):
+        raise ConfigError(
+            f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are"
+        )
+    least = len(names) + _N_BYTES
+    if vocab_size < least:
+        raise ConfigError(
+            f"vocab_size {vocab_size} is too small: "
+            f"{len(names)} special tokens and {_N_BYTES} bytes need {least}"
+        )
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=names,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_texts(source), trainer)
+    return BytePairs(inner)
+
+
+def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
+    for item in [source] if isinstance(source, Path) else source:
+        if isinstance(item, Path):
+            for _, line in files.lines(item):
+                yield (line or b"").decode(errors="ignore")
+        else:
+            yield item
+
+
+class Characters(Tokenizer):
+    """An id for each character of an alphabet.
+
+    A character outside it is an error, or <unk> where `unknown` is set.
+    """
+
+    def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
+        self.alphabet = "".join(alphabet)
+        if len(set(self.alphabet)) != len(self.alphabet):
+            raise ConfigError("an alphabet must have each character once")
+        self.unknown = unknown
+        self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
+        self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
+        # One entry for each code point: encoding is a look-up, at the speed of memory.
+        self._id_of = torch.full((0x110000,), 3 if unknown else -1, dtype=torch.int32)
+        self._id_of[_code_points(self.alphabet)] = torch.arange(len(self.alphabet), dtype=torch.int32) + len(
+            self._names
+        )
+
+    @classmethod
+    def of(cls, text: str, *, unknown: bool = False) -> Characters:
+        """The alphabet of a text, in the order of the code points."""
+        return cls(sorted(set(text)), unknown=unknown)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._names) + len(self.alphabet)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_long(text).tolist()
+
+    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+        ids = self._id_of[_code_points(text)]
+        strange = (ids < 0).nonzero()
+        if len(strange):
+            at = int(strange[0])
+            raise DataError(
+                f"character {text[at]!r} (number {at} of the text) is not in the alphabet "
+                f"of {len(self.alphabet)}: "
+                f"remove it, or use Characters(…, unknown=True), which reads it as {UNK}"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+        first = len(self._names)
+        unknown = first - 1 if self.unknown else -1
+        letters = []
+        for i in _as_list(ids, self.vocab_size):
+            if i >= first:
+                letters.append(self.alphabet[i - first])
+            elif i == unknown:
+                letters.append("\N{REPLACEMENT CHARACTER}")
+        return "".join(letters)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+        first = len(self._names)
+        numbers = _as_list(ids, self.vocab_size)
+        return [visible(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"type": "characters", "alphabet": self.alphabet, "unknown": self.unknown}, indent=1
+        )
+
+
+def _code_points(text: str) -> Tensor:
+    if not text:
+        return torch.zeros(0, dtype=torch.int64)
+    raw = bytearray(text.encode("utf-32-le", "surrogatepass"))
+    return torch.frombuffer(raw, dtype=torch.int32).to(torch.int64)
+
+
+class Symbols(Tokenizer):
+    """A fixed vocabulary: words between blanks, each a symbol of a given list. Ids are places in the list.
+
+    >>> s = Symbols(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
+    >>> s.encode("D A A <START> A D <STOP>")
+    [1, 0, 0, 3, 0, 1, 4]
+    """
+
+    def __init__(self, symbols: Sequence[str], *, pad: str = PAD, bos: str = BOS, eos: str = EOS) -> None:
+        self.symbols = tuple(symbols)
+        self._id_of = {symbol: i for i, symbol in enumerate(self.symbols)}
+        if len(self._id_of) != len(self.symbols):
+            raise ConfigError("a fixed vocabulary must have each symbol once")
+        for symbol in self.symbols:
+            if not symbol or symbol.split() != [symbol]:
+                raise ConfigError(
+                    f"symbol {symbol!r}: expected at least one character and no blanks, which part symbols"
+                )
+        self.special = (pad, bos, eos)
+        if len(set(self.special)) != 3 or not self._id_of.keys() >= set(self.special):
+            raise ConfigError(
+                f"pad, bos and eos are {self.special}: expected three different symbols of the list"
+            )
+        self.pad_id, self.bos_id, self.eos_id = (self._id_of[name] for name in self.special)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return [self._id_of[symbol] for symbol in text.split()]
+        except KeyError as error:
+            shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
+            raise DataError(
+                f"symbol {error.args[0]!r} is not in the vocabulary: expected blanks between {shown}"
+            ) from error
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+        special = {self.pad_id, self.bos_id, self.eos_id}
+        return " ".join(self.symbols[i] for i in _as_list(ids, self.vocab_size) if i not in special)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+        return [self.symbols[i] for i in _as_list(ids, self.vocab_size)]
+
+    def to_json(self) -> str:
+        pad, bos, eos = self.special
+        return json.dumps(
+            {"type": "symbols", "symbols": self.symbols, "pad": pad, "bos": bos, "eos": eos}, indent=1
+        )
+
+
+def load(folder: Path | str) -> Tokenizer:
+    """The tokenizer of a folder, or of the `tokenizer.json` itself."""
+    path = Path(folder)
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise StorageError(f"there is no {path}: expected the {FILE_NAME} that a tokenizer's save() writes")
+    try:
+        text = path.read_text(encoding="utf-8")
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ConfigError(f"its content is a {type(fields).__name__}, expected an object")
+        return _from_fields(fields, text)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StorageError(
+            f"{path} is not a tokenizer of this project: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:
+    match fields:
+        case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
+            return Characters(alphabet, unknown=unknown)
+        case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
+            return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
+        case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
+            from tokenizers import Tokenizer as Inner
+
+            try:
+                inner = Inner.from_str(text)
+            except Exception as error:  # the library raises bare Exception for what it cannot read
+                raise ConfigError(str(error)) from error
+            return BytePairs(inner)
+        case _:
+            raise ConfigError("expected byte-level BPE, characters or symbols")

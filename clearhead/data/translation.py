@@ -1,0 +1,231 @@
+"""Sentence pairs: a file of lines `source TAB target`, further columns ignored, for an encoder-decoder.
+
+The source is given as its tokens and <eos>; the target as <bos> and its tokens, with the tokens and <eos> as
+labels. A held-out part is taken by source sentence: one sentence with many translations is wholly in one
+part, so nothing is learnt by heart.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Int
+from clearhead.data import files, report
+from clearhead.data.batch import PairBatch
+from clearhead.data.ragged import Ragged, inside
+from clearhead.data.report import Report, Tally
+from clearhead.data.task import Split
+from clearhead.data.tokenizers import Tokenizer, train_bpe
+from clearhead.errors import ConfigError, DataError, StorageError
+
+_MAX_LINE_BYTES = 1 << 16
+_TRAIN_NAMES = ("train.tsv", "train.txt", "spa.txt", "spa-eng.zip", "nmt-0.0.6.tar.gz")
+_VALIDATION_NAMES = ("dev.tsv", "valid.tsv", "validation.tsv", "dev.txt", "valid.txt", "validation.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The good rows of a file, with the line each stood on."""
+
+    sources: list[str]
+    targets: list[str]
+    lines: list[int]
+    report: Report
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def select(self, keep: Callable[[int], bool]) -> Pairs:
+        """The rows whose number `keep` agrees to; the report stays that of the file."""
+        rows = [row for row in range(len(self)) if keep(row)]
+        return Pairs(
+            sources=[self.sources[row] for row in rows],
+            targets=[self.targets[row] for row in rows],
+            lines=[self.lines[row] for row in rows],
+            report=self.report,
+        )
+
+
+def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
+    """Read a file of pairs; `swap` makes the second column the source. Bad rows are skipped and reported."""
+    path = Path(path)
+    tally = Tally(path.name)
+    sources: list[str] = []
+    targets: list[str] = []
+    numbers: list[int] = []
+    for number, line in files.lines(path, max_bytes=_MAX_LINE_BYTES):
+        if line is None:
+            tally.skip(report.TOO_LONG, number)
+            continue
+        try:
+            columns = line.decode("utf-8").split("\t", 2)
+        except UnicodeDecodeError:
+            tally.skip(report.NOT_UTF8, number)
+            continue
+        if len(columns) < 2:
+            tally.skip(report.NO_TAB, number)
+            continue
+        source, target = columns[0].strip(), columns[1].strip()
+        if not source or not target:
+            tally.skip(report.EMPTY_SIDE, number)
+            continue
+        tally.good()
+        sources.append(source)
+        targets.append(target)
+        numbers.append(number)
+    if swap:
+        sources, targets = targets, sources
+    pairs = Pairs(sources=sources, targets=targets, lines=numbers, report=tally.report())
+    pairs.report.require_good()
+    return pairs
+
+
+def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
+    """What the encoder is given: each text's tokens and <eos>."""
+    return Ragged.of([[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
+
+
+def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
+    """<bos>, each text's tokens, <eos>: without its end the decoder's input, without its start the labels."""
+    return Ragged.of([[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
+
+
+class PairSplit(Split[PairBatch]):
+    """Encoded pairs.
+
+    `sources` and `targets` are the texts of the rows, `report` what became of the file's rows.
+    """
+
+    def __init__(self, pairs: Pairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+        source = encode_sources(tokenizer, pairs.sources)
+        target = encode_targets(tokenizer, pairs.targets)
+        fits = (source.lengths <= max_tokens) & (target.lengths - 1 <= max_tokens)
+        keep = fits.nonzero().flatten()
+        self.report = pairs.report.with_skipped(
+            report.TOO_LONG, [pairs.lines[row] for row in (~fits).nonzero().flatten().tolist()]
+        )
+        if not len(keep):
+            raise DataError(
+                f"{pairs.report.source}: "
+                f"all of its {len(pairs):,} pairs have a side of over {max_tokens} tokens: "
+                "raise max_tokens"
+            )
+        kept = set(keep.tolist())
+        pairs = pairs.select(kept.__contains__) if len(keep) < len(pairs) else pairs
+        self.sources, self.targets = pairs.sources, pairs.targets
+        self._source, self._target = source.select(keep), target.select(keep)
+        self._pad_id = tokenizer.pad_id
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
+        return torch.stack([self._source.lengths, self._target.lengths - 1], dim=1)
+
+    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> PairBatch:
+        source, source_lengths = self._source.padded(rows, fill=self._pad_id, multiple=multiple)
+        target, target_lengths = self._target.padded(rows, fill=self._pad_id, drop=1, multiple=multiple)
+        labels, _ = self._target.padded(rows, fill=self._pad_id, skip=1, multiple=multiple)
+        on_device = target_lengths.to(labels.device)
+        n_labels = int(target_lengths.sum())
+        return PairBatch(
+            source=source,
+            source_lengths=source_lengths.to(source.device),
+            target=target,
+            target_lengths=on_device,
+            labels=labels,
+            weights=inside(on_device, labels.shape[1]).to(torch.float32),
+            n_tokens=int(source_lengths.sum()) + n_labels,
+            n_padded=source.numel() + target.numel(),
+            n_labels=n_labels,
+        )
+
+    def to(self, device: torch.device | str) -> PairSplit:
+        other = copy.copy(self)
+        other._source, other._target = self._source.to(device), self._target.to(device)
+        return other
+
+
+class Translation:
+    """The task: learn to write the second side of pairs from the first."""
+
+    name = "translation"
+
+    def __init__(self, train: PairSplit, validation: PairSplit, tokenizer: Tokenizer) -> None:
+        self.train = train
+        self.validation = validation
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        validation: Path | str | None = None,
+        tokenizer: Tokenizer | None = None,
+        vocab_size: int = 8000,
+        max_tokens: int = 128,
+        hold_out: float = 0.02,
+        swap: bool = False,
+    ) -> Translation:
+        """From a file of pairs, or a folder with `train.tsv` and perhaps `dev.tsv` (also `.xz` or `.gz`).
+
+        Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a
+        tokenizer, byte pairs are trained on both sides of the training part. Pairs with a side of over
+        `max_tokens` are skipped.
+        """
+        train_path, found = find_files(Path(path))
+        validation_path = Path(validation) if validation is not None else found
+        pairs = read_pairs(train_path, swap=swap)
+        if validation_path is not None:
+            held_out = read_pairs(validation_path, swap=swap)
+        else:
+            pairs, held_out = divide(pairs, hold_out)
+        if tokenizer is None:
+            tokenizer = train_bpe([*pairs.sources, *pairs.targets], vocab_size)
+        return cls(
+            PairSplit(pairs, tokenizer, max_tokens=max_tokens),
+            PairSplit(held_out, tokenizer, max_tokens=max_tokens),
+            tokenizer,
+        )
+
+
+def divide(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
+    """Training and held-out pairs.
+
+    Which a pair is depends on its source sentence alone, in any file and any order.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"hold_out {fraction}: expected a fraction between 0 and 1")
+    held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
+    if all(held) or not any(held):
+        raise DataError(
+            f"{pairs.report.source}: "
+            f"holding out {fraction:.1%} of {len(pairs):,} pairs leaves one part empty: "
+            "name a validation file, or hold out another fraction"
+        )
+    return pairs.select(lambda row: not held[row]), pairs.select(lambda row: held[row])
+
+
+def find_files(path: Path) -> tuple[Path, Path | None]:
+    """The training file and, where there is one, the validation file that a path stands for."""
+    if not path.is_dir():
+        return path, None
+
+    def first(names: Sequence[str]) -> Path | None:
+        candidates = [path / f"{name}{ending}" for name in names for ending in ("", ".xz", ".gz")]
+        return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+    train = first(_TRAIN_NAMES)
+    if train is None:
+        raise StorageError(
+            f"{path} has no file of pairs: expected one of {', '.join(_TRAIN_NAMES)} (or .xz, .gz)"
+        )
+    return train, first(_VALIDATION_NAMES)

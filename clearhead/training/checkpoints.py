@@ -1,0 +1,283 @@
+"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before they are used.
+
+A checkpoint is one flat collection of named tensors (`encoder.norm.weight`, `exp_avg/encoder.norm.weight`, …) and one
+`state.json` of plain values. The part of a name before a "/" says which file a tensor lies in; names without one are the
+model's weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each
+process its own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import StorageError
+from clearhead.training.distributed import World, is_sharded
+
+__all__ = ["Checkpoint", "good_ones", "prune", "read", "write"]
+
+FORMAT = "clearhead checkpoint 1"
+_NAME = re.compile(r"step-(\d{8,})")
+_STATE, _MANIFEST, _SHARDS, _MODEL = "state.json", "manifest.json", "shards", "model"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are all there and are what was written; `tensors` gives the shape of each."""
+
+    folder: Path
+    step: int
+    state: Mapping[str, Any]
+    tensors: Mapping[str, tuple[int, ...]]
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write(
+    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], world: World | None = None
+) -> Path:
+    """Store a checkpoint under `run`; all processes of the world call it.
+
+    Everything is written to a folder of another name, forced to the disk, and then renamed: an interruption at any moment
+    leaves the checkpoints that were there before.
+    """
+    world = World() if world is None else world
+    final = run / f"step-{step:08d}"
+    new = run / f".{final.name}.new"
+    sharded = any(is_sharded(tensor) for tensor in tensors.values())
+    try:
+        if world.is_first:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+        world.barrier()
+        if sharded:
+            _write_shards(new / _SHARDS, tensors)
+        if world.is_first:
+            if not sharded:
+                _write_files(new, tensors)
+            shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+            document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
+            _write_json(new / _STATE, document)
+            _write_json(new / _MANIFEST, {path: _sha256(new / path) for path in _files(new)})
+            _put_in_place(new, final)
+    except OSError as error:
+        raise StorageError(
+            f"cannot save a checkpoint to {final}: {error.strerror or error}; those before it are untouched"
+        ) from error
+    world.barrier()
+    return final
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what interrupted saves left behind."""
+    found = sorted(_steps(run), reverse=True)
+    for step in found[keep:]:
+        folder = run / f"step-{step:08d}"
+        doomed = run / f".{folder.name}.old"
+        os.replace(
+            folder, doomed
+        )  # first out of sight: a half-removed checkpoint must not look like a torn one
+        shutil.rmtree(doomed, ignore_errors=True)
+    for left in run.glob(".step-*.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    files: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group = name.partition("/")[0] if "/" in name else _MODEL
+        # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
+        files.setdefault(group, {})[name] = tensor.detach().cpu().contiguous()
+    for group, content in files.items():
+        path = folder / f"{group}.safetensors"
+        save_file(content, path, metadata={"format": "pt"})
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
+    dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def _put_in_place(new: Path, final: Path) -> None:
+    for path in _files(new):
+        _sync(new / path)
+    _sync(new / _MANIFEST)
+    for folder in {(new / path).parent for path in _files(new)} | {new}:
+        _sync(folder)
+    if final.exists():
+        # The same step again: a run resumed from an earlier one, or one whose folder was found torn.
+        old = final.with_name(f".{final.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(final, old)
+        os.replace(new, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(new, final)
+    _sync(final.parent)
+
+
+# ---------------------------------------------------------------------- finding
+
+
+def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
+    """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
+
+    `recipe` is the mark of the run that they must belong to.
+    """
+    for step in sorted(_steps(run), reverse=True):
+        folder = run / f"step-{step:08d}"
+        try:
+            yield _open(folder, step, recipe)
+        except StorageError as error:
+            warn_of(error)
+
+
+def any_there(run: Path) -> bool:
+    """Whether there are checkpoints at all, good or not."""
+    return bool(_steps(run))
+
+
+def warn_of(error: Exception) -> None:
+    """Name a checkpoint that is passed over."""
+    warnings.warn(f"{error}; the checkpoint before it is used", RuntimeWarning, stacklevel=3)
+
+
+def _steps(run: Path) -> list[int]:
+    if not run.is_dir():
+        return []
+    return [
+        int(match.group(1))
+        for path in run.iterdir()
+        if path.is_dir() and (match := _NAME.fullmatch(path.name))
+    ]
+
+
+def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
+    manifest = _read_json(folder / _MANIFEST)
+    present = set(_files(folder))
+    if missing := sorted(manifest.keys() - present):
+        raise StorageError(f"{folder} is torn: {', '.join(missing)} is missing")
+    if _STATE not in manifest:
+        raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest names no {_STATE}")
+    for path, digest in manifest.items():
+        if _sha256(folder / path) != digest:
+            raise StorageError(f"{folder} is torn: {path} is not what was written (its sha256 differs)")
+    state = _read_json(folder / _STATE)
+    if state.get("format") != FORMAT or state.get("step") != step:
+        raise StorageError(
+            f"{folder} is foreign: it says {state.get('format')!r}, step {state.get('step')!r}, "
+            f"expected {FORMAT!r}, step {step}"
+        )
+    if recipe is not None and state.get("recipe") != recipe:
+        raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
+    shapes = {name: tuple(shape) for name, shape in state["tensors"].items()}
+    return Checkpoint(folder, step, state, shapes)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
+    """Copy stored tensors into given ones, which may be sharded, whether or not the stored ones are."""
+    faults = [
+        f"{name} is {checkpoint.tensors.get(name, 'missing')}, expected {tuple(tensor.shape)}"
+        for name, tensor in into.items()
+        if checkpoint.tensors.get(name) != tuple(tensor.shape)
+    ]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise StorageError(f"{checkpoint.folder} is foreign: {'; '.join(faults[:3])}{more}")
+    shards = checkpoint.folder / _SHARDS
+    if shards.is_dir() or any(is_sharded(tensor) for tensor in into.values()):
+        _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, into)
+    else:
+        _read_files(checkpoint.folder, into)
+
+
+def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    files: dict[str, list[str]] = {}
+    for name in into:
+        files.setdefault(name.partition("/")[0] if "/" in name else _MODEL, []).append(name)
+    for group, names in files.items():
+        try:
+            with safe_open(folder / f"{group}.safetensors", framework="pt") as file, torch.no_grad():
+                for name in names:
+                    into[name].copy_(file.get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise StorageError(f"{folder} is torn: {group}.safetensors cannot be read ({error})") from error
+
+
+def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    places: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it remarks on a single process, which is meant
+        dcp.load(
+            places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized()
+        )
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _files(folder: Path) -> list[str]:
+    """Every file of a checkpoint but the manifest itself, by its path in the folder."""
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != _MANIFEST
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise StorageError(f"{path.parent} is torn: {path.name} is missing")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path.parent} is torn: {path.name} is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise StorageError(f"{path.parent} is foreign: {path.name} is not an object of names and values")
+    return document
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

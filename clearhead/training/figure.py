@@ -1,0 +1,72 @@
+"""Pictures of a run and of a schedule, drawn with matplotlib to PNG or SVG without a screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.training.log import read_log
+from clearhead.training.schedule import Schedule
+
+__all__ = ["draw_run", "draw_schedule"]
+
+
+def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
+    """Loss (training and validation) above, learning rate below, over the steps; from the run's log.
+
+    The picture goes to `path`, or to `loss.png` in the run's folder.
+    """
+    run = Path(run)
+    rows = read_log(run)
+    train = [row for row in rows if row.get("kind") == "train"]
+    valid = [row for row in rows if row.get("kind") == "valid"]
+    if not rows:
+        raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
+    figure = _figure(7.0, 5.5)
+    losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    losses.plot([row["step"] for row in train], [row["loss"] for row in train], label="training", linewidth=1)
+    if valid:
+        losses.plot(
+            [row["step"] for row in valid],
+            [row["loss"] for row in valid],
+            label="validation",
+            marker="o",
+            markersize=3,
+        )
+    losses.set_ylabel("loss (nats per label)")
+    losses.legend(frameon=False)
+    rates.plot([row["step"] for row in train], [row["lr"] for row in train], color="tab:green", linewidth=1)
+    rates.set_ylabel("learning rate")
+    rates.set_xlabel("step")
+    return _save(figure, run / "loss.png" if path is None else Path(path))
+
+
+def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Path:
+    """A schedule's learning rate over its steps, from 0 to the last."""
+    figure = _figure(7.0, 3.5)
+    axes = figure.subplots()
+    stride = max(1, total_steps // 2000)
+    steps = sorted({*range(0, total_steps + 1, stride), total_steps, getattr(schedule, "warmup_steps", 0)})
+    axes.plot(steps, [schedule(step) for step in steps])
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_title(str(schedule), fontsize=9)
+    return _save(figure, Path(path))
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("drawing needs matplotlib: pip install matplotlib") from error
+    # A Figure made so has its own canvas (Agg for PNG): no window, no global state.
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as error:
+        raise StorageError(f"cannot draw to {path}: {error}; use .png or .svg") from error
+    return path

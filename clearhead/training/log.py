@@ -1,0 +1,88 @@
+"""What a run writes down as it goes: `log.jsonl`, one JSON object a line, and TensorBoard's files where it is installed.
+
+A resumed run first drops the rows beyond its step (and a last line torn by a kill), so the finished log has the rows of a
+run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import StorageError
+
+__all__ = ["Log", "read_log"]
+
+FILE_NAME = "log.jsonl"
+Row = dict[str, Any]
+
+
+def read_log(run: Path | str) -> list[Row]:
+    """The rows of a run's log. A last line that is cut short, as a kill can leave it, is left out."""
+    path = Path(run)
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise StorageError(f"there is no {path}: expected the log of a run, as training writes it")
+    rows: list[Row] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise ValueError("no object with a step")
+        except ValueError as error:
+            if number == len(lines):
+                break  # no line end after it: torn while it was written
+            raise StorageError(f"{path}, line {number}: not a row of a log ({error})") from error
+        rows.append(row)
+    return rows
+
+
+class Log:
+    """Appends rows. `after` is the step that the run stands at: rows beyond it are dropped."""
+
+    def __init__(self, run: Path, *, after: int = 0) -> None:
+        self.path = run / FILE_NAME
+        if self.path.exists():
+            kept = [row for row in read_log(run) if row["step"] <= after]
+            temporary = self.path.with_name(f".{FILE_NAME}.new")
+            temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
+            os.replace(temporary, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = _tensorboard(run, after)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row; it is in the file when this returns."""
+        self._file.write(_line(row))
+        self._file.flush()
+        if self._board is not None:
+            for name, value in row.items():
+                if name not in ("kind", "step") and isinstance(value, int | float):
+                    self._board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk: a checkpoint must not outlive the rows before it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _tensorboard(run: Path, after: int) -> Any:
+    """A writer, if TensorBoard is there; `purge_step` makes it forget what lies beyond the resumed step."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(run / "tensorboard"), purge_step=after + 1)

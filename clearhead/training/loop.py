@@ -1,0 +1,380 @@
+"""The training loop: batches in, updates made, numbers written down, checkpoints kept.
+
+The loop knows nothing of tasks or files of data: a batch knows how to call its model, and every loss is a sum with a count.
+On a GPU nothing waits for the device but logging, validation and checkpoints; on the CPU every step is checked at once.
+A checkpoint holds all that the next step depends on, so that on the CPU a resumed run is bit for bit the unbroken one.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data.batch import Batch
+from clearhead.data.batches import Batches, ByTokens
+from clearhead.data.task import Split, Task
+from clearhead.errors import StorageError
+from clearhead.training import checkpoints, optimiser, state
+from clearhead.training.averaging import borrowed
+from clearhead.training.checkpoints import Checkpoint
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World, inner, whole
+from clearhead.training.feed import Feed
+from clearhead.training.log import Log
+from clearhead.training.progress import Progress
+from clearhead.training.stopping import DivergedError, Interruption, Taken
+from clearhead.training.tasks import loss_sum, scores
+
+__all__ = ["Standing", "Trainer"]
+
+Ending = Literal["finished", "stopped early", "interrupted"]
+
+
+@dataclass
+class Standing:
+    """Where a run stands, as plain values. `interval_…` is what has been summed up since the last row of the log."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, over all resumptions
+    tokens: int = 0
+    interval_loss: float = 0.0
+    interval_labels: int = 0
+    interval_tokens: int = 0
+    train_loss: float | None = None  # of the last row
+    valid_loss: float | None = None
+    valid_accuracy: float | None = None
+    best_loss: float | None = None
+    best_step: int = 0
+    waited: int = 0  # validations since the best
+
+
+class Trainer:
+    """One run of one model, from where it stands to its end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainConfig,
+        folder: Path,
+        *,
+        world: World | None = None,
+        progress: Progress | None = None,
+        mark: str = "",
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.world = World() if world is None else world
+        self.progress = Progress() if progress is None or not self.world.is_first else progress
+        self.mark = mark
+        device = self.world.device
+        self.model = self.world.share(model.to(device).train(), compile=config.compile)
+        self.inner = inner(self.model)
+        self.optimiser = optimiser.adamw(
+            self.inner,
+            lr=config.lr_max,
+            weight_decay=config.weight_decay,
+            betas=config.betas,
+            eps=config.eps,
+        )
+        self.batches = self._batches(task.train, shuffle=True)
+        self.feed = Feed(self.batches, device)
+        self.validation = self._batches(task.validation, shuffle=False)
+        self.steps_per_epoch = max(1, len(self.batches) // config.accumulation)
+        self.total_steps = config.total_steps(len(self.batches))
+        self.rate = config.rates(self.total_steps)
+        self.average = None if config.averaging is None else config.averaging.build()
+        self.keeps_best = config.keep_best or config.early_stopping is not None
+        self.best: dict[str, Tensor] = {}
+        self.at = Standing()
+        self.checkpoint: Path | None = None
+        self._loss = self._compiled_loss()
+        self._loss_since = torch.zeros((), dtype=_widest(device), device=device)  # this process's part
+        self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
+        self._norm = torch.zeros((), device=device)
+        self._taken: dict[int, list[Taken]] = {}
+        self._started = time.perf_counter()
+        self._interval_started = self._started
+        state.seed(config.seed, self.world)
+
+    def _batches(self, split: Split[Batch], *, shuffle: bool) -> Batches[Batch]:
+        world, config = self.world, self.config
+        return Batches(
+            split.to(world.device),
+            config.batch,
+            seed=config.seed,
+            shuffle=shuffle,
+            rank=world.rank,
+            world=world.size,
+        )
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self, interruption: Interruption | None = None) -> Ending:
+        """Train to the end, and leave a checkpoint there."""
+        log = Log(self.folder, after=self.at.step) if self.world.is_first else None
+        interruption = Interruption() if interruption is None else interruption
+        self._interval_started = time.perf_counter()
+        self._started = self._interval_started - self.at.seconds
+        ending: Ending = "finished"
+        try:
+            while self.at.step < self.total_steps:
+                if self._is_out_of_patience():
+                    ending = "stopped early"
+                    break
+                self._update(self.at.step + 1)
+                self._after_update(log)
+                if self._is_interrupted(interruption):
+                    ending = "interrupted"
+                    break
+            self._check_finite()
+            self._save(log)
+        finally:
+            if log is not None:
+                log.close()
+        return ending
+
+    def _update(self, step: int) -> None:
+        """One step of the optimiser, over `accumulation` batches and all processes."""
+        batches = []
+        self._taken[step] = []
+        for _ in range(self.config.accumulation):
+            batch, taken = self.feed.next()
+            batches.append(batch)
+            self._taken[step].append(taken)
+        labels = sum(batch.n_labels for batch in batches)
+        tokens = sum(batch.n_tokens for batch in batches)
+        labels, tokens = self._over_all(labels, tokens)
+        loss = torch.zeros_like(self._loss_since)
+        for batch in batches:
+            with self.world.accumulating(self.model, last=batch is batches[-1]):
+                with self._autocast():
+                    total = self._loss(
+                        self.model, batch, self.config.label_smoothing, self.config.consistency
+                    )
+                # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
+                (total * (self.world.size / labels)).backward()
+            loss += total.detach()
+        self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
+        self._note_if_not_finite(loss, step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate(step)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(state.weights(self.inner), step)
+        self._loss_since += loss
+        self.at.step = step
+        self.at.interval_labels += labels
+        self.at.interval_tokens += tokens
+        self.at.tokens += tokens
+
+    def _after_update(self, log: Log | None) -> None:
+        """What is due after this step: a row of the log, a validation, a checkpoint."""
+        step, config = self.at.step, self.config
+        is_last = step == self.total_steps
+        self.progress.stepped(step)
+        if step % config.log_every == 0 or is_last:
+            self._log(log)
+        if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
+            self._validate(log)
+        if step % config.checkpoint_every == 0 and not is_last:
+            self._check_finite()
+            self._save(log)
+
+    def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
+        """Counts over all processes. They are plain numbers made on the CPU, so no device is waited for."""
+        labels, tokens = self.world.sum(torch.tensor([labels, tokens])).tolist()
+        return max(1, labels), tokens
+
+    # ------------------------------------------------------------------ looking at the numbers
+
+    def _note_if_not_finite(self, loss: Tensor, step: int) -> None:
+        is_bad = ~(loss.isfinite() & self._norm.isfinite())
+        self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
+        if self.world.device.type == "cpu":
+            self._check_finite()  # before the optimiser puts it into the weights
+
+    def _check_finite(self) -> None:
+        """Raise if any step since the last look had a loss or a gradient that was not finite."""
+        step = self.world.largest(int(self._bad_step.item()))
+        if step:
+            raise DivergedError(
+                "the loss or its gradient became infinite or not a number",
+                step,
+                self._taken[step],
+                self.checkpoint,
+            )
+        self._taken.clear()
+
+    def _log(self, log: Log | None) -> None:
+        self._check_finite()
+        loss = self.world.sum(self._loss_since.clone()).item()
+        now = time.perf_counter()
+        self.at.train_loss = loss / self.at.interval_labels
+        self.at.seconds = now - self._started
+        row = {
+            "kind": "train",
+            "step": self.at.step,
+            "epoch": self.batches.epoch + self.batches.position / len(self.batches),
+            "loss": self.at.train_loss,
+            "lr": self.rate(self.at.step),
+            "grad_norm": self._norm.item(),
+            "tokens": self.at.tokens,
+            "tokens_per_s": self.at.interval_tokens / max(1e-9, now - self._interval_started),
+            "time": self.at.seconds,
+        }
+        self._loss_since.zero_()
+        self.at.interval_labels, self.at.interval_tokens = 0, 0
+        self._interval_started = now
+        if log is not None:
+            log.write(row)
+        self.progress.logged(row)
+
+    def _validate(self, log: Log | None) -> None:
+        began = time.perf_counter()
+        averaged = None if self.average is None else self.average.value()
+        self.at.valid_loss, self.at.valid_accuracy = self.evaluate(averaged)
+        if self.at.best_loss is None or self.at.valid_loss < self.at.best_loss - self._min_delta():
+            self.at.best_loss, self.at.best_step, self.at.waited = self.at.valid_loss, self.at.step, 0
+            if self.keeps_best:
+                own = state.weights(self.inner)
+                self.best = {name: (averaged or own).get(name, own[name]).detach().clone() for name in own}
+        else:
+            self.at.waited += 1
+        row = {
+            "kind": "valid",
+            "step": self.at.step,
+            "loss": self.at.valid_loss,
+            "accuracy": self.at.valid_accuracy,
+            "time": time.perf_counter() - self._started,
+        }
+        self._interval_started += time.perf_counter() - began  # tokens per second are those of training
+        if log is not None:
+            log.write(row)
+        self.progress.validated(row)
+
+    @torch.no_grad()
+    def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
+        """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights if given."""
+        model = self.inner.eval()
+        sums = torch.zeros(2, dtype=_widest(self.world.device), device=self.world.device)
+        labels = 0
+        with borrowed(self.inner, weights), self._autocast():
+            for batch in self.validation:
+                sums += scores(model, batch)
+                labels += batch.n_labels
+        self.validation.epoch = 0  # the same batches every time
+        model.train()
+        loss, right = self.world.sum(sums).tolist()
+        labels, _ = self._over_all(labels, 0)
+        return loss / labels, right / labels
+
+    def _min_delta(self) -> float:
+        return 0.0 if self.config.early_stopping is None else self.config.early_stopping.min_delta
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.config.early_stopping
+        return patience is not None and self.at.waited >= patience.patience
+
+    def _is_interrupted(self, interruption: Interruption) -> bool:
+        """Whether any process has had a signal: they must all stop at the same step."""
+        return self.world.largest(int(bool(interruption))) > 0
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _save(self, log: Log | None) -> None:
+        """Store everything. A checkpoint of this very step that is there already is left as it is."""
+        if self.checkpoint is not None and self.checkpoint.name == f"step-{self.at.step:08d}":
+            return
+        now = time.perf_counter()
+        self.at.seconds = now - self._started
+        self.at.interval_loss = self.world.sum(self._loss_since.clone()).item()
+        tensors = state.weights(self.inner) | state.optimiser_tensors(self.optimiser, self.inner)
+        if self.average is not None:
+            tensors |= state.prefixed("average", self.average.tensors())
+        tensors |= state.prefixed("best", self.best) | state.rng_tensors(self.world)
+        values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.batches.state_dict()}
+        if log is not None:
+            log.sync()
+        self.checkpoint = checkpoints.write(self.folder, self.at.step, tensors, values, self.world)
+        if self.world.is_first:
+            checkpoints.prune(self.folder, self.config.keep)
+        self.progress.saved(self.at.step, self.checkpoint)
+        self._interval_started += time.perf_counter() - now
+
+    def resume(self) -> bool:
+        """Go on from the newest good checkpoint in the folder; False where there is none at all."""
+        found = False
+        # The first process looks at the files and says which; its warnings are enough.
+        candidates = checkpoints.good_ones(self.folder, recipe=self.mark) if self.world.is_first else None
+        while True:
+            chosen = next(candidates, None) if candidates is not None else None
+            checkpoint: Checkpoint | None = self.world.from_first(chosen)
+            if checkpoint is None:
+                break
+            found = True
+            try:
+                self._restore(checkpoint)
+            except StorageError as error:
+                checkpoints.warn_of(error)
+                continue
+            return True
+        if found or self.world.from_first(checkpoints.any_there(self.folder)):
+            raise StorageError(
+                f"{self.folder} has checkpoints, but none that can be used; "
+                "remove its step-… folders to train from the start"
+            )
+        return False
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        own = state.weights(self.inner)
+        checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
+        state.restore_optimiser(self.optimiser, self.inner, checkpoint)
+        if self.average is not None:
+            names = state.names_under("average", checkpoint.tensors)
+            places = self.average.shapes(own, names)
+            checkpoints.read(checkpoint, state.prefixed("average", places))
+            self.average.restore(places)
+        self.best = {
+            name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)
+        }
+        checkpoints.read(checkpoint, state.prefixed("best", self.best))
+        self.batches.load_state_dict(checkpoint.state["data"])
+        self.at = Standing(**checkpoint.state["standing"])
+        # What had been summed up over all processes goes on in the first one's account.
+        self._loss_since.fill_(self.at.interval_loss if self.world.is_first else 0.0)
+        self.checkpoint = checkpoint.folder
+        state.restore_rng(checkpoint, self.world, self.config.seed)
+
+    # ------------------------------------------------------------------ the result
+
+    def result(self) -> dict[str, Tensor]:
+        """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
+        own = state.weights(self.inner)
+        averaged = None if self.average is None else self.average.value()
+        chosen = own | (averaged or {}) | (self.best if self.keeps_best else {})
+        return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(
+            self.world.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"
+        )
+
+    def _compiled_loss(self) -> Any:
+        """The whole loss in one graph where the model is not shared out (there, `World.share` compiles its parts)."""
+        if not self.config.compile or self.world.parallel is not None:
+            return loss_sum
+        # Batches by tokens have many shapes: one graph for all of them rather than one for each.
+        return torch.compile(loss_sum, dynamic=True if isinstance(self.config.batch, ByTokens) else None)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """Sums over many batches are kept in float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,329 @@
+"""Recipes with a name. Each task's "small" is a first step of about a minute on two CPU cores; the others made the models
+that are shipped.
+
+A preset is a function that returns a recipe; any part of it is changed with `recipe.changed({...})`, or from the command
+line with `--set`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from clearhead.data.augment import Affine, Contrast, PerImage
+from clearhead.data.batches import ByCount, ByTokens
+from clearhead.errors import ConfigError
+from clearhead.layers import GELU, DepthScaled, PreNorm, Xavier
+from clearhead.models.convnet import ConvNetConfig
+from clearhead.models.decoder import DecoderConfig
+from clearhead.models.encoder_decoder import EncoderDecoderConfig
+from clearhead.models.vision import Mean, VisionConfig
+from clearhead.positions import Learned, NoPositions, Sinusoidal
+from clearhead.training.averaging import EMA
+from clearhead.training.config import TrainConfig
+from clearhead.training.recipe import Recipe
+from clearhead.training.tasks import DigitsData, SortDedupData, TextData, TranslationData
+
+__all__ = ["PRESETS", "TASKS", "recipe"]
+
+# ---------------------------------------------------------------------- translation
+
+
+def translation_small() -> Recipe:
+    """A small encoder-decoder on short sentences: enough to see the loss fall, not to translate well."""
+    return Recipe(
+        preset="small",
+        about="a small encoder-decoder, two layers a side",
+        data=TranslationData(vocab_size=2000, max_tokens=32),
+        model=EncoderDecoderConfig(
+            vocab_size=2000,
+            max_len=32,
+            d_model=64,
+            n_heads=4,
+            d_ff=128,
+            n_encoder_layers=2,
+            n_decoder_layers=2,
+            dropout=0.1,
+            positions=Sinusoidal(),
+            scaled_embedding=True,
+            share_embeddings=True,
+            init=Xavier(),
+        ),
+        train=TrainConfig(
+            steps=500,
+            batch=ByTokens(2048, multiple=8),
+            lr_max=4e-3,
+            warmup_steps=50,
+            label_smoothing=0.1,
+            eval_every=250,
+            checkpoint_every=100,
+        ),
+    )
+
+
+def en_es() -> Recipe:
+    """English to Spanish, the shipped model: width 256, four layers a side."""
+    return Recipe(
+        preset="en-es",
+        about="English to Spanish on 113,000 short sentences; made for one large GPU",
+        data=TranslationData(vocab_size=8000, max_tokens=128),
+        model=EncoderDecoderConfig(
+            vocab_size=8000,
+            max_len=128,
+            d_model=256,
+            n_heads=8,
+            d_ff=1024,
+            n_encoder_layers=4,
+            n_decoder_layers=4,
+            dropout=0.3,
+            residual=PreNorm(),
+            activation=GELU(),
+            positions=Sinusoidal(),
+            scaled_embedding=True,
+            share_embeddings=True,
+            tied=True,
+            init=Xavier(),
+        ),
+        train=TrainConfig(
+            epochs=60,
+            batch=ByTokens(16384, multiple=8, pool=16384),
+            lr_max=2e-3,
+            warmup_steps=800,
+            weight_decay=0.01,
+            label_smoothing=0.1,
+            averaging=EMA(0.999),
+            precision="bf16",
+            compile=True,
+            log_every=50,
+            eval_every=1000,
+            checkpoint_every=2000,
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- text
+
+
+def text_small() -> Recipe:
+    """A small decoder over the characters of any text."""
+    return Recipe(
+        preset="small",
+        about="a small decoder over characters, two layers",
+        data=TextData(context=64),
+        model=DecoderConfig(
+            vocab_size=65,
+            max_len=64,
+            d_model=64,
+            n_layers=2,
+            n_heads=4,
+            positions=Learned(max_len=64),
+            init=DepthScaled(),
+        ),
+        train=TrainConfig(
+            steps=1000,
+            batch=ByCount(32),
+            lr_max=4e-3,
+            warmup_steps=50,
+            eval_every=500,
+            checkpoint_every=100,
+        ),
+    )
+
+
+def shakespeare() -> Recipe:
+    """The shipped character-level decoder."""
+    return Recipe(
+        preset="shakespeare",
+        about="a character-level decoder on Shakespeare; made for a GPU",
+        data=TextData(context=256),
+        model=DecoderConfig(
+            vocab_size=65,
+            max_len=256,
+            d_model=256,
+            n_layers=6,
+            n_heads=8,
+            dropout=0.25,
+            positions=Learned(max_len=256),
+            init=DepthScaled(),
+        ),
+        train=TrainConfig(
+            steps=4000,
+            batch=ByCount(64),
+            lr_max=1.5e-3,
+            warmup_steps=200,
+            weight_decay=0.1,
+            betas=(0.9, 0.99),
+            eps=1e-8,
+            averaging=EMA(0.998),
+            precision="bf16",
+            compile=True,
+            log_every=50,
+            eval_every=250,
+            checkpoint_every=1000,
+            keep_best=True,
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- digits
+
+
+def digits_small() -> Recipe:
+    """A small vision Transformer; on scikit-learn's 8×8 digits where no data are given."""
+    return Recipe(
+        preset="small",
+        about="a small vision Transformer, patches of 2×2",
+        data=DigitsData(affine=Affine(shift=0.08, scale=0.15, degrees=10.0)),
+        model=VisionConfig(
+            image_size=(8, 8),
+            patch_size=2,
+            channels=1,
+            n_classes=10,
+            d_model=48,
+            n_layers=2,
+            n_heads=4,
+            dropout=0.1,
+            pooling=Mean(),
+            init=Xavier(),
+        ),
+        train=TrainConfig(
+            epochs=40, batch=ByCount(64), lr_max=3e-3, warmup_steps=50, checkpoint_every=100, log_every=20
+        ),
+    )
+
+
+def digits_vit() -> Recipe:
+    """The shipped vision Transformer for 32×32 grey digits."""
+    return Recipe(
+        preset="digits-vit",
+        about="a vision Transformer on 32×32 grey house numbers; made for a GPU",
+        data=DigitsData(normalise=PerImage(), affine=Affine(0.06, 0.1, 8.0), contrast=Contrast(0.2, 0.5)),
+        model=VisionConfig(
+            image_size=(32, 32),
+            patch_size=4,
+            channels=1,
+            n_classes=10,
+            d_model=192,
+            n_layers=6,
+            n_heads=6,
+            dropout=0.1,
+            pooling=Mean(),
+            init=Xavier(),
+        ),
+        train=TrainConfig(
+            epochs=100,
+            batch=ByCount(512),
+            lr_max=1e-3,
+            warmup_steps=300,
+            weight_decay=0.05,
+            betas=(0.9, 0.99),
+            eps=1e-8,
+            label_smoothing=0.1,
+            averaging=EMA(0.999),
+            precision="bf16",
+            compile=True,
+            log_every=50,
+            checkpoint_every=2000,
+        ),
+    )
+
+
+def digits_conv() -> Recipe:
+    """The shipped baseline: the five-layer convolutional network of 3,722 weights."""
+    return Recipe(
+        preset="digits-conv",
+        about="the five-layer convolutional network of 3,722 weights on 32×32 grey house numbers",
+        data=DigitsData(normalise=PerImage()),
+        model=ConvNetConfig(),
+        train=TrainConfig(
+            epochs=60,
+            batch=ByCount(128),
+            lr_max=4e-3,
+            warmup_steps=200,
+            weight_decay=0.0,
+            betas=(0.9, 0.99),
+            eps=1e-8,
+            averaging=EMA(0.998),
+            log_every=50,
+            checkpoint_every=2000,
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- sort-dedup
+
+
+def sort_dedup_small() -> Recipe:
+    """A small decoder that learns to sort up to ten letters and drop repeats."""
+    return Recipe(
+        preset="small",
+        about="a small decoder without positions, up to 10 letters",
+        data=SortDedupData(max_length=10, n_train=1 << 13, n_validation=1 << 9),
+        model=DecoderConfig(
+            vocab_size=29, max_len=32, d_model=64, n_layers=2, n_heads=4, positions=NoPositions(), tied=False
+        ),
+        train=TrainConfig(
+            steps=600,
+            batch=ByTokens(1024, multiple=8),
+            lr_max=3e-3,
+            warmup_steps=50,
+            eval_every=200,
+            checkpoint_every=100,
+        ),
+    )
+
+
+def sort_dedup() -> Recipe:
+    """The shipped model: 26 letters, up to 32 of them."""
+    return Recipe(
+        preset="sort-dedup",
+        about="a decoder without positions, up to 32 letters of 26",
+        data=SortDedupData(max_length=32),
+        model=DecoderConfig(
+            vocab_size=29,
+            max_len=128,
+            d_model=128,
+            n_layers=3,
+            n_heads=4,
+            positions=NoPositions(),
+            tied=False,
+        ),
+        train=TrainConfig(
+            steps=6000,
+            batch=ByTokens(32768, multiple=8),
+            lr_max=2e-3,
+            warmup_steps=300,
+            averaging=EMA(0.999),
+            precision="bf16",
+            compile=True,
+            log_every=50,
+            eval_every=1000,
+            checkpoint_every=2000,
+        ),
+    )
+
+
+PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {
+    "translation": {"small": translation_small, "en-es": en_es},
+    "text": {"small": text_small, "shakespeare": shakespeare},
+    "digits": {"small": digits_small, "digits-vit": digits_vit, "digits-conv": digits_conv},
+    "sort-dedup": {"small": sort_dedup_small, "sort-dedup": sort_dedup},
+}
+TASKS = tuple(PRESETS)
+
+
+def recipe(task: str, preset: str | None = None) -> Recipe:
+    """The recipe of a preset; without a name the task's "small"."""
+    if task not in PRESETS:
+        raise ConfigError(f"there is no task {task!r}; {_closest(task, TASKS)}")
+    known = PRESETS[task]
+    name = "small" if preset is None else preset
+    if name not in known:
+        raise ConfigError(f"the task {task} has no preset {name!r}; {_closest(name, known)}")
+    return known[name]()
+
+
+def _closest(name: str, known: object) -> str:
+    names = list(known)  # type: ignore[call-overload]
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(names)}"

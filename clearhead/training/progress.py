@@ -1,0 +1,112 @@
+"""Watching a run from outside: the loop tells a `Progress` what happens, and does not ask what it does with it.
+
+`Progress` itself is silent. `ProgressBar` draws a bar in a terminal with rich, which is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress", "ProgressBar", "RunInfo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What is known of a run before its first step."""
+
+    task: str
+    preset: str
+    folder: Path
+    total_steps: int
+    first_step: int  # 0, or where it was resumed
+    steps_per_epoch: int
+    n_parameters: int
+    n_train: int
+    n_validation: int
+    device: str
+    processes: int
+    notes: tuple[str, ...] = ()  # such as rows of the data that were skipped
+
+
+class Progress:
+    """Told by the first process of a run; every method may be overridden and none has to be."""
+
+    def started(self, info: RunInfo) -> None:
+        """The data are read, the model is built, and the first step comes next."""
+
+    def stepped(self, step: int) -> None:
+        """An update was made (on a GPU: was queued)."""
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        """A row of kind "train": step, epoch, loss, lr, grad_norm, tokens_per_s, time."""
+
+    def validated(self, row: Mapping[str, Any]) -> None:
+        """A row of kind "valid": step, loss, accuracy, time."""
+
+    def saved(self, step: int, folder: Path) -> None:
+        """A checkpoint is on the disk."""
+
+    def ended(self, summary: Any) -> None:
+        """The run is over; `summary` is what `train` returns."""
+
+
+class ProgressBar(Progress):
+    """A bar with loss, learning rate, gradient norm, tokens per second and time left. Use it in a `with` block."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console if console is not None else Console(stderr=True),
+        )
+        self._bar: Any = None
+        self._train = self._valid = ""
+
+    def __enter__(self) -> ProgressBar:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def started(self, info: RunInfo) -> None:
+        where = f"{info.device} × {info.processes}" if info.processes > 1 else info.device
+        self._bars.console.print(
+            f"{info.task} ({info.preset}): {info.n_parameters:,} weights, {info.n_train:,} examples, "
+            f"{info.total_steps:,} steps on {where}"
+        )
+        for note in info.notes:
+            self._bars.console.print(note)
+        if info.first_step:
+            self._bars.console.print(f"resumed after step {info.first_step:,}")
+        self._bar = self._bars.add_task(
+            "training", total=info.total_steps, completed=info.first_step, numbers=""
+        )
+
+    def stepped(self, step: int) -> None:
+        self._bars.update(self._bar, completed=step)
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        speed = f"{row['tokens_per_s']:,.0f} tok/s"
+        self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
+        self._show()
+
+    def validated(self, row: Mapping[str, Any]) -> None:
+        self._valid = f"  valid {row['loss']:.3f}"
+        self._show()
+
+    def _show(self) -> None:
+        self._bars.update(self._bar, numbers=self._train + self._valid)

@@ -1,0 +1,341 @@
+"""`train`: from a task's name to a trained model in a folder. The command line and Python both come through here.
+
+runs/small/
+  train.toml        the recipe: data, model, training
+  tokenizer.json    where the task has one
+  log.jsonl         one row an interval
+  step-00000100/    checkpoints
+  loss.png          loss and schedule, drawn at the end
+  summary.json
+  model/            the result: config.toml, model.safetensors, tokenizer.json, train.toml
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data.files import write_atomically
+from clearhead.data.task import Task
+from clearhead.data.tokenizers import Tokenizer
+from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.models.config import Config
+from clearhead.models.storage import save as save_model
+from clearhead.training import presets
+from clearhead.training.distributed import World, is_launched, join
+from clearhead.training.figure import draw_run
+from clearhead.training.loop import Ending, Trainer
+from clearhead.training.progress import Progress, RunInfo
+from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
+from clearhead.training.stopping import listening
+from clearhead.training.tasks import DigitsData, fitted
+
+__all__ = ["Summary", "train"]
+
+MODEL = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended. `table()` is for people, `dataclasses.asdict` for programs."""
+
+    ending: Ending
+    task: str
+    preset: str
+    folder: str
+    model: str | None  # the folder of the result; None where the run was interrupted
+    steps: int
+    total_steps: int
+    epochs: float
+    n_parameters: int
+    train_loss: float | None
+    valid_loss: float | None
+    valid_accuracy: float | None
+    best_loss: float | None
+    best_step: int
+    seconds: float
+    tokens: int
+    device: str
+    processes: int
+    message: str
+
+    def table(self) -> dict[str, str]:
+        """Names and values, in the order of a table."""
+        rows = {
+            "run": f"{self.task} ({self.preset}), {self.ending}",
+            "weights": f"{self.n_parameters:,}",
+            "steps": f"{self.steps:,} of {self.total_steps:,} ({self.epochs:.1f} epochs)",
+            "training loss": _number(self.train_loss),
+            "validation loss": _number(self.valid_loss),
+            "validation accuracy": "–" if self.valid_accuracy is None else f"{self.valid_accuracy:.2%}",
+            "best validation loss": f"{_number(self.best_loss)} at step {self.best_step:,}",
+            "time": f"{self.seconds:.1f} s on {self.device}"
+            + (f" × {self.processes}" if self.processes > 1 else ""),
+            "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
+            "folder": self.folder,
+        }
+        return rows if self.model is None else rows | {"model": self.model}
+
+
+def train(
+    task: str | None = None,
+    *,
+    preset: str | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Train a model, or go on with a run that was interrupted.
+
+        train("sort-dedup")                                                      # the task's small preset
+        train("translation", preset="en-es", data="pairs/", out="runs/en-es", set={"lr_max": 1e-3, "d_model": 128})
+        train(resume="runs/en-es")                                               # from its newest good checkpoint
+
+    `out` must not hold a run yet; by default it is the first free of runs/PRESET, runs/PRESET-2, …. A resumed run has its
+    recorded recipe; only where it is made may be changed (`data` if the files have moved, `device`, `parallel`, `compile`,
+    `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save, and return a summary that says how to go on.
+    Under `torchrun` all processes call this alike. The caller's random numbers are not touched.
+    """
+    settings = dict(set or {})
+    if resume is not None:
+        if task is not None or preset is not None or out is not None:
+            raise ConfigError("resume goes on with a run as it was; give no task, preset or out with it")
+        folder: Path | None = Path(resume)
+        recipe = _resumed(Recipe.of(resume), settings, data)
+    else:
+        if task is None:
+            raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
+        folder = None if out is None else Path(out)
+        recipe = presets.recipe(task, preset).changed(settings)
+        recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
+    with join(recipe.train.device, recipe.train.parallel) as world:
+        devices = [world.device] if world.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), listening() as interruption:
+            job = _prepare(recipe, folder, world, is_new=resume is None)
+            trainer = Trainer(
+                job.model,
+                job.task,
+                job.recipe.train,
+                job.folder,
+                world=world,
+                progress=progress,
+                mark=job.recipe.mark(job.fingerprint),
+            )
+            if resume is not None:
+                trainer.resume()
+            trainer.progress.started(_info(job, trainer))
+            ending = trainer.run(interruption)
+            return _finish(job, trainer, ending, interruption.signal)
+
+
+# ---------------------------------------------------------------------- before
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A recipe made concrete: its data read, its model built, its folder there."""
+
+    recipe: Recipe
+    folder: Path
+    task: Task
+    model: nn.Module
+    fingerprint: str
+    tokenizer: Tokenizer | None
+
+
+def _resumed(recipe: Recipe, settings: Mapping[str, Any], data: str | Path | None) -> Recipe:
+    for key in settings:
+        if key.removeprefix("train.").split(".")[0] not in PLACE:
+            raise ConfigError(
+                f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
+                f"only {', '.join(PLACE)} can. Start a new run for it"
+            )
+    if not is_launched():
+        recipe = recipe.changed({"parallel": None})  # begun by many processes, gone on with by one
+    recipe = recipe.changed(settings)
+    return dataclasses.replace(recipe, data=recipe.data.at(data))
+
+
+def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool) -> _Job:
+    torch.manual_seed(recipe.train.seed)
+    tokenizer = None
+    if folder is not None and not is_new and (folder / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(folder)
+    task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
+    tokenizer = getattr(task, "tokenizer", None)
+    changes: dict[str, Any] = {"model": fitted(recipe.model, task)}
+    if isinstance(recipe.data, DigitsData):
+        # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
+        changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
+    recipe = dataclasses.replace(recipe, **changes)
+    model = recipe.model.build()
+    if world.is_first and is_new:
+        folder = _new_folder(folder, recipe.preset)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        write_atomically(folder / FILE_NAME, recipe.to_toml().encode())
+    folder = world.from_first(folder)
+    return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
+
+
+def _new_folder(wanted: Path | None, preset: str) -> Path:
+    folder = _free_folder(preset) if wanted is None else wanted
+    if (folder / FILE_NAME).exists():
+        raise ConfigError(
+            f"{folder} holds a run already; go on with it (resume={str(folder)!r}), or choose another out"
+        )
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder; choose another out")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _free_folder(preset: str) -> Path:
+    numbered = (Path("runs") / (preset if n == 1 else f"{preset}-{n}") for n in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
+
+
+def _fingerprint(task: Task) -> str:
+    """A hash that tells data apart: how long every example is, and the labels of a few hundred of them."""
+    digest = hashlib.sha256()
+    for split in (task.train, task.validation):
+        digest.update(split.lengths().numpy().tobytes())
+        rows = torch.linspace(0, len(split) - 1, min(256, len(split))).long()
+        digest.update(split.batch(rows).labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _info(job: _Job, trainer: Trainer) -> RunInfo:
+    return RunInfo(
+        task=job.recipe.task,
+        preset=job.recipe.preset,
+        folder=job.folder,
+        total_steps=trainer.total_steps,
+        first_step=trainer.at.step,
+        steps_per_epoch=trainer.steps_per_epoch,
+        n_parameters=_n_parameters(trainer.inner),
+        n_train=len(job.task.train),
+        n_validation=len(job.task.validation),
+        device=str(trainer.world.device),
+        processes=trainer.world.size,
+        notes=_notes(job.task, trainer),
+    )
+
+
+def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
+    """What a person should know about the data: rows that were skipped, and why."""
+    notes = []
+    splits: tuple[Any, ...] = (task, task.train, task.validation)
+    for part in splits:
+        report = getattr(part, "report", None)
+        if report is not None and report.n_skipped:
+            notes.append(str(report))
+    for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
+        if skipped := batches.statistics().n_skipped:
+            notes.append(f"{skipped:,} {name} examples are longer than a whole batch and are left out")
+    return tuple(dict.fromkeys(notes))
+
+
+# ---------------------------------------------------------------------- after
+
+
+def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    model_folder = None
+    if ending != "interrupted":
+        weights = trainer.result()
+        model_folder = job.folder / MODEL
+        if trainer.world.is_first:
+            export(model_folder, job.recipe, weights, job.tokenizer)
+    summary = _summary(job, trainer, ending, model_folder, signal)
+    if trainer.world.is_first:
+        _draw(job.folder)
+        text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
+        write_atomically(job.folder / "summary.json", text.encode())
+    trainer.world.barrier()
+    trainer.progress.ended(summary)
+    return summary
+
+
+def export(folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> None:
+    """Write a model that can be used: its weights and configuration, its tokenizer, and the recipe without local paths."""
+    model = recipe.model.build()
+    with torch.no_grad():
+        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+            if name in weights:
+                tensor.copy_(weights[name])
+    save_model(model, folder)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    write_atomically(
+        folder / FILE_NAME, dataclasses.replace(recipe, data=_portable(recipe.data)).to_toml().encode()
+    )
+
+
+def _portable(data: Config) -> Any:
+    """The data settings without the places on this machine where the data lay."""
+    names = {field.name for field in dataclasses.fields(data)} & {"path", "validation"}
+    return data.replace(**dict.fromkeys(names))
+
+
+def _draw(folder: Path) -> None:
+    try:
+        draw_run(folder)
+    except MissingDependencyError:
+        return  # the picture is an extra; `draw_run` makes it from the log at any later time
+
+
+def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, signal: str | None) -> Summary:
+    at, folder = trainer.at, str(job.folder)
+    if ending == "interrupted":
+        message = (
+            f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
+            f"Go on with: clearhead train --resume {shlex.quote(folder)}"
+        )
+    elif ending == "stopped early":
+        message = (
+            f"stopped early: no better validation loss since step {at.best_step:,}; the model is in {model}"
+        )
+    else:
+        message = f"finished: the model is in {model}"
+    return Summary(
+        ending=ending,
+        task=job.recipe.task,
+        preset=job.recipe.preset,
+        folder=folder,
+        model=None if model is None else str(model),
+        steps=at.step,
+        total_steps=trainer.total_steps,
+        epochs=trainer.batches.epoch + trainer.batches.position / len(trainer.batches),
+        n_parameters=_n_parameters(trainer.inner),
+        train_loss=at.train_loss,
+        valid_loss=at.valid_loss,
+        valid_accuracy=at.valid_accuracy,
+        best_loss=at.best_loss,
+        best_step=at.best_step,
+        seconds=at.seconds,
+        tokens=at.tokens,
+        device=str(trainer.world.device),
+        processes=trainer.world.size,
+        message=message,
+    )
+
+
+def _n_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"

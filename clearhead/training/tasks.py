@@ -1,0 +1,227 @@
+"""The four tasks as settings: what data, read how. Each is a frozen value that the run folder keeps.
+
+`settings.load(seed)` reads the data (or makes it) and gives a task of the data room; `fitted` adapts a model's configuration
+to it, since the vocabulary, the size of the pictures and the longest row are known only then. One loss serves all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float
+from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
+from clearhead.data.batch import Batch
+from clearhead.data.digits import Digits
+from clearhead.data.sort_dedup import SortDedup
+from clearhead.data.task import Task
+from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
+from clearhead.data.tokenizers import Tokenizer
+from clearhead.data.translation import Translation
+from clearhead.errors import DataError
+from clearhead.models.config import Config
+from clearhead.positions import Learned
+
+__all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted", "loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Config):
+    """What every task's data settings have: a name, and perhaps a path."""
+
+    task: ClassVar[str]
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Task:
+        """The training and validation parts. A tokenizer that is given is used rather than trained."""
+        raise NotImplementedError
+
+    def at(self, path: str | Path | None) -> DataConfig:
+        """The same settings for data that lie at `path` (None: as they are)."""
+        if path is None:
+            return self
+        if "path" not in {field.name for field in dataclasses.fields(self)}:
+            raise DataError(
+                f"the task {self.task} makes its own data and reads none; got data={str(path)!r}: leave it out"
+            )
+        return self.replace(path=str(Path(path).absolute()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationData(DataConfig):
+    """Sentence pairs, tab-separated: a file, or a folder with `train.tsv` and perhaps `dev.tsv`."""
+
+    task: ClassVar[str] = "translation"
+    path: str | None = None
+    validation: str | None = None  # None: dev.tsv beside train.tsv, or a part held out
+    vocab_size: int = 8000
+    max_tokens: int = 128
+    hold_out: float = 0.02
+    swap: bool = False  # translate the second column into the first
+
+    def validate(self) -> None:
+        self._positive("vocab_size", "max_tokens")
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Translation:
+        if self.path is None:
+            raise _no_data(
+                self.task,
+                "a file of lines `source TAB target`, such as the English-Spanish pairs of manythings.org",
+            )
+        return Translation.load(
+            self.path,
+            validation=self.validation,
+            tokenizer=tokenizer,
+            vocab_size=self.vocab_size,
+            max_tokens=self.max_tokens,
+            hold_out=self.hold_out,
+            swap=self.swap,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData(DataConfig):
+    """One plain text file; its last part is for validation. Tokens are its characters."""
+
+    task: ClassVar[str] = "text"
+    path: str | None = None
+    context: int = 256
+    hold_out: float = 0.1
+    random_windows: bool = True  # False: windows end to end, cut elsewhere in each epoch
+
+    def validate(self) -> None:
+        self._positive("context")
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Text:
+        if self.path is None:
+            raise _no_data(self.task, "any plain text in UTF-8, such as the works of Shakespeare")
+        windows = RandomWindows(seed) if self.random_windows else ConsecutiveWindows(seed)
+        return Text.load(
+            self.path, context=self.context, tokenizer=tokenizer, windows=windows, hold_out=self.hold_out
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsData(DataConfig):
+    """Small grey pictures of digits. Without a path, the 8×8 digits that come with scikit-learn."""
+
+    task: ClassVar[str] = "digits"
+    path: str | None = None
+    normalise: PerSet | PerImage | None = None  # None: PerSet, measured on the training part
+    shift: Shift | None = None
+    affine: Affine | None = None
+    contrast: Contrast | None = None
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Digits:
+        changes = [change for change in (self.shift, self.affine, self.contrast) if change is not None]
+        return Digits.load(self.path, normalise=self.normalise, augment=changes, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortDedupData(DataConfig):
+    """D A A → A D, made on the fly. `unseen_lengths` are left out of training, not of validation."""
+
+    task: ClassVar[str] = "sort-dedup"
+    n_symbols: int = 26
+    max_length: int = 32
+    unseen_lengths: tuple[int, ...] = ()
+    narrow: float = 0.5
+    n_train: int = 1 << 16  # examples to an epoch; every epoch has new ones
+    n_validation: int = 1 << 11
+
+    def validate(self) -> None:
+        self._positive("n_symbols", "max_length", "n_train", "n_validation")
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> SortDedup:
+        return SortDedup(
+            n_symbols=self.n_symbols,
+            max_length=self.max_length,
+            unseen_lengths=self.unseen_lengths,
+            narrow=self.narrow,
+            n_train=self.n_train,
+            n_validation=self.n_validation,
+            seed=seed,
+        )
+
+
+def _no_data(task: str, what: str) -> DataError:
+    return DataError(
+        f"the task {task} needs data and none was given: expected {what}. Run `clearhead data` to see where data sets "
+        f"come from and to fetch one, then pass it: `clearhead train {task} --data PATH` (in Python, data=PATH)"
+    )
+
+
+# ---------------------------------------------------------------------- the model for the data
+
+
+def fitted(model: Config, task: Task) -> Config:
+    """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes."""
+    known: dict[str, Any] = {}
+    if (tokenizer := getattr(task, "tokenizer", None)) is not None:
+        known["vocab_size"] = tokenizer.vocab_size
+        longest = max(int(split.lengths().max()) for split in (task.train, task.validation))
+        if getattr(model, "max_len", longest) < longest:
+            known["max_len"] = longest
+            if isinstance(getattr(model, "positions", None), Learned):
+                known["positions"] = Learned(max_len=longest)
+    if (size := getattr(task, "image_size", None)) is not None:
+        known |= {
+            "image_size": size,
+            "channels": 1,
+            "n_channels": 1,
+            "n_classes": getattr(task, "n_classes", 10),
+        }
+    names = {field.name for field in dataclasses.fields(model)}
+    return model.replace(**{name: value for name, value in known.items() if name in names})
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
+    """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
+
+    Sums add up over batches and processes; means of means would not. With smoothing ε the right label is wanted with
+    probability 1 − ε + ε/V and each other with ε/V.
+    """
+    return loss_sum(model, batch, label_smoothing), batch.n_labels
+
+
+def loss_sum(
+    model: nn.Module, batch: Batch, label_smoothing: float = 0.0, consistency: float = 0.0
+) -> Float[Tensor, ""]:
+    """The sum alone; no plain number of the batch is looked at, so it compiles once for all batches.
+
+    With `consistency` α every example goes through the model twice, under two draws of dropout, and the two answers are held
+    together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
+    """
+    if not consistency:
+        return _cross_entropy(batch.logits(model), batch, label_smoothing)
+    twice = batch.map(lambda tensor: torch.cat((tensor, tensor)))
+    logits = twice.logits(model)
+    first, second = logits.float().log_softmax(-1).chunk(2)  # (B, T, V) each
+    apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
+    own = _cross_entropy(logits, twice, label_smoothing)
+    return own / 2 + consistency / 4 * (apart * batch.weights).sum()
+
+
+def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
+    """The sum of losses without smoothing, and the number of labels that got the highest score."""
+    logits = batch.logits(model)
+    right = (logits.argmax(-1) == batch.labels).to(batch.weights.dtype) * (batch.weights > 0)
+    return torch.stack((_cross_entropy(logits, batch, 0.0), right.sum())).double()
+
+
+def _cross_entropy(logits: Tensor, batch: Batch, label_smoothing: float) -> Tensor:
+    losses = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        batch.labels.flatten(),
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    return (losses * batch.weights.flatten()).sum()

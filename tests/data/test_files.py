@@ -1,0 +1,99 @@
+"""Lines from plain and compressed files, and the report of what was skipped."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+
+import pytest
+
+from clearhead.data import files
+from clearhead.data.report import NO_TAB, TOO_LONG, Tally
+from clearhead.errors import DataError, StorageError
+
+CONTENT = b"\xef\xbb\xbfone\r\ntwo\n\nlast"
+LINES = [(1, b"one"), (2, b"two"), (3, b""), (4, b"last")]
+
+
+def _write(folder, kind):
+    path = folder / {"plain": "a.txt", "xz": "a.xz", "gz": "a.gz", "zip": "a.zip", "tar": "a.tar.gz"}[kind]
+    if kind == "plain":
+        path.write_bytes(CONTENT)
+    elif kind == "xz":
+        path.write_bytes(lzma.compress(CONTENT))
+    elif kind == "gz":
+        path.write_bytes(gzip.compress(CONTENT))
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("_about.txt", b"short")
+            archive.writestr("pairs.txt", CONTENT)
+            archive.writestr("large.bin", b"0" * 999)
+    else:
+        with tarfile.open(path, "w:gz") as archive:
+            for name, data in [("x/data/pairs.tsv", CONTENT), ("x/setup.py", b"0" * 999), ("x/b.txt", b"b")]:
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["plain", "xz", "gz", "zip", "tar"])
+def test_lines_are_the_same_in_every_wrapping(tmp_path, kind):
+    assert list(files.lines(_write(tmp_path, kind))) == LINES
+
+
+def test_a_line_over_the_limit_is_none_and_the_next_is_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"12345\n123456\n" + b"x" * (3 << 20) + b"\n12345\r\n1234567")
+    found = list(files.lines(path, max_bytes=5))
+    assert found == [(1, b"12345"), (2, None), (3, None), (4, b"12345"), (5, None)]
+
+
+def test_damage_is_named(tmp_path):
+    whole = lzma.compress(b"line\n" * 9973)
+    (tmp_path / "torn.xz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StorageError, match=r"torn\.xz is damaged or cut short .* fetch it again"):
+        list(files.lines(tmp_path / "torn.xz"))
+    (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04rest")
+    with pytest.raises(StorageError, match=r"bad\.zip is damaged"):
+        list(files.lines(tmp_path / "bad.zip"))
+    with pytest.raises(StorageError, match="there is no file"):
+        list(files.lines(tmp_path / "none"))
+    with pytest.raises(StorageError, match="is a folder, expected a file"):
+        list(files.lines(tmp_path))
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("picture.png", b"0")
+    with pytest.raises(DataError, match=r"holds no \.txt or \.tsv file, but 1 others"):
+        list(files.lines(tmp_path / "other.zip"))
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_atomically(path, b"old")
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_report_is_a_sentence_with_line_numbers():
+    tally = Tally("pairs.tsv")
+    for number in range(1, 20):
+        if number % 2:
+            tally.good()
+        else:
+            tally.skip(NO_TAB, number)
+    report = tally.report().with_skipped(TOO_LONG, [7])
+    assert (report.n_rows, report.n_good, report.n_skipped) == (19, 9, 10)
+    assert str(report) == (
+        "pairs.tsv: 9 of 19 rows are good; skipped: no tab 9 (lines 2, 4, 6, 8, 10, …); too long 1 (line 7)."
+    )
+    assert str(Tally("empty").report()) == "empty: 0 of 0 rows are good."

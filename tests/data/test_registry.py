@@ -1,0 +1,250 @@
+"""Fetching from a local server that breaks off, changes its mind and lies; and the list of data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+
+import pytest
+
+from clearhead.data import KNOWN, DataSet, KnownFile, Remote, fetch, fetch_file, find, recognise
+from clearhead.errors import ConfigError, DataError, StorageError
+
+CONTENT = bytes(i * 31 % 251 for i in range(200_003))
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves one content; `break_after` cuts the next answers short, `log` keeps the ranges asked for."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.break_after = []
+        self.statuses = []
+        self.ranges = True
+        self.etag = '"one"'
+        self.log = []
+
+    def url(self, name="data.bin"):
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        server = self.server
+        asked = self.headers.get("Range")
+        server.log.append(asked)
+        if server.statuses:
+            self.send_error(server.statuses.pop(0))
+            return
+        start = 0
+        unchanged = self.headers.get("If-Range", server.etag) == server.etag
+        if asked and server.ranges and unchanged:
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
+            if start >= len(server.content):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}"
+            )
+        else:
+            self.send_response(200)
+        body = server.content[start:]
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", server.etag)
+        self.end_headers()
+        if server.break_after:
+            body = body[: server.break_after.pop(0)]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def _remote(server, **changes):
+    fields = {"url": server.url(), "name": "data.bin", "size": len(CONTENT), "sha256": DIGEST} | changes
+    return Remote(**fields)
+
+
+def _names(folder):
+    return sorted(item.name for item in folder.iterdir())
+
+
+def test_a_file_arrives_whole_and_is_not_fetched_again(server, tmp_path):
+    seen = []
+    path = fetch_file(
+        _remote(server), tmp_path / "new", progress=lambda have, total: seen.append((have, total))
+    )
+    assert path.read_bytes() == CONTENT
+    assert _names(tmp_path / "new") == ["data.bin"]
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert [have for have, _ in seen] == sorted(have for have, _ in seen)
+    assert fetch_file(_remote(server), tmp_path / "new") == path
+    assert server.log == [None]
+
+
+def test_a_broken_connection_is_taken_up_where_it_ended(server, tmp_path):
+    server.break_after = [70_001, 50_021]
+    path = fetch_file(_remote(server), tmp_path, pause=0.0)
+    assert path.read_bytes() == CONTENT
+    assert server.log == [None, "bytes=70001-", "bytes=120022-"]
+    assert _names(tmp_path) == ["data.bin"]
+
+
+def test_a_later_call_goes_on_from_what_is_there(server, tmp_path):
+    server.break_after = [70_001]
+    with pytest.raises(StorageError, match=r"after 1 tries; 70,001 bytes are kept in .*call again to go on"):
+        fetch_file(_remote(server), tmp_path, tries=1)
+    assert not (tmp_path / "data.bin").exists()
+    assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
+    assert server.log == [None, "bytes=70001-"]
+
+
+def test_a_server_without_ranges_sends_it_all_again(server, tmp_path):
+    server.ranges = False
+    server.break_after = [70_001]
+    assert fetch_file(_remote(server), tmp_path, pause=0.0).read_bytes() == CONTENT
+
+
+def test_a_file_that_changed_in_between_is_not_glued_together(server, tmp_path):
+    server.content = b"old" * 30_011
+    server.break_after = [40_009]
+    with pytest.raises(StorageError, match="call again"):
+        fetch_file(_remote(server, size=None), tmp_path, tries=1)
+    server.content, server.etag = CONTENT, '"two"'
+    assert fetch_file(_remote(server, size=None), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_part_longer_than_the_file_is_begun_anew(server, tmp_path):
+    server.break_after = [70_001]
+    with pytest.raises(StorageError):
+        fetch_file(_remote(server, size=None), tmp_path, tries=1)
+    with (tmp_path / "data.bin.part").open("ab") as part:
+        part.write(b"0" * 200_003)
+    assert fetch_file(_remote(server, size=None), tmp_path, pause=0.0).read_bytes() == CONTENT
+
+
+def test_a_part_of_unknown_origin_is_not_built_on(server, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(b"something else")
+    assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
+    assert server.log == [None]
+
+
+def test_a_wrong_file_never_gets_the_name(server, tmp_path):
+    with pytest.raises(StorageError, match=f"gave a file with sha256 {DIGEST}, expected 00"):
+        fetch_file(_remote(server, sha256="00"), tmp_path)
+    assert _names(tmp_path) == []
+    with pytest.raises(StorageError, match="bytes, expected 100: it is not the file that is known"):
+        fetch_file(_remote(server, size=100), tmp_path)
+    assert _names(tmp_path) == []
+
+
+def test_a_wrong_local_file_is_replaced(server, tmp_path):
+    (tmp_path / "data.bin").write_bytes(CONTENT[:-1] + b"\x00")
+    assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_answers_of_the_server(server, tmp_path):
+    server.statuses = [503]
+    assert fetch_file(_remote(server), tmp_path, pause=0.0).read_bytes() == CONTENT
+    server.statuses = [404]
+    with pytest.raises(
+        StorageError, match=r"answered 404 Not Found: the file may have moved; get it by hand"
+    ):
+        fetch_file(_remote(server, name="other.bin"), tmp_path)
+    assert len(server.log) == 3
+
+
+def test_no_server_at_all(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
+        port = closed.server_port
+    remote = Remote(url=f"http://127.0.0.1:{port}/a", name="a")
+    with pytest.raises(
+        StorageError, match=r"could not be fetched .*refused.* after 2 tries; 0 bytes are kept"
+    ):
+        fetch_file(remote, tmp_path, tries=2, pause=0.0)
+
+
+def test_addresses_and_names_that_are_refused():
+    with pytest.raises(ConfigError, match="expected http:// or https://"):
+        Remote(url="file:///etc/passwd", name="a")
+    with pytest.raises(ConfigError, match="expected a plain name without folders"):
+        Remote(url="http://127.0.0.1/a", name="../a")
+
+
+def _pairs(server, **changes):
+    fields = {
+        "name": "pairs",
+        "task": "translation",
+        "description": "d",
+        "licence": "l",
+        "origin": "o",
+        "remotes": (Remote(url=server.url("pairs.tsv"), name="pairs.tsv"),),
+    }
+    return DataSet(**(fields | changes))
+
+
+def test_without_a_checksum_the_structure_is_checked(server, tmp_path):
+    item = _pairs(server)
+    assert item.verified == "structure only: no checksum is known"
+    server.content = b"Go.\tVe.\n"
+    assert [path.read_bytes() for path in fetch(item, tmp_path)] == [b"Go.\tVe.\n"]
+    (tmp_path / "pairs.tsv").unlink()
+    server.content = b"<html>moved</html>"
+    with pytest.raises(
+        StorageError, match=r"what arrived for pairs is not such data .*kept as .*pairs\.tsv\.bad"
+    ):
+        fetch(item, tmp_path, tries=1)
+    assert _names(tmp_path) == ["pairs.tsv.bad"]
+
+
+def test_fetching_by_name_and_what_has_nothing_to_fetch(tmp_path):
+    with pytest.raises(ConfigError, match="no data set is called 'nope': expected one of en-es, svhn"):
+        fetch("nope", tmp_path)
+    with pytest.raises(DataError, match=r"sklearn-digits has nothing to fetch: .*inside scikit-learn"):
+        fetch("sklearn-digits", tmp_path)
+
+
+def test_a_local_file_is_recognised_by_its_content(server, tmp_path):
+    path = tmp_path / "whatever"
+    path.write_bytes(CONTENT)
+    copy = KnownFile(name="data.bin", size=len(CONTENT), sha256=DIGEST)
+    known = [_pairs(server), _pairs(server, name="mine", copies=(copy,))]
+    assert recognise(path, known) == (known[1], "data.bin")
+    path.write_bytes(b"other")
+    assert recognise(path, known) is None
+    assert recognise(path) is None
+
+
+def test_the_list_is_complete():
+    assert len({item.name for item in KNOWN}) == len(KNOWN)
+    for item in KNOWN:
+        assert find(item.name) is item
+        assert item.task in {"translation", "text", "digits", "sort-dedup"}
+        assert item.description
+        assert item.licence
+        assert item.origin
+        for file in (*item.remotes, *item.copies):
+            assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
+            assert file.sha256 is None or file.size
+    assert find("svhn").size == 182_040_794 + 64_275_384
+    assert find("svhn").verified == "sha256"
+    assert find("en-es").size is None
+    assert find("sort-dedup").verified == "nothing to fetch"

@@ -1,0 +1,166 @@
+"""Pictures: what they show, in text and SVG, small and large."""
+
+from __future__ import annotations
+
+import time
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.errors import MaskError
+from clearhead.masks import (
+    Drawing,
+    allow,
+    blocks,
+    causal,
+    documents,
+    draw,
+    every,
+    full,
+    padding,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+from tests.masks.strategies import masks, sizes
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_small_drawing_reads_like_the_matrix():
+    assert str((causal() & window(3, 0)).draw(5, 7, offset=2)) == "\n".join(
+        [
+            "causal() & window(3, 0)",
+            "queries 2 to 6 down, keys 0 to 6 across; ■ may attend, · may not",
+            "  0       4",
+            "2 ■ ■ ■ · · · ·",
+            "3 ■ ■ ■ ■ · · ·",
+            "4 · ■ ■ ■ ■ · ·",
+            "5 · · ■ ■ ■ ■ ·",
+            "6 · · · ■ ■ ■ ■",
+        ]
+    )
+
+
+@given(masks, sizes)
+def test_small_drawings_show_every_pair(mask, size):
+    T, S, offset = size
+    drawing = mask.draw(T, S, offset=offset)
+    dense = mask.dense(T, S, offset=offset)
+    expected = [" ".join("■" if x else "·" for x in row) for row in dense.tolist()] if S else []
+    assert drawing.body() == expected
+    assert drawing == draw(mask, T, S, offset=offset)
+    picture = ElementTree.fromstring(drawing.svg())
+    squares = sum(path.get("d").count("M") for path in picture.iter(SVG + "path"))
+    assert squares == int(dense.sum())
+
+
+def test_a_drawing_of_32_fits_a_terminal_of_80_columns():
+    pattern = causal() & (window(5, 0) | every(7))
+    for n in (16, 32, 1009, 1_000_000):
+        lines = str(pattern.draw(n)).splitlines()
+        assert max(len(line) for line in lines[2:]) <= 80
+        assert len(lines) <= 32 + 3
+
+
+def test_large_drawings_shade_by_density():
+    drawing = (causal() & blocks(500)).draw(1000)
+    assert drawing.shaded
+    body = drawing.body()
+    assert body[31] == "  " * 16 + "██" * 15 + body[31][-2:]
+    assert body[31][-1] in "░▒▓"
+    assert body[0][0] in "░▒▓"
+    assert body[0][2:] == "  " * 31
+    assert "in 32 × 32 cells" in drawing.caption
+    assert "sample" not in drawing.caption
+
+
+@given(masks, st.integers(1, 60), st.integers(1, 60), st.integers(0, 9), st.integers(1, 13))
+@settings(max_examples=60)
+def test_shades_are_the_mean_of_their_cell(mask, T, S, offset, cells):
+    drawing = mask.draw(T, S, offset=offset, cells=cells)
+    dense = mask.dense(T, S, offset=offset).double()
+    rows, columns = min(T, cells), min(S, cells)
+    for r in range(rows):
+        for c in range(columns):
+            cell = dense[r * T // rows : (r + 1) * T // rows, c * S // columns : (c + 1) * S // columns]
+            assert drawing.cells[r][c] == pytest.approx(float(cell.mean()))
+
+
+def test_batches_are_averaged_and_said_to_be():
+    drawing = padding(torch.tensor([2, 3])).draw(2, 5)
+    assert drawing.cells == ((1.0, 1.0, 0.5, 0.0, 0.0),) * 2
+    assert drawing.shaded
+    assert drawing.body() == ["████▒▒    "] * 2
+    assert "averaged over a batch of shape (2, 1)" in drawing.caption
+    table = torch.rand(3, 97, 89) < 0.3
+    large = allow(table).draw(97, 89, cells=1)
+    assert large.cells[0][0] == pytest.approx(float(table.double().mean()))
+
+
+def test_millions_of_tokens_are_drawn_from_a_sample_that_does_not_fall_in_step():
+    n = 32 * 4096 * 64  # a sample of evenly spaced rows would meet `every(64).T` in all of them, or in none
+    start = time.perf_counter()
+    drawing = (every(64).T | prefix(n // 32)).draw(n)
+    assert time.perf_counter() - start < 20  # a bound on the work, loose because machines are shared
+    assert drawing.rows_seen < n
+    assert f"a sample of {drawing.rows_seen:,} queries" in drawing.caption
+    for row in drawing.cells:
+        assert row[0] == 1.0
+        assert row[1] == pytest.approx(1 / 64, abs=5 * (1 / 64 / 4096) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [scattered(3, 1).T & causal(), scattered(3, 1) | stride(101), ~scattered(2, 5) & scattered(9, 5).T],
+    ids=str,
+)
+def test_scattered_masks_are_drawn_large(mask):
+    drawing = mask.draw(211, 307, offset=5, cells=1)
+    assert drawing.cells[0][0] == pytest.approx(mask.density(211, 307, offset=5))
+
+
+def test_nothing_is_drawn_as_nothing():
+    text = str(full().draw(0, 5))
+    assert text.startswith("full()\nno queries down, keys 0 to 4 across")
+    assert full().draw(5, 0).body() == []
+    ElementTree.fromstring(full().draw(0).svg())
+    assert "query 3 down, key 0 across" in full().draw(1, 1, offset=3).caption
+
+
+def test_svg_is_self_contained_and_escaped():
+    drawing = Drawing("a & <b>", 2, 2, 0, (), ((1.0, 0.0), (0.25, 1e-9)), 2)
+    picture = ElementTree.fromstring(drawing.svg())
+    assert picture.tag == SVG + "svg"
+    assert picture.find(SVG + "title").text.startswith("a & <b>: ")
+    assert sorted(path.get("fill-opacity") for path in picture.iter(SVG + "path")) == ["0.08", "0.25", "1.00"]
+    assert [text.text for text in picture.iter(SVG + "text")] == ["0", "0", "1"]
+    assert "href" not in drawing.svg()
+    width, height = float(picture.get("width")), float(picture.get("height"))
+    for rect in picture.iter(SVG + "rect"):
+        assert float(rect.get("x", 0)) + float(rect.get("width")) <= width
+        assert float(rect.get("y", 0)) + float(rect.get("height")) <= height
+
+
+def test_notebooks_show_the_expression_and_a_picture():
+    for mask in (causal() & every(4), padding([3, 5]), documents([0, 0, 1]), allow(torch.eye(3, 5) > 0).T):
+        page = ElementTree.fromstring(mask._repr_html_().replace("<br>", "<br/>"))
+        assert page.tag == "figure"
+        assert page.find(".//code").text == str(mask)
+        assert page.find(SVG + "svg") is not None
+    assert "queries 0 to 15 down" in causal()._repr_html_()
+    assert "queries 0 to 4 down, keys 0 to 2 across" in allow(torch.eye(3, 5) > 0).T._repr_html_()
+    clash = allow(torch.eye(3) > 0) & documents([0])
+    assert clash._repr_html_() == "<code>allow(tensor) &amp; documents(ids)</code>"
+
+
+@pytest.mark.bad_input
+def test_too_many_cells_are_refused():
+    with pytest.raises(MaskError, match="cells is 1000; expected at most 128"):
+        causal().draw(5, cells=1000)
+    with pytest.raises(MaskError, match="cells is 0; expected at least 1"):
+        causal().draw(5, cells=0)

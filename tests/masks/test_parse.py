@@ -1,0 +1,333 @@
+"""The notation: reading back what is printed, precedence, errors with a place, and inputs that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.errors import MaskError, ParseError
+from clearhead.masks import (
+    allow,
+    block,
+    blocks,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    parse,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES
+from clearhead.masks.parse import MAX_TEXT
+from tests.masks.strategies import masks
+
+
+@given(masks)
+@settings(max_examples=300)
+def test_what_is_printed_is_read_back(mask):
+    assert parse(str(mask)) == mask
+    assert repr(mask) == str(mask)
+
+
+@given(masks)
+def test_python_reads_the_same_as_parse(mask):
+    # Python's own precedence is the oracle: the notation is Python's.
+    names = {f.__name__: f for f in (full, causal, window, every, stride, prefix, blocks, scattered)}
+    assert eval(str(mask), {"__builtins__": {}}, names) == mask
+
+
+@given(masks)
+def test_no_parenthesis_could_be_left_out(mask):
+    text = str(mask)
+    opened = []
+    for index, character in enumerate(text):
+        if character == "(":
+            opened.append(index)
+        elif character == ")":
+            start = opened.pop()
+            if start == 0 or not text[start - 1].isalpha():  # not the parenthesis of a call
+                without = text[:start] + text[start + 1 : index] + text[index + 1 :]
+                assert parse(without) != mask
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("full()", full()),
+        ("  causal ( ) ", causal()),
+        ("window(2,1)", window(2, 1)),
+        ("window(before=2, after=1)", window(2, 1)),
+        ("window(2, after=1)", window(2, 1)),
+        ("every(4)", every(4, 0)),
+        ("every(4, 1)", every(4, offset=1)),
+        ("every(offset=1, stride=4)", every(4, offset=1)),
+        ("prefix(1_000)", prefix(1000)),
+        ("scattered(3, seed=7)", scattered(3, 7)),
+        ("full() | causal() & stride(2)", full() | (causal() & stride(2))),
+        ("(full() | causal()) & stride(2)", (full() | causal()) & stride(2)),
+        ("~causal() & full()", (~causal()) & full()),
+        ("~causal().T", ~(causal().T)),
+        ("(~causal()).T", (~causal()).T),
+        ("~~causal()", causal()),
+        ("~~~causal()", ~causal()),
+        ("causal().T.T.T", causal().T),
+        ("causal()\n  & (window(256, 0)\n  | every(64))", causal() & (window(256, 0) | every(64))),
+        ("((((blocks(3)))))", blocks(3)),
+        ("causal() & (full() & stride(2))", causal() & full() & stride(2)),
+    ],
+)
+def test_reading(text, mask):
+    assert parse(text) == mask
+
+
+def test_data_is_bound_by_name():
+    lengths, starts = torch.tensor([3, 5]), torch.tensor([1, 0])
+    ids, table = torch.tensor([0, 0, 1]), torch.ones(3, 3, dtype=torch.bool)
+    text = "causal() & padding(lengths) & padding(l, before=starts) & documents(ids) & ~allow(a) | block(a)"
+    mask = parse(text, lengths=lengths, l=lengths, starts=starts, ids=ids, a=table)
+    expected = (
+        causal() & padding(lengths) & padding(lengths, before=starts) & documents(ids) & ~allow(table)
+    ) | block(table)
+    assert mask == expected
+    assert str(mask) == text
+    assert str(padding(lengths, before=starts)) == "padding(lengths, before=before)"
+    assert parse("padding(text)", text=lengths) == padding(lengths)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("", 1, "the text ends"),
+        ("   ", 4, "the text ends"),
+        ("causal() &", 11, "the text ends"),
+        ("causal() & & full()", 12, "found '&'"),
+        ("| full()", 1, "found '|'"),
+        ("causal() full()", 10, "expected &, | or .T before 'full'"),
+        ("causal", 7, "expected ( after causal"),
+        ("(causal()", 1, "never closed"),
+        ("causal())", 9, "closes nothing"),
+        ("()", 2, "found ')'"),
+        ("cuasal() | full()", 1, "there is no mask 'cuasal'; did you mean 'causal'?"),
+        ("full() | block()", 10, "block needs tensor: block(tensor)"),
+        ("window(2)", 1, "window needs after: window(before, after)"),
+        ("window(2, 3, 4)", 14, "too many arguments: window(before, after)"),
+        ("window(2, before=3)", 11, "before is given twice"),
+        ("every(4, ofset=1)", 10, "no argument 'ofset'; did you mean 'offset'?: every(stride, offset=…)"),
+        ("every()", 1, "every needs stride"),
+        ("every(0)", 1, "the stride of every is 0; expected at least 1"),
+        ("full() & window(-1, 2)", 10, "window's before is -1; expected at least 0"),
+        ("prefix(99999999999)", 1, "at most 2147483647"),
+        (f"prefix({'9' * 50})", 8, "too large a number for n"),
+        ("prefix(1.5)", 9, "expected , or )"),
+        ("prefix(x)", 8, "expected a whole number for n"),
+        ("prefix(1 2)", 10, "expected , or )"),
+        ("prefix(1", 9, "expected , or )"),
+        ("prefix(", 8, "expected a whole number"),
+        ("prefix(,)", 8, "expected a whole number"),
+        ("prefix(1,)", 10, "too many arguments"),
+        ("causal().U", 10, "expected T after the dot"),
+        ("causal().", 10, "expected T after the dot"),
+        ("causal()..T", 10, "expected T after the dot"),
+        ("causal() && full()", 11, "found '&'"),
+        ("causal() and full()", 10, "expected &, | or .T before 'and'"),
+        ("causal() ^ full()", 10, "'^' has no meaning here"),
+        ("__import__('os')", 12, "has no meaning here"),
+        ("padding(lengths)", 9, "nothing named 'lengths' was given"),
+        ("padding(3)", 9, "expected the name of a tensor for lengths"),
+        ("кausal()", 1, "has no meaning here"),
+        ("prefix(٣)", 8, "has no meaning here"),
+    ],
+)
+def test_errors_name_the_column(text, column, message):
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+    assert caught.value.column == column
+    assert caught.value.text == text
+    assert str(caught.value).startswith(f"column {column}: ")
+
+
+@pytest.mark.bad_input
+def test_the_caret_stands_under_the_place():
+    with pytest.raises(ParseError) as caught:
+        parse("window(2, 2) | cuasal()")
+    first, excerpt, caret, known = str(caught.value).splitlines()
+    assert first == "column 16: there is no mask 'cuasal'; did you mean 'causal'?"
+    assert excerpt == "  window(2, 2) | cuasal()"
+    assert caret.index("^") == excerpt.index("cuasal")
+    assert "scattered" in known
+
+
+@pytest.mark.bad_input
+def test_a_long_text_is_shown_in_part():
+    text = "full() | " * 50 + "oops() " + "| full()" * 50
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    _, excerpt, caret, _ = str(caught.value).splitlines()
+    assert len(excerpt) < 90
+    assert excerpt[caret.index("^") :].startswith("oops()")
+    assert excerpt.startswith("  …")
+    assert excerpt.endswith("…")
+
+
+@pytest.mark.bad_input
+def test_data_that_does_not_fit_is_refused_at_its_place():
+    with pytest.raises(ParseError, match=r"column 12: the lengths of padding have dtype torch.float32"):
+        parse("causal() & padding(x)", x=torch.ones(3))
+    with pytest.raises(ParseError, match=r"allow got a tensor of torch.int64"):
+        parse("allow(x)", x=torch.arange(3))
+    with pytest.raises(ParseError, match="did you mean 'lengths'"):
+        parse("padding(lenghts)", lengths=torch.arange(3))
+    with pytest.raises(ParseError, match="do not broadcast"):
+        parse("padding(a) & padding(b)", a=torch.arange(3), b=torch.arange(5))
+    with pytest.raises(ParseError, match="got int; expected the text of a mask"):
+        parse(3)
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_expression_that_can_be_built_can_be_read():
+    deep = causal()
+    for level in range((MAX_DEPTH - 1) // 2):
+        deep = ~(deep | full()) if level % 2 else ~(deep & full())
+    assert parse(str(deep)) == deep
+    wide = full()
+    for _ in range(MAX_NODES - 3):
+        wide = wide | scattered(MAX_INTEGER, MAX_INTEGER)
+    assert wide.nodes >= MAX_NODES - 2
+    assert len(str(wide)) < MAX_TEXT
+    assert parse(str(wide)) == wide
+
+
+def test_deep_expressions_need_little_of_pythons_stack():
+    deep = causal()
+    for _ in range(MAX_DEPTH // 4 - 1):
+        deep = (~(deep & every(3)).T | window(1, 1)) & full()
+    assert deep.depth > MAX_DEPTH - 5
+    frame, used = sys._getframe(), 0
+    while frame is not None:
+        frame, used = frame.f_back, used + 1
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(used + 8 * MAX_DEPTH)
+    try:
+        assert hash(deep) == hash(parse(str(deep)))
+        assert deep == parse(str(deep))
+        assert deep.count(13) == int(deep.dense(13).sum())
+        assert deep.may_be_empty(13) in (True, False)
+        assert "■" in str(deep.draw(13))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@pytest.mark.bad_input
+def test_what_is_too_deep_or_too_large_is_refused():
+    def repeat(step):
+        mask = causal() & every(2)
+        for _ in range(MAX_DEPTH):
+            mask = step(mask)
+
+    with pytest.raises(MaskError, match=f"{MAX_DEPTH + 1} deep"):
+        repeat(lambda mask: ~(mask & full()))
+    with pytest.raises(MaskError, match=f"at most {MAX_DEPTH} and {MAX_NODES}"):
+        repeat(lambda mask: mask | mask.T)  # doubles: without a bound this would be 2¹⁰⁰ masks
+    with pytest.raises(ParseError, match="nest more than 100 deep"):
+        parse("(" * 5000 + "full()" + ")" * 5000)
+    with pytest.raises(ParseError, match="deep"):
+        parse("~(full() & " * 99 + "full()" + ")" * 99)
+    with pytest.raises(ParseError, match="holds 1001 masks"):
+        parse("|".join(["full()"] * 1000))
+    with pytest.raises(ParseError, match="at most 65536 are read"):
+        parse(" " * (MAX_TEXT + 1))
+    assert parse("~" * 20_000 + "full()") == full()
+    assert parse("full()" + ".T" * 20_001) == full().T
+    assert parse("(" * 100 + "full()" + ")" * 100) == full()
+
+
+SIGNS = [
+    "(",
+    ")",
+    "&",
+    "|",
+    "~",
+    ".",
+    ",",
+    "=",
+    "T",
+    ".T",
+    "x",
+    "lengths",
+    "0",
+    "1",
+    "-3",
+    "4_",
+    "99999999999999",
+]
+CALLS = [
+    "full()",
+    "causal()",
+    "window(1, 2)",
+    "every(",
+    "offset=",
+    "window",
+    "padding(",
+    "allow",
+    "scattered(3,",
+]
+NOISE = ["\n", "'", "\\", "\x00", "é", "__class__", "lambda", "#", "-", "_"]
+soup = st.lists(st.sampled_from(SIGNS + CALLS + NOISE), max_size=30).map("".join)
+
+
+@given(st.text() | soup | st.binary().map(lambda b: b.decode("latin-1")))
+@settings(max_examples=1000)
+def test_any_text_is_read_or_refused(text):
+    data = {"lengths": torch.tensor([3, 5]), "x": torch.tensor([0])}
+    column, mask = 1, full()
+    try:
+        mask = parse(text, **data)
+    except ParseError as error:
+        column = error.column
+    assert 1 <= column <= len(text) + 1
+    assert parse(str(mask), **data) == mask
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: " " * n,
+        lambda n: "(" * n,
+        lambda n: "~" * n,
+        lambda n: "full()" + ".T" * (n // 2),
+        lambda n: "full()&" * (n // 7),
+        lambda n: "a" * n,
+        lambda n: "prefix(" + "1" * n,
+        lambda n: "prefix(" + "1_" * (n // 2),
+        lambda n: "full()" + " " * n + "?",
+        lambda n: "every(1," * (n // 8),
+        lambda n: "full( " * (n // 6),
+        lambda n: "-" * n,
+    ],
+)
+def test_reading_takes_linear_time(make):
+    def seconds(n: int) -> float:
+        text, best = make(n), float("inf")
+        for _ in range(3):
+            start = time.process_time()
+            with contextlib.suppress(ParseError):
+                parse(text)
+            best = min(best, time.process_time() - start)
+        return best
+
+    # Eight times the text: quadratic would take 64 times as long. 2 ms cover what is too short to be measured.
+    assert seconds(32_000) < 24 * seconds(4_000) + 0.002

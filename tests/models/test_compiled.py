@@ -1,0 +1,223 @@
+"""Every model compiles whole, in training and in cached decoding, and gives the same numbers.
+
+`fullgraph=True` makes torch raise at the first line it cannot trace. Run apart (`pytest -m compiled`), because the shape
+checks of the other tests do not trace. Most cases use the back end "aot_eager": it traces forward and backward like the
+real one, but runs torch's own kernels, in a second instead of the half minute of C++ compilation that "inductor" takes for
+each; one decoder goes all the way through inductor.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.attention import KVCache
+from clearhead.layers import PostNorm, RMSNorm, SwiGLU
+from clearhead.masks import causal, every, padding, window
+from clearhead.models import (
+    AutoencoderConfig,
+    ConvNetConfig,
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    LogisticRegressionConfig,
+    Mean,
+    RecurrentConfig,
+    RecurrentSeq2SeqConfig,
+    VisionConfig,
+)
+from clearhead.models.convnet import ConvHead
+from clearhead.models.recurrent import GRU, LSTM, RNN, Classify, RecurrentCache
+from clearhead.models.recurrent_seq2seq import BeforeStep
+from clearhead.positions import Rotary
+from tests.models.conftest import POSITIONS, SIZES, made
+
+pytestmark = pytest.mark.compiled
+
+VISION = {
+    "image_size": (6, 9),
+    "patch_size": 3,
+    "channels": 2,
+    "n_classes": 7,
+    "d_model": 10,
+    "n_layers": 2,
+    "n_heads": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Each test traces anew; graphs of another model would count against the limit of recompilations."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def random_ids(*shape, vocab=29):
+    return torch.randint(vocab, shape)
+
+
+def compiled(model, backend="aot_eager"):
+    return torch.compile(model, fullgraph=True, backend=backend)
+
+
+def assert_trains_alike(model, assert_close, *inputs, backend="aot_eager", batches=1, **named):
+    """The same outputs and the same gradients of all weights, compiled and not.
+
+    With `batches=2`, a smaller batch follows, for which torch traces sizes as symbols.
+    """
+    run = compiled(model.train(), backend)
+    for batch in range(batches):
+        part = [x[batch:] for x in inputs]
+        wanted = model(*part, **named)
+        direction = torch.randn_like(wanted)
+        gradients = torch.autograd.grad((wanted * direction).sum(), list(model.parameters()))
+        got = run(*part, **named)
+        assert_close(got, wanted)
+        again = torch.autograd.grad((got * direction).sum(), list(model.parameters()))
+        for a, b in zip(again, gradients, strict=True):
+            assert_close(a, b)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+
+
+def assert_decodes_alike(call, whole, ids, assert_close, cache, sizes=(3, 1, 1, 1, 1)):
+    """`call(ids, cache)` on pieces of `ids` gives what `whole` gives at once; later steps need no new graph."""
+    parts, start, graphs = [], 0, []
+    with torch.no_grad():
+        for size in [*sizes, 1, 1, 1]:
+            parts.append(call(ids[:, start : start + size], cache))
+            start += size
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert start == ids.shape[1]
+    assert_close(torch.cat(parts, 1), whole)
+    assert graphs[-1] == graphs[-4], "the graph of one step serves the next"
+
+
+# ---------------------------------------------------------------------- Transformers, training
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_decoder_trains(name, assert_close):
+    model = made(DecoderConfig(**SIZES, n_layers=2, positions=POSITIONS[name]))
+    assert_trains_alike(model, assert_close, random_ids(3, 11), batches=2)
+
+
+def test_encoder_trains_with_padding(assert_close):
+    model = made(EncoderConfig(**SIZES, n_layers=2, residual=PostNorm(), embedding_norm=True))
+    for lengths in ([11, 4], [1, 7]):
+        assert_trains_alike(model, assert_close, random_ids(2, 11), mask=padding(torch.tensor(lengths)))
+
+
+def test_encoder_decoder_trains_with_padding(assert_close):
+    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=2, share_embeddings=True))
+    hidden = padding(torch.tensor([7, 3]))
+    assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pooling": Mean()}], ids=["cls", "mean"])
+def test_vision_trains(changes, assert_close):
+    model = made(VisionConfig(**VISION, **changes))
+    assert_trains_alike(model, assert_close, torch.randn(3, 2, 6, 9, dtype=torch.float64), batches=2)
+
+
+def test_a_sparse_mask_trains(assert_close):
+    model = made(DecoderConfig(**SIZES, n_layers=2, mask=causal() & (window(2, 0) | every(4))))
+    assert_trains_alike(model, assert_close, random_ids(3, 11))
+
+
+def test_dropout_compiles():
+    """Random numbers differ between the two; that the graph is whole, and drops, can be seen all the same."""
+    model = made(
+        DecoderConfig(**SIZES, n_layers=2, dropout=0.5, attention_dropout=0.5, feed_forward_dropout=0.5)
+    ).train()
+    run, ids = compiled(model), random_ids(3, 11)
+    assert not torch.equal(run(ids), run(ids))
+    run(ids).sum().backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+# ---------------------------------------------------------------------- Transformers, decoding
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_decoder_decodes(name, assert_close):
+    model = made(DecoderConfig(**SIZES, n_layers=2, positions=POSITIONS[name]))
+    ids, run = random_ids(2, 10), compiled(model)
+    assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, KVCache())
+
+
+def test_encoder_decoder_decodes(assert_close):
+    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=2, positions=Rotary()))
+    source, target, hidden = random_ids(2, 7), random_ids(2, 10), padding(torch.tensor([7, 3]))
+    wanted = model(source, target, source_mask=hidden)
+    with torch.no_grad():
+        memory = compiled(model.encode)(source, mask=hidden)
+    run = compiled(model.decode)
+    assert_decodes_alike(
+        lambda ids, cache: run(ids, memory, memory_mask=hidden, cache=cache),
+        wanted,
+        target,
+        assert_close,
+        KVCache(),
+    )
+
+
+def test_decoding_goes_on_after_reordering(assert_close):
+    model = made(DecoderConfig(**SIZES, n_layers=2, positions=Rotary()))
+    ids, new, order = random_ids(2, 5), random_ids(2, 3), torch.tensor([1, 1])
+    run = compiled(model)
+    with torch.no_grad():
+        cache = KVCache()
+        run(ids, cache=cache)
+        cache.reorder(order)
+        cache.truncate(4)
+        parts = [run(new[:, i : i + 1], cache=cache) for i in range(3)]
+        assert_close(torch.cat(parts, 1), model(torch.cat((ids[order, :4], new), 1))[:, 4:])
+
+
+@pytest.mark.slow
+def test_inductor_trains_and_decodes(assert_close):
+    """The default back end, with the parts that a current language model has."""
+    config = DecoderConfig(
+        **SIZES, n_layers=1, positions=Rotary(), norm=RMSNorm(), activation=SwiGLU(), bias=False, tied=False
+    )
+    model, ids = made(config), random_ids(2, 10)
+    assert_trains_alike(model, assert_close, random_ids(2, 10), backend="inductor")
+    run = compiled(model.eval(), "inductor")
+    assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, KVCache())
+
+
+# ---------------------------------------------------------------------- baselines
+
+
+def test_dense_baselines_train(assert_close):
+    x = torch.randn(3, 13, dtype=torch.float64)
+    assert_trains_alike(made(LogisticRegressionConfig(n_features=13, n_classes=5)), assert_close, x)
+    assert_trains_alike(made(AutoencoderConfig(n_features=13, hidden=(7,), d_latent=3)), assert_close, x)
+
+
+@pytest.mark.parametrize("changes", [{}, {"head": ConvHead()}], ids=["linear", "convolution"])
+def test_convnet_trains(changes, assert_close):
+    model = made(ConvNetConfig(**changes))
+    assert_trains_alike(model, assert_close, torch.randn(3, 1, 32, 32, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()], ids=["rnn", "gru", "lstm"])
+def test_recurrent_trains_and_decodes(cell, assert_close):
+    model = made(RecurrentConfig(vocab_size=31, d_model=11, cell=cell))
+    assert_trains_alike(model, assert_close, random_ids(3, 5))
+    ids, run = random_ids(2, 10), compiled(model.eval())
+    assert_decodes_alike(
+        lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, RecurrentCache()
+    )
+
+
+def test_recurrent_classifier_trains(assert_close):
+    config = RecurrentConfig(vocab_size=31, d_model=11, cell=GRU(), task=Classify(5), bidirectional=True)
+    assert_trains_alike(made(config), assert_close, random_ids(2, 7), mask=padding(torch.tensor([7, 3])))
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": BeforeStep()}], ids=["after", "before"])
+def test_recurrent_seq2seq_trains(changes, assert_close):
+    model = made(RecurrentSeq2SeqConfig(vocab_size=31, d_model=11, cell=GRU(), **changes))
+    hidden = padding(torch.tensor([7, 3]))
+    assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)

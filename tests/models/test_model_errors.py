@@ -1,0 +1,85 @@
+"""Bad input: each call says what it got, what it wants and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
+from clearhead.masks import window
+from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
+from clearhead.positions import Learned, Rotary
+
+pytestmark = pytest.mark.bad_input
+
+SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
+
+
+def random_ids(*shape):
+    return torch.randint(29, shape)
+
+
+def test_text_faults(build):
+    model = build(DecoderConfig(**SIZES, positions=Learned(max_len=23)))
+    ids = random_ids(2, 7)
+    with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token numbers"):
+        model(ids.float())
+    with pytest.raises(ShapeError, match=r"ids have shape \(7,\); expected \(batch, length\).*ids\[None\]"):
+        model(ids[0])
+    with pytest.raises(ShapeError, match="the vocabulary has 31 tokens"):
+        model(ids + 31)
+    with pytest.raises(
+        ShapeError, match="a sequence of 24 tokens, but the table of learned positions has 23 rows"
+    ):
+        model(random_ids(1, 24))
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        model(ids, mask=torch.ones(7, 7, dtype=torch.bool))
+    with pytest.raises(ShapeError, match="has no cross-attention; set cross_attention=True"):
+        model(ids, memory=torch.zeros(2, 3, 18, dtype=torch.float64))
+
+
+def test_encoder_refuses_a_bool_tensor(build):
+    encoder = build(EncoderConfig(**SIZES))
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        encoder(random_ids(2, 7), mask=torch.ones(2, 7, dtype=torch.bool))
+
+
+def test_positions_are_only_for_those_that_add_them(build):
+    model = build(EncoderConfig(**SIZES, positions=Rotary()))
+    with pytest.raises(
+        ShapeError, match=r"got positions \(7,\), but this model adds none.*leave positions out"
+    ):
+        model(random_ids(2, 7), positions=torch.arange(7))
+
+
+def test_cross_attention_wants_a_memory(build):
+    model = build(DecoderConfig(**SIZES, cross_attention=True))
+    with pytest.raises(ShapeError, match="give it memory="):
+        model(random_ids(2, 7))
+
+
+def test_source_mask_serves_both_attentions(build):
+    config = EncoderDecoderConfig(
+        vocab_size=31, d_model=18, n_heads=3, n_encoder_layers=1, n_decoder_layers=1
+    )
+    encoder_decoder = build(config)
+    with pytest.raises(MaskError, match=r"depends on the query's position.*encoder_mask"):
+        encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=window(2, 2))
+    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+        encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
+
+
+def test_vision_faults(build):
+    vision = build(
+        VisionConfig(
+            image_size=(6, 9), patch_size=3, channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2
+        )
+    )
+    with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating-point.*/ 255"):
+        vision(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match=r"images have shape \(2, 6, 9\); expected \(batch, 2, 6, 9\)"):
+        vision(torch.zeros(2, 6, 9))
+    with pytest.raises(
+        ShapeError, match=r"images are 9×6; this model was made for 6×9.*model\.resized\(\(9, 6\)\)"
+    ):
+        vision(torch.zeros(1, 2, 9, 6))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+
+import pytest
+import torch
+
+from clearhead.errors import StorageError
+from clearhead.training import checkpoints
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "layer.weight": torch.randn(3, 5, generator=generator),
+        "optimiser/exp_avg/layer.weight": torch.randn(3, 5, generator=generator),
+        "optimiser/step/layer.weight": torch.tensor(7.0),
+        "rng/0/cpu": torch.arange(11, dtype=torch.uint8),
+    }
+
+
+def write(run, step, tensors):
+    return checkpoints.write(run, step, tensors, {"recipe": "mine", "number": 0.1})
+
+
+def good(run, recipe="mine"):
+    return list(checkpoints.good_ones(run, recipe=recipe))
+
+
+def test_what_is_read_is_what_was_written(tmp_path, tensors):
+    folder = write(tmp_path, 123, tensors)
+    assert folder.name == "step-00000123"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "optimiser.safetensors",
+        "rng.safetensors",
+        "state.json",
+    ]
+    (checkpoint,) = good(tmp_path)
+    assert (checkpoint.step, checkpoint.state["number"]) == (123, 0.1)
+    places = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    checkpoints.read(checkpoint, places)
+    assert all(torch.equal(places[name], tensor) for name, tensor in tensors.items())
+
+
+def test_nothing_is_pickled(tmp_path, tensors):
+    folder = write(tmp_path, 1, tensors)
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            json.loads(content)
+        else:
+            header = int.from_bytes(
+                content[:8], "little"
+            )  # safetensors: its length, a JSON header, the numbers
+            json.loads(content[8 : 8 + header])
+
+
+def test_newest_first_and_the_oldest_go(tmp_path, tensors):
+    for step in (3, 20, 100):
+        write(tmp_path, step, tensors)
+    assert [checkpoint.step for checkpoint in good(tmp_path)] == [100, 20, 3]
+    checkpoints.prune(tmp_path, 2)
+    assert [checkpoint.step for checkpoint in good(tmp_path)] == [100, 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020", "step-00000100"]
+
+
+def _truncate(folder):
+    path = folder / "optimiser.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(folder):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def _edit(folder, **changes):
+    state = json.loads((folder / "state.json").read_text()) | changes
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"] = checkpoints._sha256(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "is torn: optimiser.safetensors is not what was written"),
+        (_flip, "is torn: model.safetensors is not what was written"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is torn: model.safetensors is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "is torn: manifest.json is missing"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "is foreign: manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "is not a clearhead checkpoint"),
+        (_empty, "is torn: manifest.json is missing"),
+        (lambda folder: _edit(folder, format="other 3"), "is foreign: it says 'other 3'"),
+        (lambda folder: _edit(folder, step=5), "is foreign: .* step 5"),
+        (
+            lambda folder: _edit(folder, recipe="theirs"),
+            "is foreign: it belongs to a run with another recipe",
+        ),
+    ],
+)
+def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, tensors, damage, message):
+    write(tmp_path, 3, tensors)
+    damage(write(tmp_path, 7, tensors))
+    with pytest.warns(RuntimeWarning, match=f"step-00000007 .*{message}.*before it is used"):
+        assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
+
+
+def test_other_shapes_are_named(tmp_path, tensors):
+    write(tmp_path, 3, tensors)
+    (checkpoint,) = good(tmp_path)
+    with pytest.raises(
+        StorageError, match=r"foreign: layer.weight is \(3, 5\), expected \(5, 3\); more is missing"
+    ):
+        checkpoints.read(checkpoint, {"layer.weight": torch.zeros(5, 3), "more": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("moment", ["save_file", "replace"])
+def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatch, moment):
+    write(tmp_path, 3, tensors)
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    import safetensors.torch
+
+    monkeypatch.setattr(
+        *{"save_file": (safetensors.torch, "save_file"), "replace": (os, "replace")}[moment], fail
+    )
+    with pytest.raises(StorageError, match="No space left on device; those before it are untouched"):
+        write(tmp_path, 7, tensors)
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
+    checkpoints.prune(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_the_same_step_again_replaces_it(tmp_path, tensors):
+    write(tmp_path, 3, tensors)
+    tensors["layer.weight"] = torch.full((3, 5), 2.0)
+    write(tmp_path, 3, tensors)
+    (checkpoint,) = good(tmp_path)
+    place = torch.zeros(3, 5)
+    checkpoints.read(checkpoint, {"layer.weight": place})
+    assert place.eq(2.0).all()
+
+
+def test_no_folder_is_no_checkpoint(tmp_path):
+    assert good(tmp_path / "nothing") == []

@@ -1,0 +1,129 @@
+"""Two processes on the CPU, talking through gloo, against one process that has the joined batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clearhead.data.batches import Batches, ByTokens
+from clearhead.errors import ConfigError
+from clearhead.training import FSDP, Recipe, train
+from clearhead.training.distributed import choose_device, join
+from tests.training.tiny import SETTINGS, rows
+from tests.training.workers import SHARED
+
+ROOT = Path(__file__).parents[2]
+WAYS = ["ddp", "fsdp"]
+
+
+def half(source: Path, target: Path) -> Path:
+    """The run as it stood at step 5 of 10."""
+    shutil.copytree(source, target)
+    shutil.rmtree(target / "step-00000010")
+    return target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One process alone, then two by torchrun: the whole run, and the second half of one that one process began."""
+    folder = tmp_path_factory.mktemp("distributed")
+    torch.set_num_threads(1)
+    train("sort-dedup", out=folder / "one", set=SHARED)
+    for way in WAYS:
+        half(folder / "one", folder / f"one-then-{way}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.training.workers", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def assert_same(run: Path, one: Path) -> None:
+    """The same rows and the same exported weights, to what float32 sums in another order allow."""
+    for here, there in zip(rows(run), rows(one), strict=True):
+        assert {name: here[name] for name in ("kind", "step")} == {
+            name: there[name] for name in ("kind", "step")
+        }
+        for name in set(here) - {"kind", "step"}:
+            assert here[name] == pytest.approx(there[name], rel=2e-5), (name, here, there)
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run, one))
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        # A key's bias adds the same to all scores of a query, so its gradient is zero but for rounding; Adam divides that
+        # by its own size and walks on noise.
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def test_some_batch_leaves_a_process_without_a_row(folder):
+    recipe = Recipe.of(folder / "one")
+    batches = Batches(recipe.data.load(seed=0).train, ByTokens(23), seed=0)
+    first = batches.groups()[:20]  # ten updates of two batches
+    assert any(len(group) == 1 for group in first)
+    assert any(len(group) > 2 for group in first)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_give_the_losses_of_one(folder, way):
+    assert_same(folder / way, folder / "one")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_of_one_resumes_on_two(folder, way):
+    assert_same(folder / f"one-then-{way}", folder / "one")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_of_two_resumes_on_one(folder, way):
+    resumed = half(folder / way, folder / f"{way}-then-one")
+    summary = train(resume=resumed)
+    assert (summary.ending, summary.processes) == ("finished", 1)
+    assert_same(resumed, folder / "one")
+
+
+def test_fsdp_writes_a_shard_from_each_process(folder):
+    shards = sorted((folder / "fsdp/step-00000010/shards").iterdir())
+    assert [path.name[:11] for path in shards] == ["shard-00001", "shard-00002"]
+    sizes = [
+        sum(tensor.numel() for name, tensor in load_file(path).items() if "exp_avg/" in name)
+        for path in shards
+    ]
+    total = json.loads((folder / "fsdp/summary.json").read_text())["n_parameters"]
+    assert sum(sizes) == total  # every moment is stored once,
+    assert min(sizes) > total / 3  # and about half of them by each
+    assert not (folder / "fsdp/step-00000010/model.safetensors").exists()
+    assert (folder / "ddp/step-00000010/model.safetensors").exists()
+
+
+def test_fsdp_alone_says_how_to_start_it(tmp_path):
+    with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
+        train("sort-dedup", out=tmp_path / "run", set=SETTINGS | {"parallel": FSDP()})
+
+
+def test_devices_are_named():
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="got 'gpu'"):
+        choose_device("gpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == torch.device("cpu")
+        with pytest.raises(ConfigError, match="sees no GPU here"):
+            choose_device("cuda")
+
+
+def test_a_process_alone_is_a_world_of_one():
+    with join("cpu") as world:
+        assert (world.rank, world.size, world.is_first, world.parallel) == (0, 1, True, None)
+        assert world.largest(5) == 5
+        assert world.gather("x") == ["x"]
+        assert world.from_first("x") == "x"

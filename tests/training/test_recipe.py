@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from clearhead.data.batches import ByCount, ByTokens
+from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.positions import Rotary
+from clearhead.training import (
+    DDP,
+    EMA,
+    FSDP,
+    PRESETS,
+    EarlyStopping,
+    LastK,
+    Recipe,
+    TrainConfig,
+    WarmupCosine,
+)
+from clearhead.training.presets import recipe
+from clearhead.training.recipe import parse_setting
+from clearhead.training.tasks import DataConfig
+
+ALL = [(task, name) for task, known in PRESETS.items() for name in known]
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_presets_round_trip_through_toml(task, name):
+    made = PRESETS[task][name]()
+    assert (made.task, made.preset) == (task, name)
+    again = Recipe.from_toml(made.to_toml())
+    assert dataclasses.replace(again, about=made.about) == made
+    assert again.mark() == made.mark()
+
+
+def test_every_field_of_the_settings_round_trips():
+    config = TrainConfig(
+        epochs=3,
+        batch=ByCount(7),
+        accumulation=5,
+        schedule="inverse-root",
+        warmup_steps=11,
+        clip=None,
+        averaging=LastK(3, 17),
+        precision="bf16",
+        compile=True,
+        parallel=FSDP(),
+        early_stopping=EarlyStopping(2, 0.01),
+        eval_every=13,
+        keep_best=True,
+    )
+    assert TrainConfig.from_toml(config.to_toml()) == config
+
+
+def test_settings_are_found_by_name():
+    changed = recipe("translation").changed(
+        {
+            "lr_max": "2e-3",
+            "vocab_size": 500,  # the data's comes before the model's
+            "d_model": "32",
+            "batch.budget": "777",
+            "averaging": '{type = "EMA", decay = 0.9}',
+            "parallel": DDP(),
+            "model.positions": Rotary(),
+            "betas": (0.8, 0.9),
+            "clip": "none",
+        }
+    )
+    assert changed.train.lr_max == 2e-3
+    assert changed.data.vocab_size == 500
+    assert changed.model.vocab_size == 2000
+    assert changed.model.d_model == 32
+    assert changed.model.positions == Rotary()
+    assert changed.train.batch == ByTokens(777, multiple=8)
+    assert changed.train.averaging == EMA(0.9)
+    assert changed.train.parallel == DDP()
+    assert changed.train.betas == (0.8, 0.9)
+    assert changed.train.clip is None
+
+
+def test_steps_and_epochs_take_each_others_place():
+    assert recipe("digits").train.epochs is not None
+    assert recipe("digits").changed({"steps": 90}).train.epochs is None
+    assert recipe("text").changed({"epochs": 3}).train.steps is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr_mx": 1}, "no setting 'lr_mx'; did you mean 'lr_max'"),
+        ({"model.d_modl": 1}, "did you mean 'd_model'"),
+        ({"batch.budgt": 1}, "did you mean 'budget'"),
+        ({"lr_max.x": 1}, "has no parts"),
+        ({"lr_max": "fast"}, "TrainConfig.lr_max: got 'fast'"),
+        ({"type": "x"}, "no setting 'type'"),
+        ({"averaging": '{type = "EMMA"}'}, "no choice 'EMMA'"),
+    ],
+)
+def test_unknown_settings_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe("translation").changed(settings)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "expected one of them and not the other"),
+        ({"steps": 5, "epochs": 5}, "steps=5 and epochs=5"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"steps": 5, "warmup_steps": 6}, "warmup_steps=6 and total_steps=5"),
+        ({"steps": 5, "lr_max": float("nan")}, "lr_max: got nan"),
+        ({"steps": 5, "label_smoothing": 1.0}, "label_smoothing"),
+        ({"steps": 5, "betas": (0.9, 1.0)}, "betas"),
+        ({"steps": 5, "precision": "fp8"}, "precision: got 'fp8'"),
+        ({"steps": 5, "schedule": "inverse-root"}, "at least 1 for inverse-root"),
+        ({"steps": 5, "weight_decay": -0.1}, "weight_decay: got -0.1"),
+        ({"steps": 5, "accumulation": 0}, "accumulation: got 0"),
+        ({"steps": 5, "seed": -1}, "seed: got -1"),
+    ],
+)
+def test_settings_that_make_no_run_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**fields)
+
+
+def test_early_stopping_checks_itself():
+    with pytest.raises(ConfigError, match="patience=0"):
+        EarlyStopping(0)
+
+
+def test_epochs_become_steps():
+    config = TrainConfig(epochs=7, accumulation=3)
+    assert config.total_steps(11) == 25  # 77 batches, three to an update
+    assert TrainConfig(steps=9).total_steps(11) == 9
+    assert config.rates(25) == WarmupCosine(1e-3, 0, 25)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("1e-3", 1e-3), ("true", True), ("bf16", "bf16"), ("[1, 2]", [1, 2]), ("a = 1", "a = 1")],
+)
+def test_settings_are_read_as_toml_or_as_text(text, value):
+    assert parse_setting(text) == value
+
+
+def test_the_mark_is_of_what_decides_the_numbers():
+    base = recipe("translation")
+    assert base.changed({"device": "cuda", "keep": 9}).mark("x") == base.mark("x")
+    assert dataclasses.replace(base, data=base.data.at("somewhere")).mark("x") == base.mark("x")
+    assert base.changed({"lr_max": 0.5}).mark("x") != base.mark("x")
+    assert base.changed({"d_model": 32}).mark("x") != base.mark("x")
+    assert base.mark("y") != base.mark("x")
+
+
+def test_unknown_names_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="no task 'sort_dedup'; did you mean 'sort-dedup'"):
+        recipe("sort_dedup")
+    with pytest.raises(ConfigError, match="has no preset 'digits-cov'; did you mean 'digits-conv'"):
+        recipe("digits", "digits-cov")
+    with pytest.raises(StorageError, match=r"has no train\.toml"):
+        Recipe.of(tmp_path)
+    with pytest.raises(ConfigError, match="missing: train, data, model"):
+        Recipe.from_toml('preset = "x"')
+
+
+@pytest.mark.parametrize("task", ["translation", "text"])
+def test_without_data_it_says_where_to_get_some(task):
+    with pytest.raises(DataError, match=r"`clearhead data`.*--data PATH"):
+        recipe(task).data.load()
+
+
+def test_a_task_that_makes_its_data_takes_none():
+    with pytest.raises(DataError, match="makes its own data"):
+        recipe("sort-dedup").data.at("file")
+    assert isinstance(recipe("digits").data.at(None), DataConfig)

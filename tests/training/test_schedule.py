@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.errors import ConfigError
+from clearhead.training import Constant, InverseRoot, WarmupCosine
+
+
+@pytest.fixture
+def asked():
+    """The schedule that the examination asks to plot (CENG 403, Transformers and Attention, Q7a)."""
+    return WarmupCosine(0.001, 4000, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 0.0),
+        (1, 0.001 / 4000),
+        (1000, 0.00025),
+        (4000, 0.001),
+        (4000 + 96_000 // 6, 0.001 * (2 + math.sqrt(3)) / 4),  # a sixth of the way: cos 30° = √3/2
+        (4000 + 96_000 // 3, 0.00075),  # a third: cos 60° = 1/2
+        (52_000, 0.0005),  # half: cos 90° = 0
+        (4000 + 2 * 96_000 // 3, 0.00025),  # two thirds: cos 120° = −1/2
+    ],
+)
+def test_the_examinations_schedule_at_angles_known_by_heart(asked, step, rate):
+    assert asked(step) == pytest.approx(rate, rel=1e-14, abs=1e-20)
+
+
+def test_the_seams_are_exact(asked):
+    assert asked(0) == 0.0
+    assert asked(4000) == 0.001
+    assert asked(100_000) == 0.0
+    assert asked(4001) < 0.001
+    assert 0.001 - asked(4001) < 1e-12  # the cosine begins flat
+
+
+def test_it_stays_at_its_end(asked):
+    assert [asked(step) for step in (100_001, 150_000, 196_000)] == [0.0, 0.0, 0.0]
+
+
+def test_it_rises_then_falls(asked):
+    rates = [asked(step) for step in range(0, 100_001, 250)]
+    peak = rates.index(0.001)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.data())
+def test_warm_up_is_the_straight_line(warmup, more, data):
+    step = data.draw(st.integers(0, warmup))
+    exact = Fraction(0.003) * Fraction(step, warmup)
+    assert WarmupCosine(0.003, warmup, warmup + more)(step) == pytest.approx(float(exact), rel=1e-15)
+
+
+def test_without_a_warm_up_and_with_nothing_else():
+    assert WarmupCosine(0.5, 0, 10)(0) == 0.5
+    assert WarmupCosine(0.5, 0, 10)(5) == pytest.approx(0.25)
+    assert WarmupCosine(0.5, 10, 10)(10) == 0.5
+    assert WarmupCosine(0.5, 10, 10)(99) == 0.5
+
+
+@given(st.integers(1, 2048), st.integers(1, 8000), st.integers(1, 20_000))
+def test_inverse_root_is_the_papers_formula(width, warmup, step):
+    paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    assert InverseRoot.of_width(width, warmup)(step) == pytest.approx(paper, rel=1e-12)
+
+
+def test_constant():
+    assert [Constant(0.5, 2)(step) for step in range(4)] == [0.0, 0.25, 0.5, 0.5]
+    assert Constant(0.5)(0) == 0.5
+
+
+def test_a_schedule_is_a_value(asked):
+    assert asked == WarmupCosine(lr_max=0.001, warmup_steps=4000, total_steps=100_000)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        asked.lr_max = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WarmupCosine(0.1, 11, 10), "warmup_steps=11 and total_steps=10"),
+        (lambda: WarmupCosine(0.1, -1, 10), "warmup_steps=-1"),
+        (lambda: WarmupCosine(0.1, 0, 0), "at least one step"),
+        (lambda: WarmupCosine(0.0, 0, 10), "lr_max=0.0, expected a finite number above 0"),
+        (lambda: WarmupCosine(math.nan, 0, 10), "lr_max=nan"),
+        (lambda: InverseRoot(0.1, 0), "expected at least 1"),
+        (lambda: Constant(0.1, -1), "expected 0 or more"),
+        (lambda: Constant(0.1)(-1), "got step -1"),
+    ],
+)
+def test_what_makes_no_schedule_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

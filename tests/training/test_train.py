@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+import torch
+
+from clearhead.data import tokenizers
+from clearhead.data.augment import PerSet
+from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.models import storage
+from clearhead.training import (
+    Progress,
+    ProgressBar,
+    Recipe,
+    WarmupCosine,
+    draw_run,
+    draw_schedule,
+    read_log,
+    train,
+)
+from clearhead.training.tasks import scores
+from tests.training.tiny import SETTINGS
+
+PNG = b"\x89PNG\r\n\x1a\n"
+FEW = {"steps": 7, "warmup_steps": 2, "eval_every": 5, "checkpoint_every": 4, "device": "cpu"}
+TEXT = "".join(f"{n} men went to mow, went to mow a meadow, {'one ' * (n % 3)}\n" for n in range(61))
+
+
+def pairs(n, start=0):
+    return "".join(f"{'to ' * (k % 4)}{k}\t{k}{' a' * (k % 5)}\n" for k in range(start, start + n))
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/train.tsv").write_text(pairs(101) + "no tab here\n")
+    (tmp_path / "pairs/dev.tsv").write_text(pairs(13, start=500))
+    (tmp_path / "text.txt").write_text(TEXT)
+    return {
+        "translation": tmp_path / "pairs",
+        "text": tmp_path / "text.txt",
+        "digits": None,
+        "sort-dedup": None,
+    }
+
+
+SMALL = {
+    "translation": {"vocab_size": 300, "d_model": 12, "n_heads": 3, "d_ff": 13, "batch.budget": 211},
+    "text": {"d_model": 12, "n_heads": 3, "context": 17, "batch.examples": 5},
+    "digits": {"d_model": 12, "n_heads": 3, "d_ff": 13},
+    "sort-dedup": {
+        name: SETTINGS[name]
+        for name in ("n_symbols", "max_length", "n_train", "n_validation", "d_model", "n_heads")
+    },
+}
+
+
+@pytest.mark.parametrize("task", list(SMALL))
+def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_path, data, task):
+    seen = []
+
+    class Watch(Progress):
+        def started(self, info):
+            seen.append(info)
+
+    summary = train(task, data=data[task], out=tmp_path / "run", set=FEW | SMALL[task], progress=Watch())
+    assert (summary.ending, summary.steps, summary.task, summary.preset) == ("finished", 7, task, "small")
+    assert [row["step"] for row in read_log(tmp_path / "run") if row["kind"] == "valid"] == [5, 7]
+    assert (tmp_path / "run/loss.png").read_bytes().startswith(PNG)
+
+    model = storage.load(summary.model)
+    recipe = Recipe.of(summary.model)
+    assert str(tmp_path) not in (tmp_path / "run/model/train.toml").read_text()
+    tokenizer = None
+    if task != "digits":
+        tokenizer = tokenizers.load(summary.model)
+        assert model.config.vocab_size == tokenizer.vocab_size
+    loaded = recipe.data.at(data[task]).load(seed=0, tokenizer=tokenizer)
+    total = torch.zeros(2, dtype=torch.float64)
+    labels = 0
+    with torch.no_grad():
+        for row in range(len(loaded.validation)):  # one by one: no batch, no padding
+            batch = loaded.validation.batch(torch.tensor([row]))
+            total += scores(model, batch)
+            labels += batch.n_labels
+    assert summary.valid_loss == pytest.approx(total[0].item() / labels, rel=1e-5)
+    assert summary.valid_accuracy == pytest.approx(total[1].item() / labels, abs=1e-6)
+    (info,) = seen
+    assert info.n_parameters == summary.n_parameters == sum(p.numel() for p in model.parameters())
+    if task == "translation":
+        assert re.search(
+            r"train.tsv: 101 of 102 rows are good; skipped: no tab 1 \(line 102\)", " ".join(info.notes)
+        )
+
+
+def test_the_measured_normalisation_goes_with_the_model(tmp_path):
+    summary = train("digits", out=tmp_path / "run", set=FEW | SMALL["digits"])
+    chosen = Recipe.of(summary.model).data.normalise
+    assert isinstance(chosen, PerSet)
+    pixels = Recipe.of(summary.model).data.load().train.pixels.double() / 255
+    assert (chosen.mean, chosen.std) == pytest.approx((pixels.mean().item(), pixels.std(correction=0).item()))
+
+
+def test_it_learns(tmp_path):
+    """Two hundred steps of a small decoder sort unseen rows of a five-letter alphabet without a fault; two steps do not."""
+    few = train("sort-dedup", out=tmp_path / "few", set=SETTINGS | {"steps": 2})
+    settings = SETTINGS | {"steps": 200, "d_model": 36, "n_train": 4001}
+    many = train("sort-dedup", out=tmp_path / "many", set=settings)
+    assert few.valid_loss > 1.5  # of ln 8 = 2.08 for no idea at all
+    assert many.valid_loss < 0.1
+    assert many.valid_accuracy > 0.99
+
+
+def test_data_that_have_moved_are_found_with_data(tmp_path, data):
+    train("text", data=data["text"], out=tmp_path / "run", set=FEW | SMALL["text"])
+    data["text"].rename(tmp_path / "elsewhere.txt")
+    with pytest.raises(StorageError, match="there is no file"):
+        train(resume=tmp_path / "run")
+    assert train(resume=tmp_path / "run", data=tmp_path / "elsewhere.txt").ending == "finished"
+
+
+def test_the_first_free_folder_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/small"
+    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/small-2"
+
+
+def test_what_cannot_be_started_says_why(tmp_path):
+    train("sort-dedup", out=tmp_path / "run", set=SETTINGS | {"steps": 2})
+    with pytest.raises(ConfigError, match=r"holds a run already; go on with it \(resume="):
+        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        train("sort-dedup", out=tmp_path / "full", set=SETTINGS)
+    with pytest.raises(ConfigError, match="'lr_max' cannot be changed in a run that is resumed"):
+        train(resume=tmp_path / "run", set={"lr_max": 1.0})
+    with pytest.raises(ConfigError, match="give no task, preset or out"):
+        train("text", resume=tmp_path / "run")
+    with pytest.raises(ConfigError, match="which task"):
+        train()
+    with pytest.raises(DataError, match="the task text needs data"):
+        train("text", out=tmp_path / "text")
+    assert not (tmp_path / "text").exists()
+    with pytest.raises(StorageError, match=r"has no train\.toml"):
+        train(resume=tmp_path)
+
+
+def test_the_bar_shows_the_numbers(tmp_path):
+    from rich.console import Console
+
+    out = io.StringIO()
+    with ProgressBar(Console(file=out, force_terminal=True, width=150)) as bar:
+        summary = train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=bar)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert f"sort-dedup (small): {summary.n_parameters:,} weights, 97 examples, 11 steps on cpu" in shown
+    last = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"][-1]
+    assert f"loss {last['loss']:.3f}  lr {last['lr']:.2e}  |g| {last['grad_norm']:.2f}" in shown
+    assert "11/11" in shown
+    assert f"valid {summary.valid_loss:.3f}" in shown
+
+
+def test_the_table_is_for_people(tmp_path):
+    table = train("sort-dedup", out=tmp_path / "run", set=SETTINGS).table()
+    assert table["run"] == "sort-dedup (small), finished"
+    assert table["steps"].startswith("11 of 11 (")
+    assert table["model"] == str(tmp_path / "run/model")
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", PNG), ("a.svg", b"<?xml")])
+def test_pictures(tmp_path, name, start):
+    train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    assert draw_run(tmp_path / "run", tmp_path / name).read_bytes().startswith(start)
+    assert draw_schedule(WarmupCosine(0.001, 40, 1000), 1000, tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(StorageError, match=r"use \.png or \.svg"):
+        draw_run(tmp_path / "run", tmp_path / "a.docx")
+    with pytest.raises(StorageError, match=r"there is no .*nothing: expected the log of a run"):
+        draw_run(tmp_path / "nothing")
+
+
+def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text(
+        '{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n'
+    )
+    with pytest.raises(StorageError, match="line 2: not a row"):
+        read_log(tmp_path)
+    (tmp_path / "log.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
+    assert [row["step"] for row in read_log(tmp_path)] == [1]

@@ -1,0 +1,34 @@
+"""A run small enough for a test: five letters, a decoder of a few hundred weights, milliseconds a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.training import read_log
+
+SETTINGS: dict[str, Any] = {
+    "n_symbols": 5,
+    "max_length": 7,
+    "n_train": 97,
+    "n_validation": 23,
+    "d_model": 12,
+    "n_heads": 3,
+    "n_layers": 1,
+    "d_ff": 13,
+    "batch.budget": 131,
+    "batch.multiple": 1,
+    "steps": 11,
+    "warmup_steps": 2,
+    "log_every": 1,
+    "eval_every": 4,
+    "checkpoint_every": 3,
+    "lr_max": 0.01,
+    "device": "cpu",
+}
+TIMES = ("time", "tokens_per_s")
+
+
+def rows(run: Path | str) -> list[dict[str, Any]]:
+    """A run's log without what a clock decides."""
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in read_log(run)]
