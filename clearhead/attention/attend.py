@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.attention.kernels import fused, reference
+from clearhead.attention.kernels import fused, gathered, reference
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.weights import Softmax, Weights
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
 
-Impl = Literal["auto", "reference", "fused"]
+Impl = Literal["auto", "reference", "fused", "gathered"]
 
-# In the order "auto" tries them: the first that can run, runs.
-_IMPLEMENTATIONS: dict[str, ModuleType] = {"fused": fused, "reference": reference}
+# In the order "auto" tries them: the first that can run, runs (gathered only where its plan promises to be faster).
+_IMPLEMENTATIONS: dict[str, ModuleType] = {"gathered": gathered, "fused": fused, "reference": reference}
 
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
@@ -50,9 +50,9 @@ def attend(
     to (B, H, T, S). `offset` is the position of the first query among the keys, needed where T ≠ S and the mask speaks of
     positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
-    `impl` is "auto" (the fastest that can run), "fused" or "reference"; a name that cannot run the call raises and says
-    why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k| beyond 1e38
-    overflows there, and "reference" is the way for such inputs.
+    `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
+    raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first:
+    |q|·|k| beyond 1e38 overflows there, and "reference" is the way for such inputs.
     """
     call = Call(q, k, v, None, scores, weights, bias, 0)
     _check(call)
@@ -65,7 +65,7 @@ def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
     """The implementation that will run this call."""
     if impl == "auto":
         for module in _IMPLEMENTATIONS.values():
-            if module.why_not(call) is None:
+            if (module is not gathered or gathered.worth(call)) and module.why_not(call) is None:
                 run: Callable[[Call], Tensor] = module.run
                 return run
     if impl not in _IMPLEMENTATIONS:

@@ -24,7 +24,19 @@ app = typer.Typer(
 )
 
 # In the order that `--help` shows them. Each module registers its command on import.
-_COMMANDS = ("mask", "cost", "bench", "demo")
+_COMMANDS = (
+    "translate",
+    "train",
+    "evaluate",
+    "generate",
+    "mask",
+    "cost",
+    "plot",
+    "bench",
+    "models",
+    "data",
+    "demo",
+)
 
 
 def _version(wanted: bool) -> None:

@@ -144,8 +144,9 @@ def count(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None
     # `scattered(…).T` is listed by key and not by query: such products are counted with both sides exchanged.
     turned = {term: factor for term, factor in terms.items() if only_swapped_lists(term)}
     straight = {term: factor for term, factor in terms.items() if term not in turned}
-    total = _total(Counter(mask, grid, straight), rows, columns)
-    if turned:
+    counter = Counter(mask, grid, straight)
+    total = _total(counter, rows, columns)
+    if turned and not counter.by_pairs:  # where every pair was tested, nothing is left to add
         flipped = {
             frozenset([factor.flipped() for factor in term]): number for term, number in turned.items()
         }

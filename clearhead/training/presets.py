@@ -147,7 +147,7 @@ def shakespeare() -> Recipe:
             init=DepthScaled(),
         ),
         train=TrainConfig(
-            steps=4000,
+            steps=2800,
             batch=ByCount(64),
             lr_max=1.5e-3,
             warmup_steps=200,
@@ -211,7 +211,7 @@ def digits_vit() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            epochs=100,
+            epochs=130,
             batch=ByCount(512),
             lr_max=1e-3,
             warmup_steps=300,
@@ -233,7 +233,7 @@ def digits_conv() -> Recipe:
     return Recipe(
         preset="digits-conv",
         about="the five-layer convolutional network of 3,722 weights on 32×32 grey house numbers",
-        data=DigitsData(normalise=PerImage()),
+        data=DigitsData(normalise=PerImage(), affine=Affine(0.04, 0.06, 0.0)),
         model=ConvNetConfig(),
         train=TrainConfig(
             epochs=60,
@@ -278,7 +278,7 @@ def sort_dedup() -> Recipe:
     return Recipe(
         preset="sort-dedup",
         about="a decoder without positions, up to 32 letters of 26",
-        data=SortDedupData(max_length=32),
+        data=SortDedupData(max_length=32, unseen_lengths=(5, 11, 17, 23, 29)),
         model=DecoderConfig(
             vocab_size=29,
             max_len=128,
@@ -289,7 +289,7 @@ def sort_dedup() -> Recipe:
             tied=False,
         ),
         train=TrainConfig(
-            steps=6000,
+            steps=2500,
             batch=ByTokens(32768, multiple=8),
             lr_max=2e-3,
             warmup_steps=300,
@@ -297,7 +297,7 @@ def sort_dedup() -> Recipe:
             precision="bf16",
             compile=True,
             log_every=50,
-            eval_every=1000,
+            eval_every=500,
             checkpoint_every=2000,
         ),
     )

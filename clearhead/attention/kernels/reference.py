@@ -49,8 +49,12 @@ def scores_overflow(call: Call, dtype: torch.dtype) -> bool:
     """
     if torch.compiler.is_compiling() or 0 in (call.q.numel(), call.k.numel()):
         return False
-    largest = [float(torch.stack(torch.aminmax(x.detach())).abs().max()) for x in (call.q, call.k)]
-    return largest[0] * largest[1] * call.q.shape[-1] > torch.finfo(dtype).max / 4
+    return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > torch.finfo(dtype).max / 4
+
+
+def _largest(x: Tensor) -> float:
+    low, high = torch.aminmax(x.detach())
+    return max(-float(low), float(high))
 
 
 def _one_for_each_query_head(x: Tensor, groups: int) -> Tensor:

@@ -1,0 +1,185 @@
+"""The gathered pieces with torch operations: blocks of equal length together, as one batch of small products.
+
+What is computed is what the Triton kernels compute, from the same lists; there is no separate plan for the keys, whose
+gradients are added up by index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.planning.lists import Lists
+
+_PAIRS_AT_ONCE = 1 << 20
+"""Scores that are worked on at a time: few enough to stay in the cache between one operation and the next."""
+_KEPT_PAIRS = 1 << 26
+"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for each call."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some blocks of one pattern: which (batch, head) rows of the folded tensors, and which queries and keys."""
+
+    heads: Tensor  # (h,) into B · H
+    kv_heads: Tensor  # (h,) into B · K
+    rows: Tensor  # (R · M,) queries, those of unfilled places repeat a real one
+    there: Tensor  # (R · M,) whether a place holds a query
+    columns: Tensor  # (R, L)
+    seen: Tensor  # (R, M, L)
+    hidden: Tensor | None  # ~seen, or None where everything is seen
+    span: slice | None  # where all heads take part and the queries are neighbours: those queries
+
+
+def chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterable[Chunk]:
+    """The work of a piece in parts of bounded memory, blocks of about the same length together."""
+    if lists.pairs > _KEPT_PAIRS:
+        return _chunks(lists, patterns, groups)
+    key = ("chunks", len(patterns), groups)
+    if key not in lists.memo:
+        lists.memo[key] = list(_chunks(lists, patterns, groups))
+    kept: list[Chunk] = lists.memo[key]
+    return kept
+
+
+def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
+    for pattern in range(lists.batch):
+        heads = (patterns == pattern).nonzero().flatten()
+        order = lists.order[pattern].long()
+        order = order[order >= 0] + pattern * lists.N
+        lengths = lists.total[order].tolist()
+        at = 0
+        while at < len(lengths) and len(heads):
+            L = max(lengths[at], 1)
+            room = max(1, _PAIRS_AT_ONCE // (L * lists.M * len(heads)))
+            end = at + 1
+            while end < len(lengths) and end - at < room and lengths[end] * 4 >= L * 3:
+                end += 1
+            blocks = order[at:end].sort().values
+            columns = lists.columns(blocks, L)
+            rows = lists.row_indices(blocks)
+            seen = lists.allowed(blocks, columns)
+            hidden = None if bool(seen.all()) else ~seen
+            span = _span(rows) if len(heads) == len(patterns) and lists.rows is None else None
+            yield Chunk(
+                heads,
+                heads // groups,
+                rows.clamp(min=0).flatten(),
+                rows.flatten() >= 0,
+                columns,
+                seen,
+                hidden,
+                span,
+            )
+            at = end
+
+
+def _span(rows: Tensor) -> slice | None:
+    """The rows (R, M) as a slice, where they are whole blocks one after the other."""
+    first, last = int(rows[0, 0]), int(rows[-1, -1])
+    return slice(first, last + 1) if last >= 0 and last + 1 - first == rows.numel() else None
+
+
+def _scores(
+    q: Tensor, k: Tensor, bias: Tensor | None, scale: float, chunk: Chunk
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (h, R, M, L), −inf where not seen; and the gathered queries (h, R, M, D) and keys (h, R, L, D)."""
+    R, M, L = chunk.seen.shape
+    q_here = _rows(q, chunk).unflatten(1, (R, M))
+    k_here = _gather(k, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
+    scores = torch.matmul(q_here * scale, k_here.mT)
+    if bias is not None:
+        H = bias.shape[1]
+        rows = chunk.rows.reshape(R, M, 1)
+        heads = chunk.heads
+        scores = scores + bias[heads // H, heads % H][:, rows, chunk.columns[:, None]].to(scores.dtype)
+    if chunk.hidden is not None:
+        scores.masked_fill_(chunk.hidden, -math.inf)
+    return scores, q_here, k_here
+
+
+def _rows(x: Tensor, chunk: Chunk) -> Tensor:
+    """x (BH, T, D) at the chunk's queries, in the dtype that is computed in."""
+    if chunk.span is not None:
+        return x[:, chunk.span].to(torch.promote_types(x.dtype, torch.float32))
+    return _gather(x, chunk.heads, chunk.rows)
+
+
+def _gather(x: Tensor, heads: Tensor, index: Tensor) -> Tensor:
+    """x (BH, n, D) at these heads and places, (h, len(index), D), in the dtype that is computed in."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if len(heads) == x.shape[0] and bool((heads == torch.arange(len(heads))).all()):
+        return x.index_select(1, index).to(wide)
+    return x[heads[:, None], index].to(wide)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lists: Lists, patterns: Tensor,
+    out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    """Merges a piece into out (BH, T, E) and lse (BH, T), in the wide dtype; lse −inf: nothing there yet."""
+    groups = q.shape[0] // max(k.shape[0], 1)
+    for chunk in chunks(lists, patterns, groups):
+        R, _, L = chunk.seen.shape
+        scores, _, _ = _scores(q, k, bias, scale, chunk)
+        top = scores.amax(-1)  # (h, R, M)
+        weights = torch.softmax(scores, -1)
+        if bool((top == -math.inf).any()):  # a row that sees nothing here comes out as NaN
+            weights = weights.masked_fill(top[..., None] == -math.inf, 0.0)
+        v_here = _gather(v, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
+        here = torch.matmul(weights, v_here).flatten(1, 2)
+        # The largest weight is exp(top − lse) and at least 1/L: the log-sum-exp without another exponential.
+        lse_here = (top - weights.amax(-1).log().nan_to_num(neginf=0.0)).flatten(1)  # (h, R · M)
+        _merge(out, lse, chunk, here, lse_here)
+
+
+def _merge(out: Tensor, lse: Tensor, chunk: Chunk, here: Tensor, lse_here: Tensor) -> None:
+    """out and lse of the chunk's queries, with what was found here: a weighted mean by their log-sum-exps."""
+    if chunk.span is not None:
+        before, lse_before = out[:, chunk.span], lse[:, chunk.span]
+        share = torch.sigmoid(lse_here - lse_before).nan_to_num_(nan=0.0)
+        before.lerp_(here, share[..., None])
+        lse_before.copy_(torch.logaddexp(lse_before, lse_here))
+        return
+    at = (chunk.heads[:, None], chunk.rows[chunk.there][None])
+    here, lse_here = here[:, chunk.there], lse_here[:, chunk.there]
+    before, lse_before = out[at], lse[at]
+    share = torch.sigmoid(lse_here - lse_before).nan_to_num_(nan=0.0)
+    out[at] = before.lerp(here, share[..., None])
+    lse[at] = torch.logaddexp(lse_before, lse_here)
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lists: Lists, patterns: Tensor,
+    grad: Tensor, lse: Tensor, delta: Tensor, into: tuple[Tensor, Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype."""
+    dq, dk, dv = into
+    groups = q.shape[0] // max(k.shape[0], 1)
+    lse = torch.where(lse == -math.inf, math.inf, lse)
+    for chunk in chunks(lists, patterns, groups):
+        R, M, L = chunk.seen.shape
+        columns = chunk.columns.flatten()
+        scores, q_here, k_here = _scores(q, k, bias, scale, chunk)
+        rows = (chunk.heads[:, None], chunk.rows[None])
+        there = chunk.there.reshape(1, R, M, 1)
+        weights = torch.exp_(scores.sub_(lse[rows].reshape(-1, R, M, 1))) * there
+        g = _rows(grad, chunk).unflatten(1, (R, M))
+        v_here = _gather(v, chunk.kv_heads, columns).unflatten(1, (R, L))
+        _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
+        ds = weights * (torch.matmul(g, v_here.mT) - delta[rows].reshape(-1, R, M, 1))
+        _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q_here) * scale)
+        dq_here = (torch.matmul(ds, k_here) * scale).flatten(1, 2)
+        dq[(chunk.heads[:, None], chunk.rows[chunk.there][None])] += dq_here[:, chunk.there]
+
+
+def _add(total: Tensor, heads: Tensor, columns: Tensor, part: Tensor) -> None:
+    """total (BK, S, D) at (heads, columns) += part (h, R, L, D); heads may repeat (they share keys)."""
+    part = part.flatten(1, 2)
+    S = total.shape[1]
+    flat = (heads[:, None] * S + columns[None]).flatten()
+    total.view(-1, total.shape[2]).index_add_(0, flat, part.flatten(0, 1))

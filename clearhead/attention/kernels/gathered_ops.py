@@ -1,0 +1,256 @@
+"""The gathered way as one operator of torch's: `torch.compile` and autograd see a single node, on every device.
+
+A plan cannot travel through an operator's arguments, so it goes by its number (`Plan.handle`); whoever calls keeps the plan
+alive, and so does the node that waits for its backward.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.kernels import gathered_cpu, gathered_dense, gathered_launch
+from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
+from clearhead.masks import Mask
+
+
+@torch.compiler.assume_constant_result
+def constant_handle(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> int:
+    """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
+    return pin(plan(mask, T, S, offset=offset, device=device, blocking=blocking))
+
+
+def uses_triton(q: Tensor) -> bool:
+    """On a GPU; on the CPU only where Triton's interpreter was asked for, which is how its kernels are tested there."""
+    return q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+# The schemas are written out: torch would read them off the signatures, which a type checker may have wrapped.
+@torch.library.custom_op(
+    "clearhead::gathered",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? bias, int handle, float scale) -> (Tensor, Tensor)",
+)
+def gathered(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
+    made = by_handle(handle)
+    return (
+        _forward_triton(made, q, k, v, bias, scale)
+        if uses_triton(q)
+        else _forward_cpu(made, q, k, v, bias, scale)
+    )
+
+
+@gathered.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
+
+
+@torch.library.custom_op(
+    "clearhead::gathered_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, int handle, float scale)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
+)
+def gathered_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v."""
+    made = by_handle(handle)
+    way = _backward_triton if uses_triton(q) else _backward_cpu
+    return way(made, grad, q, k, v, bias, out, lse, scale)
+
+
+@gathered_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    q, k, v, bias, handle, scale = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, bias, out, lse)
+    ctx.handle, ctx.scale = handle, scale
+    ctx.set_materialize_grads(False)
+    if not torch.compiler.is_compiling():
+        ctx.plan = by_handle(handle)  # keeps it
+
+
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    q, k, v, bias, out, lse = ctx.saved_tensors
+    if grad is None:
+        return None, None, None, None, None, None
+    dq, dk, dv = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale)
+    return dq, dk, dv, None, None, None
+
+
+gathered.register_autograd(_backward, setup_context=_setup)
+
+
+# -- with Triton ------------------------------------------------------------------------------------------------------
+
+
+def _forward_triton(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    problem = gathered_launch.Problem(q, k, v, bias, scale)
+    tile = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E)).forward
+    found = _dense_forward(plan, problem.q, problem.k, problem.v, scale)
+    if found is not None:
+        out, lse = found
+        lse = lse.contiguous()
+    else:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    first = found is None
+    if first and not plan.queries:
+        return out.zero_(), lse.fill_(-math.inf)
+    for lists in plan.queries:
+        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
+        gathered_launch.forward(problem, lists, patterns, tile, out, lse, first)
+        first = False
+    return out, lse
+
+
+def _backward_triton(
+    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    problem = gathered_launch.Problem(q, k, v, bias, scale)
+    grad = gathered_launch.unit(grad)
+    found = _dense_backward(plan, grad, problem.q, problem.k, problem.v, out, lse, scale)
+    if found is None:
+        # The first piece writes every row; without a piece nothing does.
+        make = torch.empty_like if plan.queries else torch.zeros_like
+        dq, dk, dv = (make(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    else:
+        dq, dk, dv = found
+    if not plan.queries:
+        return dq, dk, dv
+    tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
+    state = (grad, lse, gathered_launch.delta(out, grad))
+    first = found is None
+    for lists in plan.queries:
+        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
+        gathered_launch.query_gradient(problem, lists, patterns, tiles.query, state, dq, first)
+        first = False
+    first = found is None
+    for lists in plan.keys:
+        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
+        gathered_launch.key_gradient(problem, lists, patterns, tiles.key, state, dk, dv, first)
+        first = False
+    return dq, dk, dv
+
+
+# -- with torch operations --------------------------------------------------------------------------------------------
+
+
+def _forward_cpu(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    found = _dense_forward(plan, q, k, v, scale)
+    if found is None:
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+    else:
+        out, lse = found[0].to(wide), found[1].to(wide).contiguous()
+    if not plan.queries or not q.numel():
+        return out.to(q.dtype), lse
+    out = out.contiguous()
+    q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))
+    full_bias = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])
+    for lists in plan.queries:
+        patterns = gathered_launch.patterns_of(lists, q.shape[:1], q.shape[1], q.device)
+        gathered_cpu.forward(
+            q_flat, k_flat, v_flat, full_bias, scale, lists, patterns, out.flatten(0, 1), lse.flatten(0, 1)
+        )
+    return out.to(q.dtype), lse
+
+
+def _backward_cpu(
+    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    wide = torch.promote_types(q.dtype, torch.float32)
+    found = _dense_backward(plan, grad, q, k, v, out, lse, scale)
+    if found is None:
+        dq, dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
+    else:
+        dq, dk, dv = (x.to(wide).contiguous() for x in found)
+    delta = (out.to(wide) * grad.to(wide)).sum(-1)
+    full_bias = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])
+    q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))
+    into = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
+    for lists in plan.queries if q.numel() else ():
+        patterns = gathered_launch.patterns_of(lists, q.shape[:1], q.shape[1], q.device)
+        gathered_cpu.backward(
+            q_flat,
+            k_flat,
+            v_flat,
+            full_bias,
+            scale,
+            lists,
+            patterns,
+            grad.flatten(0, 1),
+            lse.flatten(0, 1),
+            delta.flatten(0, 1),
+            into,
+        )
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+# -- the dense piece --------------------------------------------------------------------------------------------------
+
+
+def _dense_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+    if plan.columns is None and not plan.triangle:
+        return None
+    k, v = _dense_keys(plan, q, k, v)
+    return gathered_dense.forward(q, k, v, scale, plan.triangle)
+
+
+def _dense_backward(
+    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if plan.columns is None and not plan.triangle:
+        return None
+    k_here, v_here = _dense_keys(plan, q, k, v)
+    dq, *gradients = gathered_dense.backward(grad, q, k_here, v_here, out, lse, scale, plan.triangle)
+    result = []
+    for whole, part in zip((k, v), gradients, strict=True):
+        groups = q.shape[1] // whole.shape[1]
+        if groups > 1:
+            part = part.unflatten(1, (-1, groups)).sum(2)
+        if plan.columns is not None:
+            spread = torch.zeros(whole.shape, dtype=part.dtype, device=part.device)
+            part = spread.index_copy_(2, plan.columns, part)
+        result.append(part)
+    return dq, result[0], result[1]
+
+
+def _dense_keys(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of the dense piece, one head for each of the queries'."""
+    groups = q.shape[1] // k.shape[1]
+    if plan.progression is not None and q.is_cuda:
+        chosen = slice(*plan.progression)
+        k, v = k[:, :, chosen], v[:, :, chosen]  # views: the kernel steps over the keys between
+    elif plan.columns is not None:
+        k, v = k.index_select(2, plan.columns), v.index_select(2, plan.columns)
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    return k, v

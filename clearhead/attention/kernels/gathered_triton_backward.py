@@ -1,0 +1,232 @@
+"""The gradients of the gathered kernel: queries by the forward plan's lists, keys and values by the transposed plan's.
+
+Both recompute the weights from the stored log-sum-exp, p = exp(s − lse), which is that of all pieces together: the gradient
+of each piece is then exact. See `gathered_triton` for the walk over a list and the letters.
+"""
+
+# Triton's functions have no Python types: their arguments are pointers and tiles.
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from clearhead.attention.kernels.gathered_triton import (
+    LOG2E,
+    _block,
+    _full_columns,
+    _marks,
+    _range,
+    _seen,
+    _tail_columns,
+    _tile,
+)
+
+
+@triton.jit
+def query_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, part_ptr, slots,
+    patterns, rows, tile_segments, tail_segments, counts, items, where, marks, pool,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
+    scale, n_rows, H, groups, n_blocks, active, skip_residue,
+    D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TAIL: tl.constexpr, TILED: tl.constexpr, TAILED: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr,
+    SKIP: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a block of queries; not FIRST: added to what is there."""
+    pid = tl.program_id(0)
+    bh = pid // active
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    pattern = tl.load(patterns + bh)
+    item = items + (pattern * active + pid % active) * 4
+    n = tl.load(item)
+    if n >= 0:
+        block, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
+        q = _tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, WIDE)
+        do = _tile(do_ptr + b * sgb + h * sgh, row, sgt, E, EP, WIDE)
+        lse = tl.load(lse_ptr + bh.to(tl.int64) * n_rows + row)
+        lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+        delta = tl.load(delta_ptr + bh.to(tl.int64) * n_rows + row)
+        k_base = k_ptr + b * skb + (h // groups) * skh
+        v_base = v_ptr + b * svb + (h // groups) * svh
+        bias_base = bias_ptr + b * sbb + h * sbh
+        tile_from, tile_to, tail_from, tail_to, tail_full, tail = _range(item, counts, block, TAIL)
+        my_tiles = tile_segments + block * (3 * TILED)
+        my_tail = tail_segments + block * (3 * TAILED)
+        dq = tl.zeros([M, DP], tl.float32)
+        c = scale * LOG2E
+        for t in range(tile_from, tile_to):
+            index = _full_columns(t, my_tiles, pool, N, TILED, POOL)
+            k = _tile(k_base, index, sks, D, DP, WIDE)
+            v = _tile(v_base, index, svs, E, EP, WIDE)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            if BIAS:
+                at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
+                s = s + tl.load(at).to(tl.float32) / scale
+            p = tl.math.exp2(s * c - lse[:, None])
+            ds = p * (dp - delta[:, None])
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        low, high, bits = _marks(block, where, marks, M, MARKS)
+        for t in range(tail_from, tail_to):
+            x = t * TAIL + tl.arange(0, TAIL)
+            index = _tail_columns(x, tail - 1, my_tail, pool, TAILED, POOL)
+            k = _tile(k_base, index, sks, D, DP, WIDE)
+            v = _tile(v_base, index, svs, E, EP, WIDE)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            if BIAS:
+                at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
+                s = s + tl.load(at).to(tl.float32) / scale
+            seen = _seen(x, index, tail_full, tail, low, high, bits, skip_residue, M, MARKS, SKIP)
+            p = tl.where(seen, tl.math.exp2(s * c - lse[:, None]), 0.0)
+            ds = p * (dp - delta[:, None])
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = dq * scale
+        d = tl.arange(0, DP)
+        row = row.to(tl.int64)
+        at = dq_ptr + b * sdb + h * sdh + row[:, None] * sdt + d[None, :]
+        inside = there[:, None] & (d < D)[None, :]
+        slot = tl.load(item + 3)
+        if slot < 0:
+            if not FIRST:
+                dq += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            tl.store(at, dq.to(dq_ptr.dtype.element_ty), mask=inside)
+        else:
+            _put(part_ptr, bh.to(tl.int64) * slots + slot, dq, M, DP)
+
+
+@triton.jit
+def key_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, dk_part, dv_part, slots,
+    patterns, rows, tile_segments, tail_segments, counts, items, where, marks, pool,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sbb, sbh, sbt, sbs,
+    sxb, sxh, sxs, syb, syh, sys,
+    scale, n_rows, n_queries, H, groups, n_blocks, active, skip_residue,
+    D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TAIL: tl.constexpr, TILED: tl.constexpr, TAILED: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr,
+    SKIP: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a block of keys and values, over all query heads that share them."""
+    pid = tl.program_id(0)
+    K = H // groups
+    bk = pid // active
+    b = (bk // K).to(tl.int64)
+    h_kv = (bk % K).to(tl.int64)
+    first_head = (bk // K) * H + (bk % K) * groups
+    item = items + (tl.load(patterns + first_head) * active + pid % active) * 4
+    n = tl.load(item)
+    if n >= 0:
+        _, row, there = _block(n, 0, n_blocks, n_rows, rows, M, ROWS)
+        k = _tile(k_ptr + b * skb + h_kv * skh, row, sks, D, DP, WIDE)
+        v = _tile(v_ptr + b * svb + h_kv * svh, row, svs, E, EP, WIDE)
+        dk = tl.zeros([M, DP], tl.float32)
+        dv = tl.zeros([M, EP], tl.float32)
+        c = scale * LOG2E
+        for g in range(groups):
+            bh = first_head + g
+            h = h_kv * groups + g
+            block = tl.load(patterns + bh) * n_blocks + n
+            q_base = q_ptr + b * sqb + h * sqh
+            do_base = do_ptr + b * sgb + h * sgh
+            lse_base = lse_ptr + bh.to(tl.int64) * n_queries
+            delta_base = delta_ptr + bh.to(tl.int64) * n_queries
+            bias_base = bias_ptr + b * sbb + h * sbh
+            tile_from, tile_to, tail_from, tail_to, tail_full, tail = _range(item, counts, block, TAIL)
+            my_tiles = tile_segments + block * (3 * TILED)
+            my_tail = tail_segments + block * (3 * TAILED)
+            for t in range(tile_from, tile_to):
+                index = _full_columns(t, my_tiles, pool, N, TILED, POOL)
+                q = _tile(q_base, index, sqt, D, DP, WIDE)
+                do = _tile(do_base, index, sgt, E, EP, WIDE)
+                lse = tl.load(lse_base + index)
+                lse = tl.where(lse == float("-inf"), float("inf"), lse)
+                delta = tl.load(delta_base + index)
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                if BIAS:
+                    at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
+                    s = s + tl.load(at).to(tl.float32) / scale
+                p = tl.math.exp2(s * c - (lse * LOG2E)[None, :])
+                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+                dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                ds = p * (dp - delta[None, :])
+                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            low, high, bits = _marks(block, where, marks, M, MARKS)
+            for t in range(tail_from, tail_to):
+                x = t * TAIL + tl.arange(0, TAIL)
+                index = _tail_columns(x, tail - 1, my_tail, pool, TAILED, POOL)
+                q = _tile(q_base, index, sqt, D, DP, WIDE)
+                do = _tile(do_base, index, sgt, E, EP, WIDE)
+                lse = tl.load(lse_base + index)
+                lse = tl.where(lse == float("-inf"), float("inf"), lse)
+                delta = tl.load(delta_base + index)
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                if BIAS:
+                    at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
+                    s = s + tl.load(at).to(tl.float32) / scale
+                seen = _seen(x, index, tail_full, tail, low, high, bits, skip_residue, M, MARKS, SKIP)
+                p = tl.where(seen, tl.math.exp2(s * c - (lse * LOG2E)[None, :]), 0.0)
+                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+                dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                ds = p * (dp - delta[None, :])
+                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = dk * scale
+        d = tl.arange(0, DP)
+        e = tl.arange(0, EP)
+        row = row.to(tl.int64)
+        at_k = dk_ptr + b * sxb + h_kv * sxh + row[:, None] * sxs + d[None, :]
+        at_v = dv_ptr + b * syb + h_kv * syh + row[:, None] * sys + e[None, :]
+        in_k = there[:, None] & (d < D)[None, :]
+        in_v = there[:, None] & (e < E)[None, :]
+        slot = tl.load(item + 3)
+        if slot < 0:
+            if not FIRST:
+                dk += tl.load(at_k, mask=in_k, other=0.0).to(tl.float32)
+                dv += tl.load(at_v, mask=in_v, other=0.0).to(tl.float32)
+            tl.store(at_k, dk.to(dk_ptr.dtype.element_ty), mask=in_k)
+            tl.store(at_v, dv.to(dv_ptr.dtype.element_ty), mask=in_v)
+        else:
+            number = bk.to(tl.int64) * slots + slot
+            _put(dk_part, number, dk, M, DP)
+            _put(dv_part, number, dv, M, EP)
+
+
+@triton.jit
+def _put(part, number, value, M: tl.constexpr, W: tl.constexpr):
+    """Stores an unfinished result (M, W) in its slot."""
+    at = part + (number * M + tl.arange(0, M))[:, None] * W + tl.arange(0, W)[None, :]
+    tl.store(at, value)
+
+
+@triton.jit
+def sum_kernel(
+    x_ptr, part_ptr, slots, patterns, rows, joins, sxb, sxh, sxs, n_rows, H, groups, n_blocks, active,
+    D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Adds up the parts of a block that was split, and what was there before. H / groups heads have results."""
+    pid = tl.program_id(0)
+    K = H // groups
+    bk = pid // active
+    pattern = tl.load(patterns + (bk // K) * H + (bk % K) * groups)
+    join = joins + (pattern * active + pid % active) * 3
+    n = tl.load(join)
+    if n >= 0:
+        _, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
+        r = tl.arange(0, M)
+        d = tl.arange(0, DP)
+        total = tl.zeros([M, DP], tl.float32)
+        first = tl.load(join + 1)
+        for slot in range(first, first + tl.load(join + 2)):
+            at = bk.to(tl.int64) * slots + slot
+            total += tl.load(part_ptr + (at * M + r)[:, None] * DP + d[None, :])
+        to = x_ptr + (bk // K).to(tl.int64) * sxb + (bk % K).to(tl.int64) * sxh
+        to = to + row.to(tl.int64)[:, None] * sxs + d[None, :]
+        inside = there[:, None] & (d < D)[None, :]
+        if not FIRST:
+            total += tl.load(to, mask=inside, other=0.0).to(tl.float32)
+        tl.store(to, total.to(x_ptr.dtype.element_ty), mask=inside)

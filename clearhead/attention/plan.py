@@ -1,0 +1,250 @@
+"""`plan`: what will be computed for a mask, and what is skipped.
+
+    Plan = dense columns that every query sees (or the whole triangle), given to the fused kernel
+         + lists of columns for blocks of queries, given to the gathered kernel
+    merged exactly through their log-sum-exps
+
+A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.planning.atoms import View
+from clearhead.attention.planning.build import build
+from clearhead.attention.planning.cost import Rates, rates_of
+from clearhead.attention.planning.lists import Lists
+from clearhead.attention.planning.split import Part, row_blocks, split, whole_columns, whole_triangle
+from clearhead.masks import Drawing, Mask, as_mask
+from clearhead.masks.geometry import Grid
+
+KEPT = 64
+"""How many plans are kept; the one that was not used for longest goes first."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How a plan cuts the work: rows in a block (queries, and keys for their gradients), and when dense calls pay."""
+
+    queries: int = 128
+    keys: int = 64
+    dense_from: int | None = 1024  # columns seen by all from which a dense call pays; None: never
+    triangle: bool = True  # whether there is a dense call for the whole of causal()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which pairs are computed for `mask`, and how. Made by `plan`."""
+
+    mask: Mask
+    T: int
+    S: int
+    offset: int
+    device: torch.device
+    blocking: Blocking
+    handle: int  # its number, by which a compiled graph finds it
+    columns: Tensor | None  # (C,) the keys that every query sees, where a dense call takes them
+    triangle: bool  # whether a dense causal call takes all of causal()
+    rest: Mask | None  # what is left for the gathered kernel
+
+    @cached_property
+    def progression(self) -> tuple[int, int, int] | None:
+        """(first, stop, step) of `columns` where they are evenly spaced, so that no copy of them is needed."""
+        if self.columns is None or len(self.columns) < 2:
+            return None
+        steps = self.columns.diff()
+        step = int(steps[0])
+        return (
+            (int(self.columns[0]), int(self.columns[-1]) + 1, step) if bool((steps == step).all()) else None
+        )
+
+    @cached_property
+    def queries(self) -> tuple[Lists, ...]:
+        """The gathered pieces, each with blocks of queries that list keys."""
+        return self._lists(False)
+
+    @cached_property
+    def keys(self) -> tuple[Lists, ...]:
+        """The same pairs as blocks of keys that list queries, for the gradients of keys and values."""
+        return self._lists(True)
+
+    def _lists(self, by_key: bool) -> tuple[Lists, ...]:
+        if self.rest is None:
+            return ()
+        n_rows = self.S if by_key else self.T
+        M = self.blocking.keys if by_key else self.blocking.queries
+        found: list[Lists] = []
+        for part in split(self.rest, n_rows):
+            keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
+            found.append(_build(self, part, by_key, n_rows, M, keep_empty))
+        return tuple(found)
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def allowed(self) -> int:
+        """How many pairs the mask allows, over its batch."""
+        return self.mask.count(self.T, self.S, offset=self.offset)
+
+    @property
+    def dense_pairs(self) -> int:
+        """How many pairs the dense calls compute (half of the square for a causal one)."""
+        columns = 0 if self.columns is None else len(self.columns)
+        return self.T * columns + (self.T * (self.S + 1) // 2 if self.triangle else 0)
+
+    @cached_property
+    def gathered_pairs(self) -> int:
+        """How many pairs the gathered kernel computes, allowed or not, over the mask's batch."""
+        return sum(lists.pairs for lists in self.queries)
+
+    @property
+    def computed(self) -> int:
+        """How many pairs are computed in all, over the mask's batch."""
+        return self.dense_pairs * self._batch + self.gathered_pairs
+
+    @property
+    def density(self) -> float:
+        """Computed pairs as a fraction of all."""
+        pairs = self.T * self.S * self._batch
+        return self.computed / pairs if pairs else 0.0
+
+    @property
+    def _batch(self) -> int:
+        size = 1
+        for n in self.mask.batch_shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the lists made so far."""
+        made = [*self.queries, *(self.keys if "keys" in self.__dict__ else ())]
+        return sum(lists.nbytes for lists in made) + (0 if self.columns is None else 8 * len(self.columns))
+
+    def predicted_ms(
+        self, *, heads: int = 1, width: int = 64, rates: Rates | None = None, backward: bool = False
+    ) -> float:
+        """The time that this plan should take for `heads` (batch × heads) of `width`, on its device."""
+        rates = rates_of(self.device) if rates is None else rates
+        per_pattern = heads / max(self._batch, 1)
+        full = sum(lists.pairs - lists.partial_pairs for lists in self.queries) * per_pattern
+        partial = sum(lists.partial_pairs for lists in self.queries) * per_pattern
+        launches = (self.dense_pairs > 0) * 2 + len(self.queries)
+        return rates.milliseconds(
+            dense=float(self.dense_pairs * heads),
+            full=full,
+            partial=partial,
+            width=width,
+            launches=launches,
+            backward=backward,
+        )
+
+    # -- for people ---------------------------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """The plan in words."""
+        from clearhead.attention.planning.words import explain
+
+        return explain(self)
+
+    def draw(self, cells: int = 32) -> Drawing:
+        """What is computed, drawn like a mask: a cell is filled where some pair of it is computed, needed or not."""
+        from clearhead.attention.planning.words import draw
+
+        return draw(self, cells)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def plan(
+    mask: Mask | None,
+    T: int,
+    S: int | None = None,
+    *,
+    offset: int | None = None,
+    device: torch.device | str = "cpu",
+    blocking: Blocking | None = None,
+) -> Plan:
+    """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call."""
+    mask = as_mask(mask)
+    S = T if S is None else S
+    position = mask.check(T, S, offset)
+    where = torch.device(device)
+    blocking = Blocking() if blocking is None else blocking
+    key = (mask, T, S, position, where, blocking)
+    with _LOCK:
+        found = _KEPT.get(key)
+        if found is not None:
+            _KEPT.move_to_end(key)
+            return found
+    made = _make(mask, T, S, position, where, blocking)
+    with _LOCK:
+        found = _KEPT.setdefault(key, made)
+        _BY_HANDLE[found.handle] = found
+        while len(_KEPT) > KEPT:
+            _KEPT.popitem(last=False)
+    return found
+
+
+def by_handle(handle: int) -> Plan:
+    """The plan with this number; it must be in use somewhere."""
+    return _BY_HANDLE[handle]
+
+
+def pin(made: Plan) -> int:
+    """Keeps a plan for good, because a compiled graph will ask for it by its number, which is returned."""
+    _PINNED[made.handle] = made
+    return made.handle
+
+
+def forget() -> None:
+    """Drops all kept plans (those that compiled graphs use stay)."""
+    with _LOCK:
+        _KEPT.clear()
+
+
+_LOCK = threading.RLock()
+_KEPT: OrderedDict[object, Plan] = OrderedDict()
+_BY_HANDLE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+_PINNED: dict[int, Plan] = {}
+_NUMBERS = itertools.count(1)
+
+
+def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
+    columns: Tensor | None = None
+    triangle = False
+    rest: Mask | None = mask if T and S else None
+    if T and S:
+        if blocking.triangle and T == S and offset == 0:
+            causal, left = whole_triangle(mask)
+            if causal is not None:
+                triangle, rest = True, left
+        if not triangle and blocking.dense_from is not None:
+            whole, left = whole_columns(mask)
+            if whole is not None:
+                seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
+                if len(seen) >= blocking.dense_from:
+                    columns, rest = seen, left
+    return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+
+
+def _build(made: Plan, part: Part, by_key: bool, n_rows: int, M: int, keep_empty: bool) -> Lists:
+    first = 0 if by_key else made.offset
+    columns = (made.offset, made.offset + made.T) if by_key else (0, made.S)
+    indices = row_blocks(part, by_key, n_rows, first, M, made.device)
+    in_order = indices.shape[0] * M - n_rows < M and torch.equal(
+        indices.flatten()[:n_rows], torch.arange(n_rows, device=indices.device)
+    )
+    rows = torch.where(indices >= 0, indices + first, -1)
+    view = View(part.mask, rows, *columns, Grid(made.S, made.offset), n_rows, by_key)
+    return build(view, indices=None if in_order else indices, keep_empty=keep_empty).to(made.device)

@@ -1,0 +1,149 @@
+"""Which columns all rows of a block see (full), and which some of them may (partial), from structure alone.
+
+Between the places where an atom begins or ends for the first or last row of a block, nothing changes but the residue of
+the column. So a block has a handful of stretches, and in each stretch the expression is worked out once for each class
+of residues, with a lower bound (seen by all rows) and an upper bound (seen by any): & | ~ act on such pairs exactly as
+they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.planning.atoms import Atom, View, fold
+from clearhead.masks.base import Leaf
+
+MAX_MODULUS = 1 << 20
+"""Residues are tabulated up to this common modulus; beyond it a residue class counts as unknown."""
+MAX_CLASSES = 16
+"""How many kinds of residues are told apart."""
+MAX_PROGRESSIONS = 4
+"""Full columns that need more progressions than this in one stretch are treated as partial."""
+
+Atoms = dict[tuple[Leaf, bool], Atom]
+
+
+@dataclass(frozen=True)
+class Residues:
+    """Columns sorted into classes by their remainder: those that every residue atom treats alike.
+
+    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided.
+    """
+
+    modulus: int
+    of: Tensor  # (modulus,)
+    count: int
+    shift: Tensor | int
+    truth: dict[tuple[Leaf, bool], Tensor]  # (count,) bool for atoms that are known by class
+
+    def members(self, kind: int) -> Tensor:
+        return (self.of == kind).nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Edges (B, E + 1) of the stretches of each block and, for each, class by class, what is full and what is seen."""
+
+    edges: Tensor
+    full: Tensor  # (B, E, C) bool
+    seen: Tensor  # (B, E, C) bool
+    flags: Tensor  # (B, E) what each atom is there (none, some, all), as one number
+    residues: Residues
+
+
+def residues_of(atoms: Atoms, device: torch.device) -> Residues:
+    """The classes of columns: from residues that never change, or from one that changes block by block."""
+    moving = {
+        key: atom for key, atom in atoms.items() if atom.modulus > 1 and isinstance(atom.residue, Tensor)
+    }
+    fixed = {key: atom for key, atom in atoms.items() if atom.modulus > 1 and key not in moving}
+    shift = _common_shift(list(moving.values()))
+    if shift is not None:
+        modulus = next(iter(moving.values())).modulus
+        of = torch.ones(modulus, dtype=torch.int64, device=device)
+        of[0] = 0
+        truth = torch.tensor([True, False][: min(modulus, 2)], device=device)
+        return Residues(modulus, of, len(truth), shift, dict.fromkeys(moving, truth))
+    modulus = 1
+    known: list[tuple[Leaf, bool]] = []
+    for key, atom in fixed.items():
+        common = math.lcm(modulus, atom.modulus)
+        if common <= MAX_MODULUS and len(known) < 16:
+            modulus = common
+            known.append(key)
+    remainder = torch.arange(modulus, device=device)
+    code = torch.zeros(modulus, dtype=torch.int64, device=device)
+    tables = {key: (remainder - fixed[key].residue) % fixed[key].modulus == 0 for key in known}
+    for bit, table in enumerate(tables.values()):
+        code += table.long() << bit
+    kinds, of = code.unique(return_inverse=True)
+    if len(kinds) > MAX_CLASSES:
+        return Residues(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
+    truth_of = {key: (kinds >> bit) & 1 == 1 for bit, key in enumerate(tables)}
+    return Residues(modulus, of, len(kinds), 0, truth_of)
+
+
+def _common_shift(moving: list[Atom]) -> Tensor | None:
+    """The residue that all moving atoms share within each block, or None."""
+    if not moving or any(atom.modulus != moving[0].modulus for atom in moving):
+        return None
+    first = moving[0].residue
+    assert isinstance(first, Tensor)
+    if any(not torch.equal(atom.residue, first) for atom in moving[1:] if isinstance(atom.residue, Tensor)):
+        return None
+    shift = first[:, 0]
+    return shift if bool((first == shift[:, None]).all()) else None
+
+
+def stretches_of(view: View, atoms: Atoms) -> Stretches:
+    """Cut each block's columns where an atom changes, and say what is full and what is seen in each stretch."""
+    device = view.rows.device
+    blocks = view.batch * view.rows.shape[0]
+    residues = residues_of(atoms, device)
+    bounds = {key: _bounds(atom, blocks, device) for key, atom in atoms.items()}
+    ends = [torch.full((blocks,), at, device=device) for at in (view.first, view.stop)]
+    cuts = [cut.clamp(view.first, view.stop) for four in bounds.values() for cut in four]
+    edges = torch.stack([*ends, *cuts], 1).sort(1).values  # (B, E + 1)
+    at = edges[:, :-1]  # a stretch is all alike: ask at its first column
+    flags = torch.zeros_like(at)
+
+    def pair(leaf: Leaf, swapped: bool) -> tuple[Tensor, Tensor]:
+        atom = atoms[leaf, swapped]
+        low_min, low_max, high_min, high_max = (four[:, None] for four in bounds[leaf, swapped])
+        full = ((at >= low_max) & (at < high_min))[..., None]  # (B, E, 1)
+        seen = ((at >= low_min) & (at < high_max))[..., None]
+        if atom.modulus > 1:
+            truth = residues.truth.get((leaf, swapped))
+            full = full & (truth if truth is not None else torch.zeros(1, dtype=torch.bool, device=device))
+            seen = seen & truth if truth is not None else seen
+        return full, seen
+
+    for key in atoms:
+        full, seen = pair(*key)
+        flags = flags * 4 + full.any(-1) + 2 * seen.any(-1)
+    full, seen = fold(
+        view.mask,
+        view.by_key,
+        pair,
+        both=lambda a, b: (a[0] & b[0], a[1] & b[1]),
+        either=lambda a, b: (a[0] | b[0], a[1] | b[1]),
+        negate=lambda a: (~a[1], ~a[0]),
+    )
+    shape = (*at.shape, residues.count)
+    return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
+
+
+def _bounds(atom: Atom, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Least and greatest start, least and greatest stop of the rows of each block, (B,) each."""
+
+    def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:
+        if isinstance(value, Tensor):
+            return value.amin(1), value.amax(1)
+        same = torch.full((blocks,), value, device=device)
+        return same, same
+
+    return *extremes(atom.start), *extremes(atom.stop)

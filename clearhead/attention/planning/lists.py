@@ -1,0 +1,163 @@
+"""`Lists`: for each block of rows the columns to gather, first those that all rows see, then those that some see.
+
+Columns come as a few arithmetic progressions (`segments`), so that a kernel computes them instead of loading them and
+memory stays linear in the length; masks without structure list theirs one by one in a `pool`. In the partial part each
+row's columns are usually an interval of the list (`bounds`), at worst one bit a row and column (`bits`). Blocks that look
+alike share one description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends in the list
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What each block of M rows gathers; block n of batch element b is number b · N + n.
+
+    Positions in a list count full columns first. Row r of a block sees position x ≥ `full` if bounds say low ≤ x < high
+    (and the column is not ≡ skip), or if its bit is set.
+    """
+
+    rows: Tensor | None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
+    n_rows: int
+    n_columns: int
+    M: int
+    N: int
+    batch_shape: tuple[int, ...]
+    segments: Segments  # (batch · N, n, 3) int32
+    full: Tensor  # (batch · N,) int32: how many columns all rows see
+    total: Tensor  # (batch · N,) int32: how many columns in all
+    where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
+    bounds: Tensor | None  # (…, 2) int32, M of them a description
+    bits: Tensor | None  # (…, W) int32, one row a partial column, bit r % 32 of word r // 32 for row r
+    skip: tuple[int, int]  # (modulus, residue) of partial columns that nobody sees; modulus 0: none
+    pool: Tensor | None  # (…,) int32: segments count in it if there is one
+    order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
+    memo: dict[object, Any] = field(
+        default_factory=dict, compare=False
+    )  # small tensors that launches ask for again
+
+    @property
+    def batch(self) -> int:
+        return self.total.shape[0] // self.N if self.N else 0
+
+    @cached_property
+    def pairs(self) -> int:
+        """How many pairs are computed, over the batch of the mask."""
+        return int(self.total.sum(dtype=torch.int64)) * self.M
+
+    @cached_property
+    def partial_pairs(self) -> int:
+        return self.pairs - int(self.full.sum(dtype=torch.int64)) * self.M
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.total.max()) if self.total.numel() else 0
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (
+            self.rows,
+            self.segments,
+            self.full,
+            self.total,
+            self.where,
+            self.bounds,
+            self.bits,
+            self.pool,
+        )
+        return sum(t.numel() * t.element_size() for t in (*tensors, self.order) if t is not None)
+
+    def to(self, device: torch.device) -> Lists:
+        """The same lists on another device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.__dict__.items()
+            if name in self.__dataclass_fields__ and name != "memo"
+        }
+        return Lists(**moved)
+
+    def row_indices(self, blocks: Tensor) -> Tensor:
+        """(R, M) indices of the rows of these blocks, −1 for none."""
+        n = blocks % self.N
+        if self.rows is not None:
+            return self.rows[n].long()
+        rows = n[:, None] * self.M + torch.arange(self.M, device=blocks.device)
+        return torch.where(rows < self.n_rows, rows, -1)
+
+    def columns(self, blocks: Tensor, length: int) -> Tensor:
+        """(R, length) column indices in list order; 0 beyond a block's own list."""
+        return expand(self.segments[blocks], length, self.pool)
+
+    def allowed(self, blocks: Tensor, columns: Tensor) -> Tensor:
+        """(R, M, L) whether a row sees the column at a place of the list, as the kernels decide it."""
+        x = torch.arange(columns.shape[1], device=blocks.device)
+        full = self.full[blocks].long()[:, None, None]
+        inside = x < self.total[blocks].long()[:, None, None]
+        seen = inside & ((x < full) | self._partial(blocks, columns, x - full))
+        return seen.broadcast_to(len(blocks), self.M, columns.shape[1])
+
+    def _partial(self, blocks: Tensor, columns: Tensor, x: Tensor) -> Tensor:
+        where = self.where[blocks][:, None]
+        if self.bounds is not None:
+            low, high = self.bounds[where + torch.arange(self.M, device=blocks.device)].long().unbind(-1)
+            seen = (x >= low[..., None]) & (x < high[..., None])
+            modulus, residue = self.skip
+            return seen & (columns % modulus != residue)[:, None] if modulus else seen
+        if self.bits is not None:
+            r = torch.arange(self.M, device=blocks.device)
+            at = (where[..., None] + x.clamp(min=0)).clamp(max=max(len(self.bits) - 1, 0))  # (R, 1, L)
+            word = self.bits[at, (r // 32)[:, None]].long()
+            return ((word >> (r % 32)[:, None]) & 1 == 1) & (x >= 0)
+        return torch.zeros(1, dtype=torch.bool, device=blocks.device)
+
+    def dense(self) -> Tensor:
+        """The bool tensor (batch, n_rows, n_columns) that these lists describe: for tests and pictures."""
+        blocks = torch.arange(self.total.shape[0], device=self.total.device)
+        result = torch.zeros(self.batch, self.n_rows + 1, self.n_columns + 1, dtype=torch.int32)
+        if not len(blocks) or not self.longest:
+            return result[:, :-1, :-1] > 0
+        columns = self.columns(blocks, self.longest)
+        allowed = self.allowed(blocks, columns).cpu()
+        rows = self.row_indices(blocks).cpu()
+        rows = torch.where(rows < 0, self.n_rows, rows)[..., None].expand_as(allowed)
+        columns = columns.cpu()[:, None].expand_as(allowed)
+        batch = (blocks // self.N).cpu()[:, None, None].expand_as(allowed)
+        result.index_put_((batch, rows, columns), allowed.int(), accumulate=True)
+        result = result[:, :-1, :-1]
+        if result.max() > 1:
+            raise AssertionError("a pair is listed twice")
+        return result > 0
+
+
+def expand(segments: Segments, length: int, pool: Tensor | None) -> Tensor:
+    """The first `length` columns of each list of segments (R, n, 3); 0 beyond the end."""
+    x = torch.arange(length, device=segments.device)
+    begin = torch.zeros(segments.shape[0], 1, dtype=torch.int64, device=segments.device)
+    result = torch.zeros(segments.shape[0], length, dtype=torch.int64, device=segments.device)
+    for segment in segments.long().unbind(1):
+        start, step, end = segment[:, :1], segment[:, 1:2], segment[:, 2:]
+        result = torch.where((x >= begin) & (x < end), start + step * (x - begin), result)
+        begin = end
+    if pool is None:
+        return result
+    inside = x < begin
+    return torch.where(inside, pool[torch.where(inside, result, 0)].long(), 0) if len(pool) else result
+
+
+def work_order(total: Tensor, N: int, keep_empty: bool) -> Tensor:
+    """(batch, A) the blocks of each batch element that have something to do, those with most first."""
+    per_batch = total.reshape(-1, N)
+    sizes, order = per_batch.sort(dim=1, descending=True, stable=True)
+    if not keep_empty:
+        order = torch.where(sizes > 0, order, -1)
+        order = order[:, : int((sizes > 0).sum(1).max()) if order.numel() else 0]
+    return order.to(torch.int32).contiguous()

@@ -1,0 +1,135 @@
+"""How a mask is cut into pieces that share no pair, each with the order of rows that suits it.
+
+A row that sees columns by its remainder (`stride`, `every(…).T`) would make every block of neighbouring rows see
+everything. So rows that an `every` singles out get blocks of their own (`row_blocks`), and what `stride` allows becomes a
+piece of its own whose blocks hold rows of equal remainder (`split`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.planning.atoms import leaves
+from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.structural import Causal, Every, Stride
+
+MIN_ROWS = 32
+"""A remainder must have this many rows to be worth blocks of its own."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A mask to be gathered, and the step by which its rows are brought together (1: as they stand)."""
+
+    mask: Mask
+    step: int = 1
+
+
+def split(mask: Mask, n_rows: int) -> list[Part]:
+    """Parts without common pairs that together are the mask: one with neighbouring rows, one for each `stride`."""
+    parts: list[Part] = []
+    rest: Mask | None = mask
+    for leaf, swapped in leaves(mask, False):
+        if rest is None or not isinstance(leaf, Stride) or leaf.step < 2 or n_rows < MIN_ROWS * leaf.step:
+            continue
+        if not _only_adds(rest, leaf):
+            continue
+        without = substitute(rest, leaf, False)
+        within = substitute(rest, leaf, True)
+        own: Mask = leaf.T if swapped else leaf
+        piece = own if within is None else own & within
+        parts.append(Part(piece if without is None else piece & ~without, leaf.step))
+        rest = without
+    return ([] if rest is None else [Part(rest)]) + parts
+
+
+def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
+    """The mask with `leaf` replaced by everything (True) or nothing (False).
+
+    None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs.
+    """
+    if mask == leaf:
+        return None
+    if isinstance(mask, Transposed):
+        inner = substitute(mask.parts[0], leaf, value)
+        return None if inner is None else inner.T
+    if isinstance(mask, (And, Or)):
+        found = [substitute(part, leaf, value) for part in mask.parts]
+        kept = [part for part in found if part is not None]
+        decides = isinstance(mask, Or) == value  # one constant part settles the whole
+        if not kept or (decides and len(kept) < len(found)):
+            return None
+        result = kept[0]
+        for part in kept[1:]:
+            result = result & part if isinstance(mask, And) else result | part
+        return result
+    return mask
+
+
+def _only_adds(mask: Mask, leaf: Leaf) -> bool:
+    """Whether the leaf stands under no `~`, so that setting it to nothing can only remove pairs."""
+    if isinstance(mask, Not):
+        return (leaf, False) not in leaves(mask, False) and (leaf, True) not in leaves(mask, False)
+    return all(_only_adds(part, leaf) for part in getattr(mask, "parts", ()))
+
+
+def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
+    """(g, rest): g are columns that every query sees, rest what remains; g | rest is the mask and they are disjoint."""
+    parts = mask.parts if isinstance(mask, Or) else (mask,)
+    plain = [part for part in parts if part.is_structural and not part.depends_on_query]
+    if not plain:
+        return None, mask
+    return _take_out(parts, plain)
+
+
+def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
+    """(causal(), rest) where the mask allows all of the triangle, and (None, mask) where it does not."""
+    parts = mask.parts if isinstance(mask, Or) else (mask,)
+    plain: list[Mask] = [part for part in parts if isinstance(part, Causal)]
+    return _take_out(parts, plain[:1]) if plain else (None, mask)
+
+
+def _take_out(parts: tuple[Mask, ...], taken: list[Mask]) -> tuple[Mask, Mask | None]:
+    left = [part for part in parts if not any(part is one for one in taken)]
+    whole = taken[0]
+    for part in taken[1:]:
+        whole = whole | part
+    if not left:
+        return whole, None
+    rest = left[0]
+    for part in left[1:]:
+        rest = rest | part
+    return whole, rest & ~whole
+
+
+def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device: torch.device) -> Tensor:
+    """(N, M) indices of rows in blocks, −1 for none: rows that look alike together, in their order."""
+    index = torch.arange(n_rows, device=device)
+    kind = torch.zeros_like(index)
+    if part.step > 1:
+        kind = (index + first) % part.step
+    for leaf, swapped in leaves(part.mask, by_key):
+        if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_ROWS * leaf.stride:
+            position = index + first
+            chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
+            kind = kind * 2 + chosen
+    if not bool((kind != kind[:1]).any()):
+        return _filled_up(index, M)
+    order = kind.sort(stable=True).indices
+    sizes = torch.bincount(kind)
+    sizes = sizes[sizes > 0]
+    padded = (sizes + M - 1) // M * M
+    begins = (padded.cumsum(0) - padded) - (sizes.cumsum(0) - sizes)
+    place = index + torch.repeat_interleave(begins, sizes)
+    result = torch.full((int(padded.sum()),), -1, dtype=torch.int64, device=device)
+    result[place] = order
+    return result.reshape(-1, M)
+
+
+def _filled_up(index: Tensor, M: int) -> Tensor:
+    missing = -len(index) % M
+    return torch.nn.functional.pad(index, (0, missing), value=-1).reshape(-1, M)

@@ -1,0 +1,62 @@
+"""`clearhead generate`: go on from a prompt with a trained decoder, token by token."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import app
+from clearhead.cli.how import MinP, Seed, Temperature, TopK, TopP, sampling
+from clearhead.cli.output import Json, show_json
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")
+    ],
+    model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "shakespeare",
+    max_new: Annotated[int, typer.Option(help="How many tokens at most.", min=1)] = 300,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Go on from a prompt. Text appears as it is made; without sampling options, always the likeliest token."""
+    import torch
+
+    from clearhead import pretrained
+    from clearhead.generation import stream
+
+    trained = pretrained.load(model)
+    trained.require("text", "sort-dedup")
+    tokenizer = trained.tokenizer
+    ids = tokenizer.encode(prompt)
+    if trained.task == "sort-dedup":
+        ids = [*ids, tokenizer.bos_id]
+    how = sampling(temperature, top_k, top_p, min_p, seed)
+    room = getattr(trained.model.config, "max_len", len(ids) + max_new) - len(ids)
+    steps = stream(
+        trained.model, torch.tensor([ids]), how=how, max_new=max(1, min(max_new, room)), stop=tokenizer.eos_id
+    )
+    made: list[int] = []
+    shown = ""
+    for step in steps:
+        made.append(int(step.ids[0]))
+        if json or made[-1] == tokenizer.eos_id:
+            continue
+        # Decoding the whole each time keeps pieces together that are one character only in company.
+        text = tokenizer.decode(made)
+        sys.stdout.write(text.removeprefix(shown) if text.startswith(shown) else text)
+        sys.stdout.flush()
+        shown = text
+    finished = bool(made) and made[-1] == tokenizer.eos_id
+    if json:
+        text = tokenizer.decode(made[:-1] if finished else made)
+        show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
+        return
+    sys.stdout.write("\n")

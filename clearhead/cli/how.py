@@ -1,0 +1,44 @@
+"""The options by which generation is steered, the same for every command that generates."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clearhead.errors import ConfigError
+from clearhead.generation import Beam, Greedy, How, Sample
+
+BeamWidth = Annotated[int | None, typer.Option("--beam", help="Beam search of this width.")]
+LengthPenalty = Annotated[float, typer.Option(help="For --beam: scores are divided by length to this power.")]
+Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature instead of greedily.")]
+TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
+TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")]
+MinP = Annotated[
+    float | None, typer.Option(help="Sample among those at least this many times as likely as the likeliest.")
+]
+Seed = Annotated[int, typer.Option(help="The seed of sampling.")]
+
+
+def sampling(
+    temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int
+) -> Greedy | Sample:
+    """Greedy, unless any option asks for chance."""
+    if temperature is None and top_k is None and top_p is None and min_p is None:
+        return Greedy()
+    return Sample(
+        temperature=1.0 if temperature is None else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+    )
+
+
+def searching(beam: int | None, length_penalty: float, default: How) -> How:
+    """Beam search of a width, greedy for width 1, the default where none is given."""
+    if beam is None:
+        return default
+    if beam < 1:
+        raise ConfigError(f"--beam is {beam}; a beam is at least 1 wide (1 is greedy)")
+    return Greedy() if beam == 1 else Beam(beam, length_penalty=length_penalty)

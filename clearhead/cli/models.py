@@ -1,0 +1,47 @@
+"""`clearhead models`: the trained models in the box, with what is on their cards."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import app
+from clearhead.cli.output import Json, console, show_json, table
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="Show this model's whole card.")] = None,
+    json: Json = False,
+) -> None:
+    """List the trained models that come with clearhead, or show one's card."""
+    from clearhead import pretrained
+    from clearhead.pretrained.store import find, read_card
+
+    if name is not None:
+        card = read_card(find(name))
+        if json:
+            show_json(card)
+            return
+        rows = [(key, value) for key, value in card.items() if not isinstance(value, dict)]
+        console.print(table(("", ""), rows))
+        for how, metrics in card.get("metrics", {}).items():
+            console.print()
+            console.print(table((f"measured, {how}", ""), list(metrics.items())))
+        return
+    cards = pretrained.cards()
+    if json:
+        show_json(cards)
+        return
+    lines = [
+        (
+            name,
+            card.get("task", ""),
+            f"{card.get('weights', 0):,}",
+            card.get("about", ""),
+            card.get("headline", ""),
+        )
+        for name, card in cards.items()
+    ]
+    console.print(table(("model", "task", "weights", "what it does", "how well"), lines))

@@ -1,0 +1,78 @@
+"""`clearhead translate`: text in, text out, and if wanted who looked at whom."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.app import app
+from clearhead.cli.how import BeamWidth, LengthPenalty, searching
+from clearhead.cli.output import Json, console, show_json, show_picture
+from clearhead.errors import DataError
+
+if TYPE_CHECKING:
+    from clearhead.pretrained import Trained
+
+
+@app.command()
+def translate(
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Sentences; - reads them from standard input, a line each.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "en-es",
+    file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
+    beam: BeamWidth = None,
+    length_penalty: LengthPenalty = 1.0,
+    look: Annotated[
+        bool, typer.Option("--look", help="Show the cross-attention beside each translation.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Translate sentences with a trained model (English to Spanish comes in the box)."""
+    from clearhead import pretrained
+    from clearhead.pretrained.translate import DEFAULT
+
+    texts = _texts(text, file)
+    trained = pretrained.load(model)
+    made = pretrained.translate(trained, texts, how=searching(beam, length_penalty, DEFAULT))
+    if json:
+        show_json([{"source": source, "target": target} for source, target in zip(texts, made, strict=True)])
+        return
+    for source, target in zip(texts, made, strict=True):
+        console.print(target, markup=False, soft_wrap=True)
+        if look and source.strip():
+            show_picture("\n" + cross_attention(trained, source, target) + "\n")
+
+
+def cross_attention(trained: Trained, source: str, target: str) -> str:
+    """The last decoder layer's cross-attention, averaged over its heads: rows are what was written."""
+    import torch
+
+    from clearhead import look
+    from clearhead.data.translation import encode_sources, encode_targets
+
+    tokenizer = trained.tokenizer
+    src, _ = encode_sources(tokenizer, [source.strip()]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
+    tgt, _ = encode_targets(tokenizer, [target]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
+    with torch.no_grad(), look.trace(trained.model, "decoder.blocks.*.cross_attention") as t:
+        trained.model(src, tgt[:, :-1])
+    weights = t.weights(t.paths[-1])[0].mean(0)  # (T, S): the query that reads token i writes token i + 1
+    return look.heatmap(weights, tokenizer.tokens(tgt[0, 1:]), tokenizer.tokens(src[0]))
+
+
+def _texts(text: list[str] | None, file: Path | None) -> list[str]:
+    if file is not None:
+        if text:
+            raise DataError("give sentences or --file, not both")
+        try:
+            return file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    if not text:
+        raise DataError("nothing to translate: give a sentence, - for standard input, or --file PATH")
+    if text == ["-"]:
+        return sys.stdin.read().splitlines()
+    return text

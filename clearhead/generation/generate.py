@@ -1,0 +1,109 @@
+"""`generate` and `stream`: new ids from a model, and `search`, the same from anything that gives logits.
+
+Nothing here knows text. A tokenizer makes ids before, and text of the ids after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from clearhead.errors import ConfigError, DtypeError
+from clearhead.generation.adapters import evaluating, stepper_for
+from clearhead.generation.beam import beam_search
+from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
+from clearhead.generation.prompts import Prompt
+from clearhead.generation.result import Generated, Step
+from clearhead.generation.stepper import Stepper, check_max_new, stop_ids
+from clearhead.generation.walk import collect, walk
+
+__all__ = ["generate", "search", "stream"]
+
+_GREEDY = Greedy()
+
+
+def generate(
+    model: nn.Module,
+    prompt: Prompt,
+    *,
+    how: How = _GREEDY,
+    max_new: int = 128,
+    stop: int | Sequence[int] | None = None,
+    start: int | Sequence[int] | None = None,
+    use_cache: bool = True,
+) -> Generated:
+    """Up to `max_new` new ids for each prompt, chosen as `how` says, ending early after a `stop` id.
+
+        generate(decoder, [[5, 3], [7, 2, 9]], how=Sample(temperature=0.8, seed=1), max_new=50, stop=0).best
+        generate(translator, sources, start=1, stop=2, how=Beam(5, length_penalty=0.6)).best
+
+    A decoder goes on from its prompts. An encoder-decoder reads its prompts (the sources) and writes after
+    `start`, an id or several. `prompt` is a (B, T) tensor, or a list of rows of any lengths; padding is added
+    and hidden inside, and each row gets what it would get alone. `use_cache=False` computes everything anew
+    at every step: the same ids, slower.
+
+    The model is in evaluation mode while it runs and in its former mode afterwards.
+    """
+    check_how(how)
+    check_max_new(max_new)
+    stop_ids(stop)
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
+    with evaluating(list(model.modules())):
+        return search(stepper, how=how, max_new=max_new, stop=stop)
+
+
+def stream(
+    model: nn.Module,
+    prompt: Prompt,
+    *,
+    how: Greedy | Sample = _GREEDY,
+    max_new: int = 128,
+    stop: int | Sequence[int] | None = None,
+    start: int | Sequence[int] | None = None,
+    use_cache: bool = True,
+) -> Iterator[Step]:
+    """The same as `generate`, one step at a time: each `Step` holds the newest id of every row.
+
+        for step in stream(decoder, prompt, stop=0):
+            print(step.ids.tolist())
+
+    Arguments are checked at once, and the model runs as steps are asked for. Between steps, and when the loop
+    is left by whatever way, the model is in its former mode. `Beam` cannot be streamed: until its end, any id
+    may still change.
+    """
+    _refuse_beam(how)
+    check_max_new(max_new)
+    stops = stop_ids(stop)
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
+    return walk(stepper, how, max_new=max_new, stops=stops)
+
+
+def search(
+    stepper: Stepper,
+    *,
+    how: How = _GREEDY,
+    max_new: int = 128,
+    stop: int | Sequence[int] | None = None,
+) -> Generated:
+    """`generate` for any `Stepper`: a foreign model, or a plain function of ids wrapped in `Recompute`."""
+    check_how(how)
+    check_max_new(max_new)
+    stops = stop_ids(stop)
+    if not isinstance(stepper, Stepper):
+        raise DtypeError(
+            f"got a {type(stepper).__name__}; expected a Stepper, with begin(), step(ids) and reorder(rows) "
+            "(a function of ids becomes one with Recompute; a model is for generate)"
+        )
+    if isinstance(how, Beam):
+        return beam_search(stepper, how, max_new=max_new, stops=stops)
+    return collect(walk(stepper, how, max_new=max_new, stops=stops), stops)
+
+
+def _refuse_beam(how: How) -> None:
+    if isinstance(how, Beam):
+        raise ConfigError(
+            f"{how} cannot be streamed: until its end, any id may still change; "
+            "use generate, or Greedy() or Sample(…)"
+        )
+    check_how(how, (Greedy, Sample))

@@ -1,0 +1,48 @@
+"""Two questions about a decoder's own mask, which decide how its prompts may be batched and cached.
+
+Both answers are on the safe side: where nothing can be proved, generation takes the slower way with the same
+result.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from clearhead.masks import Mask
+from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.structural import Causal, Full, Stride, Window
+
+__all__ = ["looks_ahead", "speaks_of_distance_only"]
+
+
+def speaks_of_distance_only(mask: Mask) -> bool:
+    """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.
+
+    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0.
+    """
+    if isinstance(mask, (And, Or, Not, Transposed)):
+        return all(speaks_of_distance_only(part) for part in mask.parts)
+    return isinstance(mask, (Full, Causal, Window, Stride))
+
+
+def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
+    """Whether some token may attend to a later one that is generated, and so changes after it has been
+    computed.
+
+    `prompt` of the `total` tokens are there from the start; among those, looking ahead (`causal() |
+    prefix(n)`) is harmless.
+    """
+    if _is_causal(mask):
+        return False
+    p = torch.arange(total)[:, None]
+    j = torch.arange(prompt, total)[None, :]
+    return bool((mask.allows(p, j, keys=total) & (j > p)).any())
+
+
+def _is_causal(mask: Mask) -> bool:
+    """Proof from structure that no query sees a later key."""
+    if isinstance(mask, And):
+        return any(_is_causal(part) for part in mask.parts)
+    if isinstance(mask, Or):
+        return all(_is_causal(part) for part in mask.parts)
+    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0)

@@ -1,0 +1,84 @@
+"""Prompts, as a caller has them, made into rows of ids that have been looked at.
+
+B prompts   T ids of the longest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import DtypeError, ShapeError
+
+__all__ = ["Prompt", "padded", "rows_of"]
+
+# One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors
+# or lists).
+Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
+
+
+def rows_of(prompt: Prompt, vocab_size: int, device: torch.device) -> list[Tensor]:
+    """The prompts as 1-D int64 tensors on `device`, none of them empty, every id inside the vocabulary."""
+    rows = [_row(row, place) for place, row in enumerate(_split(prompt))]
+    if not rows:
+        raise ShapeError("there are no prompts; expected at least one row of ids")
+    for place, row in enumerate(rows):
+        if not len(row):
+            raise ShapeError(
+                f"prompt {place} is empty; expected at least one id to go on from, such as a start-of-text id"
+            )
+    low, high = (int(end) for end in torch.aminmax(torch.cat([row.to(device) for row in rows])))
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        place = next(i for i, row in enumerate(rows) if bool((row == wrong).any()))
+        raise ShapeError(
+            f"prompt {place} holds the id {wrong}, but the model's vocabulary is 0 … {vocab_size - 1}; "
+            "check that the tokenizer and the model belong together"
+        )
+    return [row.to(device) for row in rows]
+
+
+def padded(rows: Sequence[Tensor], *, left: bool) -> Tensor:
+    """(B, T): the rows side by side, filled up with id 0 on the left or on the right."""
+    T = max(len(row) for row in rows)
+    ids = rows[0].new_zeros(len(rows), T)
+    for i, row in enumerate(rows):
+        ids[i, T - len(row) if left else 0 : T if left else len(row)] = row
+    return ids
+
+
+def _split(prompt: Any) -> list[Any]:
+    """The prompt's rows; one flat row is a batch of one."""
+    if isinstance(prompt, Tensor):
+        if prompt.dim() not in (1, 2):
+            raise ShapeError(
+                f"the prompt has shape {tuple(prompt.shape)}; expected ids (batch, length), or a list of rows"
+            )
+        return [prompt] if prompt.dim() == 1 else list(prompt)
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
+        raise DtypeError(
+            f"the prompt is a {type(prompt).__name__}; expected ids: a (batch, length) tensor or a list of "
+            "rows (a tokenizer turns text into ids)"
+        )
+    if prompt and all(isinstance(id_, int) for id_ in prompt):
+        return [prompt]
+    return list(prompt)
+
+
+def _row(row: Any, place: int) -> Tensor:
+    if not isinstance(row, Tensor):
+        if isinstance(row, (str, bytes)) or not isinstance(row, Sequence):
+            raise DtypeError(
+                f"prompt {place} is {row!r}; expected a row of ids (a tokenizer turns text into ids)"
+            )
+        if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in row):
+            raise DtypeError(f"prompt {place} is {list(row)!r}; expected whole numbers, token ids")
+        row = torch.tensor(row, dtype=torch.int64)
+    if row.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"prompt {place} is {row.dtype}; expected token ids, torch.int64 (or int32)")
+    if row.dim() != 1:
+        raise ShapeError(f"prompt {place} has shape {tuple(row.shape)}; expected one row of ids, (length,)")
+    return row.long()

@@ -1,0 +1,78 @@
+"""Writes the measured half of a card: `python -m clearhead.pretrained.card NAME [DATA]`.
+
+A card says by hand what only people know (what the model is for, its data and licence, the command that trained it and how
+long that took) and by measurement how good it is. The metrics are those of `clearhead evaluate`, and nothing else writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from clearhead.data.files import write_atomically
+from clearhead.generation import Beam
+from clearhead.pretrained.evaluate import Evaluation, evaluate
+from clearhead.pretrained.store import CARD, Trained, load, read_card
+
+# In the order they are written; those after `measured` come from the model itself.
+WRITTEN = ("about", "data", "licence", "command", "trained_on", "seconds")
+
+
+def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
+    """The card of a model, with its metrics measured anew."""
+    card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
+    results = {"greedy": evaluate(trained, data)}
+    if trained.task == "translation":
+        results["beam 5"] = evaluate(trained, data, how=Beam(5, length_penalty=1.0))
+    return {
+        **card,
+        "task": trained.task,
+        "preset": trained.recipe.preset,
+        "seed": trained.recipe.train.seed,
+        "weights": sum(p.numel() for p in trained.model.parameters()),
+        "headline": headline(results),
+        "metrics": {name: _metrics(result) for name, result in results.items()},
+    }
+
+
+def headline(results: dict[str, Evaluation]) -> str:
+    """The one number that a table has room for."""
+    greedy = results["greedy"]
+    if greedy.bleu is not None:
+        return ", ".join(f"BLEU {result.bleu:.1f} ({name})" for name, result in results.items())
+    if greedy.exact_match is not None:
+        return f"{greedy.exact_match:.2%} of outputs exact"
+    if greedy.task == "text":
+        return f"validation loss {greedy.loss:.3f} nats"
+    return f"validation accuracy {greedy.accuracy:.2%}"
+
+
+def _metrics(result: Evaluation) -> dict[str, Any]:
+    return {key: value for key, value in result.to_dict().items() if key not in ("model", "task")}
+
+
+def to_toml(card: dict[str, Any]) -> str:
+    """Plain values first, then a table for each kind of measurement."""
+    lines = [f"{key} = {_value(value)}" for key, value in card.items() if not isinstance(value, dict)]
+    for name, metrics in card["metrics"].items():
+        lines += ["", f'[metrics."{name}"]', *(f"{key} = {_value(value)}" for key, value in metrics.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    # A JSON string is a TOML string; numbers are written alike.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def main(arguments: list[str]) -> None:
+    name, data = arguments[0], arguments[1] if len(arguments) > 1 else None
+    trained = load(name)
+    card = measure(trained, data)
+    write_atomically(trained.folder / CARD, to_toml(card).encode())
+    print(f"{name}: {card['headline']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

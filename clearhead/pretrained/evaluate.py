@@ -1,0 +1,140 @@
+"""How good a trained model is, on data that it has not seen: the numbers on its card.
+
+Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by sacrebleu,
+with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.data.batch import Batch
+from clearhead.data.sort_dedup import SortDedup
+from clearhead.data.task import Split
+from clearhead.data.translation import PairSplit, Translation, read_pairs
+from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.generation import Greedy, How, generate
+from clearhead.pretrained.store import Trained
+from clearhead.pretrained.translate import translate
+from clearhead.training.tasks import DataConfig, TranslationData, scores
+
+_GREEDY = Greedy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What was measured. Fields that a task has no use for are None."""
+
+    model: str
+    task: str
+    how: str
+    examples: int
+    labels: int
+    loss: float  # nats a label
+    perplexity: float
+    accuracy: float  # of labels
+    bleu: float | None = None
+    chrf: float | None = None
+    signature: str | None = None  # sacrebleu's, for both
+    exact_match: float | None = None  # of whole outputs
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def evaluate(
+    trained: Trained,
+    data: str | Path | None = None,
+    *,
+    how: How = _GREEDY,
+    limit: int | None = None,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Measure a model on its task's validation part, or for translation on a whole file of pairs.
+
+    `data` is where the data are (a task that makes its own needs none). `limit` takes only the first examples.
+    """
+    split, task = _validation(trained, data)
+    n = len(split) if limit is None else min(limit, len(split))
+    if n < 1:
+        raise ConfigError(f"limit is {limit}; at least 1 example is needed")
+    numbers = _label_by_label(trained, split, n)
+    extra: dict[str, Any] = {}
+    if isinstance(split, PairSplit):
+        made = translate(trained, split.sources[:n], how=how, on_done=lambda done: on_done(done, n))
+        extra = _bleu(made, split.targets[:n])
+    elif isinstance(task, SortDedup):
+        extra = {"exact_match": _exact(trained, split, n, how)}
+    return Evaluation(model=trained.name, task=trained.task, how=str(how), examples=n, **numbers, **extra)
+
+
+def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch], Any]:
+    recipe = trained.recipe
+    if isinstance(recipe.data, TranslationData) and data is not None and Path(data).is_file():
+        pairs = read_pairs(data, swap=recipe.data.swap)
+        split = PairSplit(pairs, trained.tokenizer, max_tokens=recipe.data.max_tokens)
+        return split, Translation(split, split, trained.tokenizer)
+    has_text = (trained.folder / "tokenizer.json").is_file()
+    settings: DataConfig = recipe.data.at(data)
+    task = settings.load(seed=recipe.train.seed, tokenizer=trained.tokenizer if has_text else None)
+    return task.validation, task
+
+
+@torch.no_grad()
+def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, Any]:
+    device = next(trained.model.parameters()).device
+    step = 256
+    sums, labels = torch.zeros(2, dtype=torch.float64), 0
+    # Rows of like length together: the sums do not depend on it, the padding does.
+    order = split.lengths()[:n].sum(1).argsort()
+    for start in range(0, n, step):
+        batch = split.batch(order[start : start + step]).to(device)
+        sums += scores(trained.model, batch).cpu()
+        labels += batch.n_labels
+    loss = sums[0].item() / labels
+    return {
+        "labels": labels,
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "accuracy": sums[1].item() / labels,
+    }
+
+
+def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
+    try:
+        from sacrebleu.metrics import BLEU, CHRF
+    except ImportError as error:
+        raise MissingDependencyError("BLEU and chrF need sacrebleu: pip install sacrebleu") from error
+    bleu, chrf = BLEU(), CHRF()
+    numbers = {
+        "bleu": bleu.corpus_score(made, [wanted]).score,
+        "chrf": chrf.corpus_score(made, [wanted]).score,
+    }
+    return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}
+
+
+def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
+    """How many whole outputs are right: the prompt ends with <START>, the answer with <STOP>."""
+    tokenizer = trained.tokenizer
+    device = next(trained.model.parameters()).device
+    right = 0
+    for start in range(0, n, 512):
+        batch = split.batch(torch.arange(start, min(n, start + 512)))
+        prompts, answers = [], []
+        for ids, labels, weights in zip(batch.ids, batch.labels, batch.weights, strict=True):  # type: ignore[attr-defined]
+            first = int(weights.argmax())  # the first label that counts stands beside <START>
+            prompts.append(ids[: first + 1].to(device))
+            answers.append(labels[weights > 0].tolist())
+        longest = max(len(answer) for answer in answers)
+        made = generate(trained.model, prompts, how=how, max_new=longest + 1, stop=tokenizer.eos_id)
+        right += sum(made.sequence(i, with_stop=True).tolist() == answer for i, answer in enumerate(answers))
+    return right / n
+
+
+__all__ = ["Evaluation", "evaluate"]

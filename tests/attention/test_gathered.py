@@ -1,0 +1,219 @@
+"""The gathered way gives the reference's answer, forward and backward, for every mask: here with torch operations.
+
+`test_gathered_triton.py` holds the Triton kernels to the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from clearhead.attention import Bilinear, Dot, Hard, Softmax, attend
+from clearhead.attention.attend import choose
+from clearhead.attention.kernels import fused, gathered
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import ScaledDot
+from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.errors import ImplementationError
+from clearhead.masks import (
+    Full,
+    allow,
+    block,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    prefix,
+    stride,
+    window,
+)
+from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+LENGTH = 211  # more than one block, and a multiple of nothing
+SMALL = [
+    window(2, 2) | every(4),
+    causal() & (window(9, 0) | every(8)),
+    causal() | prefix(11),
+    causal() & (window(3, 0) | stride(4)),
+    window(20, 20) & stride(3),
+    every(5).T | window(2, 1),
+    ~full(),
+    ~(window(3, 3) | every(5)),
+]
+
+
+def compare(shape, dtype, *, mask, bias=None, **kwargs):
+    B, H, K, T, S, D, E = shape
+    generator = torch.Generator().manual_seed(B + 10 * T + 100 * S)
+    inputs = [
+        torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+    ]
+    cotangent = torch.randn(B, H, T, E, generator=generator, dtype=torch.float64)
+    exact = forward_backward(
+        [x.double() for x in inputs],
+        cotangent.to(dtype).double(),
+        "reference",
+        mask=mask,
+        bias=bias,
+        **kwargs,
+    )
+    low = None if bias is None else bias.to(torch.promote_types(dtype, torch.float32))
+    plain = forward_backward(inputs, cotangent, "reference", mask=mask, bias=low, **kwargs)
+    fast = forward_backward(inputs, cotangent, "gathered", mask=mask, bias=low, **kwargs)
+    if (
+        dtype == torch.float32
+    ):  # dense pieces run in torch's fused kernel, whose float32 exponential is a short polynomial
+        fused_too = forward_backward(inputs, cotangent, "fused", mask=mask, bias=low, **kwargs)
+        plain = [
+            max(p, f, key=lambda x, e=e: (x - e).abs().max())
+            for p, f, e in zip(plain, fused_too, exact, strict=True)
+        ]
+    assert_errs_at_most_twice(fast, plain, exact, terms=D + max(T, S))
+
+
+@pytest.mark.parametrize("pattern", CATALOGUE, ids=lambda pattern: pattern.name)
+def test_the_catalogue(pattern):
+    compare((1, 2, 2, LENGTH, LENGTH, 7, 7), torch.float32, mask=pattern.mask(LENGTH))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", SMALL, ids=str)
+def test_every_dtype(mask, dtype):
+    compare((2, 3, 3, 139, 139, 7, 5), dtype, mask=mask)
+    compare((1, 2, 2, 139, 139, 8, 8), dtype, mask=mask)  # equal widths: with a dense piece
+
+
+IDS = torch.repeat_interleave(torch.arange(5), torch.tensor([5, 30, 41, 60, 1]))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        padding([101, 0]),
+        causal() & padding([40, 137], before=[11, 0]),
+        documents(IDS),
+        causal() & documents(torch.stack([IDS, IDS.flip(0)])),
+        allow(torch.rand(2, 1, 137, 137, generator=torch.Generator().manual_seed(1)) < 0.1),
+        block(torch.rand(4, 137, 137, generator=torch.Generator().manual_seed(2)) < 0.4),
+    ],
+    ids=str,
+)
+def test_data_masks_with_grouped_heads(mask):
+    compare((2, 4, 2, 137, 137, 7, 5), torch.float32, mask=mask)
+
+
+@pytest.mark.parametrize("offset", [0, 30, 90])
+def test_a_window_of_queries(offset):
+    for mask in SMALL[:5]:
+        compare((1, 3, 1, 71, 139, 5, 5), torch.float32, mask=mask, offset=offset)
+
+
+@pytest.mark.parametrize("shape", [(3, 139, 139), (1, 139, 1), (2, 3, 1, 139)], ids=str)
+def test_bias(shape):
+    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    compare((2, 3, 3, 139, 139, 5, 5), torch.float32, mask=SMALL[0], bias=bias)
+
+
+@settings(max_examples=30)
+@given(
+    mask=MASKS,
+    sizes=st.tuples(st.integers(1, 90), st.integers(1, 90), st.integers(0, 9)),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
+    widths=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    dtype=st.sampled_from(DTYPES[:2]),
+)
+def test_any_expression_at_any_size(mask, sizes, heads, widths, dtype):
+    assume(not isinstance(mask, Full))  # no mask at all is not gathered
+    T, S, offset = sizes
+    compare((2, *heads, T, S, *widths), dtype, mask=mask, offset=offset)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+def test_any_leading_batch(lead):
+    q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
+    lengths = torch.randint(0, 68, lead)
+    for mask in (SMALL[0], causal() & padding(lengths)):
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("gathered", "reference"))
+        torch.testing.assert_close(fast, plain)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"scores": Dot()}, {"weights": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
+)
+def test_scores_and_temperatures(kwargs):
+    q, k, v = (torch.randn(2, 3, 67, 7) for _ in range(3))
+    fast, plain = (attend(q, k, v, SMALL[1], impl=impl, **kwargs) for impl in ("gathered", "reference"))
+    torch.testing.assert_close(fast, plain)
+
+
+def test_empty_rows_are_zero_and_pass_no_gradient():
+    q, k, v = (torch.randn(1, 2, 67, 7, requires_grad=True) for _ in range(3))
+    out = attend(q, k, v, window(3, 0) & every(16), impl="gathered")
+    empty = ~(window(3, 0) & every(16)).dense(67).any(-1)
+    assert empty.any()
+    out.sum().backward()
+    assert (out[:, :, empty] == 0).all()
+    assert (q.grad[:, :, empty] == 0).all()
+
+
+def test_results_repeat_bit_for_bit():
+    q, k, v = (torch.randn(1, 2, 139, 7) for _ in range(3))
+    first, second = (forward_backward([q, k, v], q, "gathered", mask=SMALL[1]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"mask": None}, "nothing to skip.*fused"),
+        ({"mask": causal(), "weights": Softmax(dropout=0.5)}, "dropout"),
+        ({"mask": causal(), "weights": Hard()}, "not a softmax.*reference"),
+        ({"mask": causal(), "bias": torch.zeros(5, 5, requires_grad=True)}, "bias needs a gradient"),
+    ],
+)
+def test_what_cannot_run_says_why(kwargs, reason):
+    q = torch.randn(1, 2, 5, 3)
+    with pytest.raises(ImplementationError, match=reason):
+        attend(q, q, q, impl="gathered", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("mask", "chosen"),
+    [
+        (window(2, 2) | every(4), gathered),
+        (window(64, 64), gathered),
+        (causal(), fused),  # the fused kernel has a flag for it
+        (~window(1, 1), fused),  # nearly everything: nothing to save
+    ],
+    ids=str,
+)
+def test_auto_gathers_where_the_plan_promises_to_save(mask, chosen):
+    q = torch.randn(1, 2, 2048, 16)
+    call = Call(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
+    assert choose(call) is chosen.run
+
+
+def test_auto_does_not_plan_for_small_calls():
+    q = torch.randn(1, 2, 97, 16)
+    call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
+    assert choose(call) is fused.run
+
+
+@pytest.mark.compiled
+def test_compiles_as_one_graph_with_its_backward():
+    mask = window(2, 2) | every(4)
+    inputs = [torch.randn(2, 3, 131, 8, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(
+        lambda q, k, v: attend(q, k, v, mask, impl="gathered").square(), fullgraph=True, backend="aot_eager"
+    )
+    results = []
+    for run in (compiled, lambda q, k, v: attend(q, k, v, mask, impl="reference").square()):
+        out = run(*inputs)
+        results.append([out, *torch.autograd.grad(out.sum(), inputs)])
+    torch.testing.assert_close(results[0], results[1])

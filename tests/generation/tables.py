@@ -1,0 +1,105 @@
+"""Models made by hand: log-probabilities that depend on everything before, without a network, and plain searches over them.
+
+The searches here are written for their plainness (lists, loops, one sequence at a time) and share no code with the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+
+def chaotic(vocab: int, *, seed: int = 0, sharpness: float = 1.5):
+    """A function from ids (R, n) to logits (R, V) in float64: fixed, different after every history, not normalised."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(1009, vocab, generator=generator, dtype=torch.float64) * sharpness
+
+    def logits(ids: Tensor) -> Tensor:
+        key = torch.full((ids.shape[0],), seed % 1009, dtype=torch.int64)
+        for column in ids.unbind(1):
+            key = (key * 31 + column + 7) % 1009
+        return table[key]
+
+    @functools.cache
+    def row(key: int) -> list[float]:
+        return table[key].log_softmax(-1).tolist()
+
+    def log_probs_after(ids: list[int]) -> list[float]:
+        return row(functools.reduce(lambda key, id_: (key * 31 + id_ + 7) % 1009, ids, seed % 1009))
+
+    logits.log_probs_after = log_probs_after  # the same numbers for one history, without tensors
+    return logits
+
+
+def log_probs_after(logits, ids: list[int]) -> list[float]:
+    return logits.log_probs_after(ids)
+
+
+def exhaustive(logits, prompt, *, vocab, max_new, stops, alpha):
+    """Every possible sequence as (score, new ids, ended), best first."""
+    found = []
+
+    def go(new, total):
+        if new and new[-1] in stops:
+            found.append((total / len(new) ** alpha, new, True))
+            return
+        if len(new) == max_new:
+            found.append((total / len(new) ** alpha, new, False))
+            return
+        row = log_probs_after(logits, [*prompt, *new])
+        for id_ in range(vocab):
+            go([*new, id_], total + row[id_])
+
+    go([], 0.0)
+    return sorted(found, key=lambda item: -item[0])
+
+
+def plain_beam(logits, prompt, *, width, max_new, stops, alpha):
+    """Beam search for one prompt, without the early bound: (score, new ids, ended), best first."""
+    live, ended = [([], 0.0)], []
+    for n in range(1, max_new + 1):
+        options = [
+            ([*new, id_], total + log_prob)
+            for new, total in live
+            for id_, log_prob in enumerate(log_probs_after(logits, [*prompt, *new]))
+        ]
+        options.sort(key=lambda option: -option[1])
+        ended += [(total / n**alpha, new, True) for new, total in options[:width] if new[-1] in stops]
+        live = [option for option in options if option[0][-1] not in stops][:width]
+        if len(ended) >= width or not live:
+            break
+    else:
+        ended += [(total / max_new**alpha, new, False) for new, total in live]
+    return sorted(ended, key=lambda item: -item[0])[:width]
+
+
+def plain_greedy(logits, prompt, *, max_new, stops):
+    """(new ids, their log-probabilities)."""
+    new, log_probs = [], []
+    while len(new) < max_new and not (new and new[-1] in stops):
+        row = log_probs_after(logits, [*prompt, *new])
+        new.append(max(range(len(row)), key=row.__getitem__))
+        log_probs.append(row[new[-1]])
+    return new, log_probs
+
+
+def plain_filter(logits: list[float], *, temperature=1.0, top_k=None, top_p=None, min_p=None) -> list[float]:
+    """The distribution of `Sample`, in lists: each filter works on what the one before has left, renormalised."""
+    weight = [math.exp((x - max(logits)) / temperature) for x in logits]
+    if top_k is not None and top_k < len(weight):
+        edge = sorted(weight, reverse=True)[top_k - 1]
+        weight = [w if w >= edge else 0.0 for w in weight]
+    if top_p is not None:
+        total, reached, edge = math.fsum(weight), 0.0, math.inf
+        for w in sorted(weight, reverse=True):
+            if reached / total >= top_p:
+                break
+            reached, edge = reached + w, w
+        weight = [w if w >= edge else 0.0 for w in weight]
+    if min_p is not None:
+        weight = [w if w >= min_p * max(weight) else 0.0 for w in weight]
+    total = math.fsum(weight)
+    return [w / total for w in weight]

@@ -1,0 +1,133 @@
+"""The same ids as transformers' `generate`, from a tiny random GPT-2 whose weights are copied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.generation import Beam, Greedy, generate
+from clearhead.layers import GELU
+from clearhead.models.decoder import DecoderConfig
+from clearhead.positions import Learned
+
+transformers = pytest.importorskip("transformers", reason="transformers (extra `peers`) is the oracle here")
+
+VOCAB, WIDTH, HEADS, LAYERS, LENGTH, STOP = 29, 12, 3, 2, 61, 7
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """GPT-2 as transformers has it, and as a `Decoder`, with the same weights in float64."""
+    torch.manual_seed(2)
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCAB,
+            n_positions=LENGTH,
+            n_embd=WIDTH,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            initializer_range=0.5,
+            bos_token_id=STOP,
+            eos_token_id=STOP,
+            pad_token_id=STOP,
+        )
+    )
+    theirs = theirs.double().eval()
+    with torch.no_grad():  # the stop id a little likelier everywhere, so that some rows end and some do not
+        row = theirs.transformer.wte.weight[STOP]
+        theirs.transformer.ln_f.bias += row / row.square().sum()
+    ours = DecoderConfig(
+        vocab_size=VOCAB,
+        d_model=WIDTH,
+        n_heads=HEADS,
+        n_layers=LAYERS,
+        max_len=LENGTH,
+        positions=Learned(max_len=LENGTH),
+        activation=GELU(tanh=True),
+    ).build()
+    ours.load_state_dict(translated(theirs.state_dict()))
+    return theirs, ours.double().eval()
+
+
+def translated(weights):
+    """transformers' names and (in, out) matrices as ours."""
+    parts = {
+        "ln_1": "norm1",
+        "attn.c_proj": "attention.o_proj",
+        "ln_2": "norm2",
+        "mlp.c_fc": "feed_forward.up",
+        "mlp.c_proj": "feed_forward.down",
+    }
+    out = {
+        "embedding.weight": weights["transformer.wte.weight"],
+        "positions.weight": weights["transformer.wpe.weight"],
+        "norm.weight": weights["transformer.ln_f.weight"],
+        "norm.bias": weights["transformer.ln_f.bias"],
+    }
+    for i in range(LAYERS):
+        for kind in ("weight", "bias"):
+            for theirs, ours in parts.items():
+                value = weights[f"transformer.h.{i}.{theirs}.{kind}"]
+                out[f"blocks.{i}.{ours}.{kind}"] = value.T if value.dim() == 2 else value
+            joined = weights[f"transformer.h.{i}.attn.c_attn.{kind}"]
+            for letter, value in zip("qkv", joined.chunk(3, dim=-1), strict=True):
+                out[f"blocks.{i}.attention.{letter}_proj.{kind}"] = value.T if value.dim() == 2 else value
+    return out
+
+
+def padded_left(rows):
+    length = max(len(row) for row in rows)
+    ids = torch.tensor([[STOP] * (length - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def without_stop(ids):
+    ids = ids.tolist()
+    return ids[: ids.index(STOP)] if STOP in ids else ids
+
+
+ROWS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 11], [13], [17, 19, 23, 28, 2, 4, 6, 8, 10, 12, 14]]
+
+
+def test_the_models_agree(pair):
+    theirs, ours = pair
+    ids = torch.randint(VOCAB, (3, 17))
+    torch.testing.assert_close(ours(ids), theirs(ids).logits)
+
+
+def test_greedy(pair):
+    theirs, ours = pair
+    ids, mask = padded_left(ROWS)
+    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=31, do_sample=False)[
+        :, ids.shape[1] :
+    ]
+    found = generate(ours, ROWS, how=Greedy(), max_new=31, stop=STOP)
+    assert [row.tolist() for row in found.best] == [without_stop(row) for row in expected]
+    assert 0 < int(found.finished.sum()) < len(ROWS)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("width", [2, 5])
+def test_beam(pair, width, alpha):
+    theirs, ours = pair
+    ids, mask = padded_left(ROWS)
+    expected = theirs.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=23,
+        do_sample=False,
+        num_beams=width,
+        num_return_sequences=2,
+        length_penalty=alpha,
+        early_stopping=True,  # over when `width` sequences have ended, as here
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    found = generate(ours, ROWS, how=Beam(width, length_penalty=alpha, n_best=2), max_new=23, stop=STOP)
+    sequences = expected.sequences[:, ids.shape[1] :].unflatten(0, (len(ROWS), 2))
+    for row in range(len(ROWS)):
+        for rank in range(2):
+            assert found.sequence(row, rank).tolist() == without_stop(sequences[row, rank])
+    torch.testing.assert_close(found.scores.flatten(), expected.sequences_scores, check_dtype=False)
+    assert 0 < int(found.finished.sum()) < 2 * len(ROWS)
