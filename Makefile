@@ -1,5 +1,6 @@
 # make setup   a virtual environment in .venv with the pinned set      make test    every check, as CI runs them
 # make demo    set up, then the main job                                make check   lint, types, import direction
+#              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
 # make bench   the measurements that the README quotes
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests bench clean
+.PHONY: help setup demo test check types lint tests bench readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m clearhead.cli demo
+	@$(BIN)/clearhead demo $(TEXT)
 
 check: setup lint types
 
@@ -37,11 +38,15 @@ types: setup
 # Shapes in signatures are checked by jaxtyping in the first run. What is compiled, and what is wrong on purpose, runs
 # without those checks: they do not trace, and they would speak before our own errors do.
 test: check
-	$(BIN)/python -m pytest -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -m "compiled or bad_input" --ignore=tests/house
+	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input" --ignore=tests/house
 
 bench: setup
 	$(BIN)/clearhead bench core
+
+# The README's tables, from the committed results.
+readme: setup
+	$(BIN)/python -m clearhead.bench.readme
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

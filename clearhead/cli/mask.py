@@ -20,6 +20,9 @@ def mask(
         int | None, typer.Option(help="Position of the first query among the keys.", min=0)
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the drawing to this SVG file.")] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Also say how it would run: what is computed, what skipped.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Draw a mask, count the pairs it allows, and say what it saves.
@@ -55,5 +58,9 @@ def mask(
             "%", " %"
         )
     )
+    if plan:
+        from clearhead.attention.plan import plan as make_plan
+
+        show_picture("\n" + make_plan(parsed, n, S, offset=offset).explain())
     if svg is not None:
         console.print(f"drawing written to {svg}", markup=False, soft_wrap=True)

@@ -1,16 +1,19 @@
-"""What it costs: parameters, operations, bytes and time of any model, predicted by formula before it is built, and
-measured.
+"""What it costs: parameters, operations, bytes and time of any model, predicted by formula before it is built, and measured.
 
-from clearhead.cost import cost c = cost("gpt2", tokens=1024, batch=8, training=True) c.parameters,
-c.forward.formula, c.memory.peak
+import clearhead as ch
+
+c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
+c.parameters, c.forward.formula, c.memory.peak
+ch.cost.compare(n=1000, d=512, k=3)               # self-attention, recurrence and convolution side by side
 """
 
 from __future__ import annotations
 
+from clearhead._callable import make_callable
 from clearhead.cost.compare import compare
 from clearhead.cost.predict import AttentionSizes, cost, preset
 from clearhead.cost.result import Cost
 
 __all__ = ["AttentionSizes", "Cost", "compare", "cost", "preset"]
 
-cost.compare = compare  # type: ignore[attr-defined]  # cost(...) for a model, cost.compare(...) for kinds of layers
+make_callable(__name__, "cost")

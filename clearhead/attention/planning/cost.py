@@ -1,9 +1,9 @@
 """What a plan should cost: pairs over a rate, for each kind of work, plus a fixed cost for each kernel.
 
-The H200's rates `dense`, `full` and `partial` were measured at 16,384 tokens, 32 heads of width 64, bfloat16 (dense attention
-by cuDNN, and `window(256, 256)` by the gathered kernel). `masked`, `launch` and all of the CPU's are estimates: good enough to
-order the ways to run, not to quote. `python -m clearhead.bench.sparse` is the command that measures. A device that was never
-measured gets those of the nearest kind.
+The H200's rates `dense`, `full` and `partial` were measured at 16,384 tokens, 32 heads of width 64, bfloat16 (dense
+attention by cuDNN, and `window(256, 256)` by the gathered kernel). `masked`, `launch` and all of the CPU's are estimates:
+good enough to order the ways to run, not to quote. `python -m clearhead.bench.sparse` is the command that measures. A
+device that was never measured gets those of the nearest kind.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+"""Each command: what it prints for people, what for programs, and what for mistakes."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from clearhead import __version__
+from clearhead.cli.app import _COMMANDS
+
+
+def test_version_and_help(cli):
+    assert cli("--version").out == f"clearhead {__version__}\n"
+    text = cli("--help").out
+    for name in _COMMANDS:
+        assert name == "demo" or name in text
+    assert cli().code in (0, 2)  # help, not an error message
+
+
+@pytest.mark.parametrize("name", [name for name in _COMMANDS if name != "demo"])
+def test_every_command_explains_itself(cli, name):
+    ran = cli(name, "--help")
+    assert ran.code == 0
+    assert "Usage" in ran.out
+    assert len(ran.out.splitlines()) > 8
+
+
+class TestMask:
+    def test_draws_and_counts(self, cli):
+        ran = cli("mask", "window(2, 2) | every(4)", "--n", 16)
+        assert ran.code == 0
+        assert "120 of 256 pairs, density 0.469, saving 53.1 %" in ran.out
+        assert "15 ■ · · · ■ · · · ■ · · · ■ ■ ■ ■" in ran.out
+
+    def test_json(self, cli):
+        assert cli("mask", "window(2, 2) | every(4)", "--json").json == {
+            "expression": "window(2, 2) | every(4)",
+            "queries": 16,
+            "keys": 16,
+            "allowed": 120,
+            "density": 0.46875,
+            "saving": 0.53125,
+        }
+
+    def test_a_million_tokens(self, cli):
+        ran = cli("mask", "causal() & (window(256, 0) | every(64))", "-n", 1_000_000, "--json")
+        # By hand: the window has min(p + 1, 257) keys; every 64th of the older ones is added.
+        n = 1_000_000
+        window = sum(min(p + 1, 257) for p in range(257)) + (n - 257) * 257
+        older = sum((p - 257) // 64 + 1 for p in range(257, n))
+        assert ran.json["allowed"] == window + older
+
+    def test_other_sizes_and_svg(self, cli, tmp_path):
+        ran = cli(
+            "mask", "causal()", "-n", 3, "--keys", 7, "--offset", 4, "--svg", tmp_path / "m.svg", "--json"
+        )
+        assert ran.json["allowed"] == 5 + 6 + 7
+        ET.parse(tmp_path / "m.svg")
+
+    def test_the_plan(self, cli):
+        ran = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan")
+        assert ran.code == 0
+        assert "pairs allowed" in ran.out
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["window(2, 2 | every(4)"], "column 13"),
+            (["winow(2, 2)"], "window"),
+            (["causal()", "-n", "3", "--keys", "5"], "offset"),
+            (["__import__('os')"], "column 1"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, cli, arguments, words):
+        ran = cli("mask", *arguments)
+        assert ran.code == 1
+        assert ran.out == ""
+        assert ran.err.startswith("clearhead: ")
+        assert ran.err.count("\n") == 1
+        assert words in ran.err
+
+    @pytest.mark.bad_input
+    def test_wrong_usage_is_status_2(self, cli):
+        assert cli("mask").code == 2
+        assert cli("mask", "causal()", "-n", "-1").code == 2
+        assert cli("nonsense").code == 2
+
+
+class TestModels:
+    def test_lists_what_is_in_the_box(self, cli):
+        cards = cli("models", "--json").json
+        assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup"}
+        assert all(
+            card["weights"] > 0 and card["command"].startswith("clearhead train") for card in cards.values()
+        )
+        assert "en-es" in cli("models").out
+        assert "licence" in cli("models", "en-es").out
+
+    def test_translate(self, cli, tmp_path):
+        ran = cli("translate", "Hello world", "--look")
+        assert ran.code == 0
+        assert ran.out.startswith("Hola")
+        assert "world" in ran.out.splitlines()[2]
+        (tmp_path / "in.txt").write_text("I love you.\n\nThank you.\n", encoding="utf-8")
+        rows = cli("translate", "--file", tmp_path / "in.txt", "--beam", 1, "--json").json
+        assert [row["source"] for row in rows] == ["I love you.", "", "Thank you."]
+        assert rows[1]["target"] == ""
+        assert rows[2]["target"] == "Gracias."
+
+    def test_generate(self, cli):
+        assert cli("generate", "D A A", "--model", "sort-dedup").out == "A D\n"
+        first = cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
+        assert first["tokens"] == 20
+        assert (
+            first
+            == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
+        )
+
+    def test_evaluate(self, cli):
+        result = cli("evaluate", "sort-dedup", "--limit", 64, "--json").json
+        assert result["exact_match"] == 1.0
+        assert result["examples"] == 64
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["translate"], "nothing to translate"),
+            (["translate", "Hi", "--model", "sort-dedup"], "was trained for sort-dedup"),
+            (["translate", "Hi", "--beam", "0"], "at least 1 wide"),
+            (["translate", "word " * 300], "split it into sentences"),
+            (["translate", "--file", "/nowhere.txt"], "cannot be read"),
+            (["evaluate", "en_es"], "did you mean 'en-es'?"),
+            (["evaluate", "en-es"], "--data"),
+            (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
+            (["models", "nope"], "there is no model"),
+            (["data", "nope"], "nope"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, cli, arguments, words):
+        ran = cli(*arguments)
+        assert ran.code == 1
+        assert words in ran.err
+        assert ran.err.count("\n") == 1
+
+
+class TestTrain:
+    def test_from_the_command_line_to_a_model_that_answers(self, cli, tmp_path):
+        out = tmp_path / "run"
+        settings = ["steps=12", "warmup_steps=2", "d_model=16", "n_heads=2", "batch.budget=256", "n_train=64"]
+        sets = [part for item in settings for part in ("--set", item)]
+        ran = cli("train", "sort-dedup", "--out", out, *sets, "--set", "n_validation=16")
+        assert ran.code == 0
+        assert "finished" in ran.out
+        assert (out / "loss.png").stat().st_size > 1000
+        assert cli("evaluate", out, "--json").json["examples"] == 16
+        assert cli("plot", "run", out, "--out", tmp_path / "again.png").code == 0
+        assert (tmp_path / "again.png").exists()
+
+    def test_lists_presets(self, cli):
+        names = {row["preset"] for row in cli("train", "--list", "--json").json}
+        assert {"small", "en-es", "digits-vit", "digits-conv", "shakespeare", "sort-dedup"} == names
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["train"], "which task?"),
+            (["train", "translaton"], "did you mean 'translation'?"),
+            (["train", "translation"], "clearhead data"),
+            (["train", "digits", "--preset", "digits-vti"], "did you mean 'digits-vit'?"),
+            (["train", "digits", "--set", "lr_mx=1"], "did you mean 'lr_max'?"),
+            (["train", "--resume", "nowhere"], "no train.toml"),
+        ],
+    )
+    def test_a_mistake_is_one_line(self, cli, tmp_path, monkeypatch, arguments, words):
+        monkeypatch.chdir(tmp_path)
+        ran = cli(*arguments)
+        assert ran.code == 1
+        assert words in ran.err
+        assert ran.err.strip().count("\n") == 0
+
+    @pytest.mark.bad_input
+    def test_a_setting_without_a_value_is_wrong_usage(self, cli):
+        assert cli("train", "digits", "--set", "steps").code == 2
+
+
+class TestData:
+    def test_lists_licences_and_sources(self, cli):
+        rows = cli("data", "--json").json
+        assert {"name", "about", "licence", "bytes", "checked by", "from"} == set(rows[0])
+        assert "svhn" in cli("data").out
+
+    def test_trains_a_tokenizer(self, cli, tmp_path):
+        (tmp_path / "t.txt").write_text("the cat sat on the mat\n" * 50, encoding="utf-8")
+        ran = cli(
+            "train-tokenizer", tmp_path / "t.txt", "--out", tmp_path / "tok", "--vocab-size", 270, "--json"
+        )
+        assert ran.json["vocab_size"] <= 270
+        assert (tmp_path / "tok" / "tokenizer.json").is_file()
+
+
+class TestPlot:
+    @pytest.mark.parametrize("name", ["schedule", "positions"])
+    @pytest.mark.parametrize("ending", [".png", ".svg"])
+    def test_draws_a_file(self, cli, tmp_path, name, ending):
+        path = tmp_path / f"figure{ending}"
+        assert cli("plot", name, "-o", path).code == 0
+        start = path.read_bytes()[:200]
+        assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
+
+
+def test_demo(cli):
+    ran = cli("demo", "I love you.")
+    assert ran.code == 0
+    assert "120 of 256 pairs" in ran.out
+    assert "Hola" in ran.out
+    assert "Te quiero." in ran.out or "Te amo." in ran.out

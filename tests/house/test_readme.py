@@ -1,0 +1,61 @@
+"""The README is true: its Python runs, its commands exist, its tables are what the committed results say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from clearhead.bench.readme import TABLES, updated
+from clearhead.cli.app import _COMMANDS
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def fenced(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", fenced("python"), ids=lambda code: code.splitlines()[-1][:40])
+def test_the_python_runs(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_commands_exist():
+    lines = [
+        line.split("#")[0]
+        for block in fenced("sh")
+        for line in block.splitlines()
+        if line.startswith("clearhead")
+    ]
+    assert len(lines) > 10
+    for line in lines:
+        assert shlex.split(line)[1] in _COMMANDS, line
+
+
+def test_the_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for name in re.findall(r"`?make (\w+)", TEXT):
+        assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
+
+
+def test_the_tables_are_made_from_the_results():
+    assert updated(TEXT) == TEXT, "run `make readme`"
+    for name in TABLES:
+        assert f"<!-- {name} -->\n|" in TEXT
+
+
+def test_the_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("path", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_the_pages_name_only_files_that_exist(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:clearhead|tests|docs)/[\w/.-]+\.(?:py|json|toml|svg))`", text):
+        assert (ROOT / name).exists(), f"{path} speaks of {name}"
