@@ -77,21 +77,24 @@ class World:
     # ------------------------------------------------------------------ sharing out the model
 
     def share(self, model: nn.Module, *, compile: bool = False) -> nn.Module:
-        """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped."""
+        """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped.
+
+        What is compiled is one block at a time: all blocks of a kind share their code, so a deep model takes no longer to
+        compile than a shallow one, and one graph serves batches of every shape.
+        """
         blocks = [block for module in model.modules() for block in getattr(module, "blocks", ())]
+        if compile:
+            for part in blocks or [model]:
+                part.compile(dynamic=True)
         if self.parallel is None:
-            return model  # alone, the whole loss is compiled, not the model
+            return model
         if isinstance(self.parallel, DDP):
-            if compile:
-                model.compile(dynamic=True)
             return nn.parallel.DistributedDataParallel(model)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.size,))
         for block in blocks:
-            if compile:
-                block.compile(dynamic=True)
             fully_shard(block, mesh=mesh)
         # Also after the last forward pass: weights that are changed between steps must not be hidden by a gathered copy.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByTokens
+from clearhead.data.batches import Batches
 from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
@@ -29,7 +29,7 @@ from clearhead.training.feed import Feed
 from clearhead.training.log import Log
 from clearhead.training.progress import Progress
 from clearhead.training.stopping import DivergedError, Interruption, Taken
-from clearhead.training.tasks import loss_sum, scores
+from clearhead.training.tasks import loss_of_logits, loss_sum, scores
 
 __all__ = ["Standing", "Trainer"]
 
@@ -94,7 +94,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.at = Standing()
         self.checkpoint: Path | None = None
-        self._loss = self._compiled_loss()
+        self._of_logits = torch.compile(loss_of_logits, dynamic=True) if config.compile else loss_of_logits
         self._loss_since = torch.zeros((), dtype=_widest(device), device=device)  # this process's part
         self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
         self._norm = torch.zeros((), device=device)
@@ -155,8 +155,12 @@ class Trainer:
         for batch in batches:
             with self.world.accumulating(self.model, last=batch is batches[-1]):
                 with self._autocast():
-                    total = self._loss(
-                        self.model, batch, self.config.label_smoothing, self.config.consistency
+                    total = loss_sum(
+                        self.model,
+                        batch,
+                        self.config.label_smoothing,
+                        self.config.consistency,
+                        of_logits=self._of_logits,
                     )
                 # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
                 (total * (self.world.size / labels)).backward()
@@ -266,7 +270,9 @@ class Trainer:
         model = self.inner.eval()
         sums = torch.zeros(2, dtype=_widest(self.world.device), device=self.world.device)
         labels = 0
-        with borrowed(self.inner, weights), self._autocast():
+        # Compiling again for evaluation would take longer than evaluating.
+        plain = torch.compiler.set_stance("force_eager")
+        with borrowed(self.inner, weights), self._autocast(), plain:
             for batch in self.validation:
                 sums += scores(model, batch)
                 labels += batch.n_labels
@@ -366,13 +372,6 @@ class Trainer:
         return torch.autocast(
             self.world.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"
         )
-
-    def _compiled_loss(self) -> Any:
-        """The whole loss in one graph where the model is not shared out (there, `World.share` compiles its parts)."""
-        if not self.config.compile or self.world.parallel is not None:
-            return loss_sum
-        # Batches by tokens have many shapes: one graph for all of them rather than one for each.
-        return torch.compile(loss_sum, dynamic=True if isinstance(self.config.batch, ByTokens) else None)
 
 
 def _widest(device: torch.device) -> torch.dtype:

@@ -7,15 +7,15 @@ to it, since the vocabulary, the size of the pictures and the longest row are kn
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._shapes import Float
+from clearhead._shapes import Float, Int
 from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
 from clearhead.data.batch import Batch
 from clearhead.data.digits import Digits
@@ -193,35 +193,49 @@ def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[
 
 
 def loss_sum(
-    model: nn.Module, batch: Batch, label_smoothing: float = 0.0, consistency: float = 0.0
+    model: nn.Module,
+    batch: Batch,
+    label_smoothing: float = 0.0,
+    consistency: float = 0.0,
+    *,
+    of_logits: Callable[..., Tensor] | None = None,
 ) -> Float[Tensor, ""]:
-    """The sum alone; no plain number of the batch is looked at, so it compiles once for all batches.
+    """The sum alone, by `loss_of_logits` (or a compiled twin of it).
 
-    With `consistency` α every example goes through the model twice, under two draws of dropout, and the two answers are held
+    With `consistency` every example goes through the model twice, under two draws of dropout.
+    """
+    if consistency:
+        batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
+    of_logits = loss_of_logits if of_logits is None else of_logits
+    return of_logits(batch.logits(model), batch.labels, batch.weights, label_smoothing, consistency)
+
+
+def loss_of_logits(
+    logits: Float[Tensor, "*N V"],
+    labels: Int[Tensor, "*N"],
+    weights: Float[Tensor, "*N"],
+    label_smoothing: float = 0.0,
+    consistency: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The weighted sum of cross-entropies.
+
+    With `consistency` α the second half of the rows are the examples of the first half again, and the two answers are held
     together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
     """
+    log_probs = logits.float().log_softmax(-1)
+    losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
+    total = (losses * weights).sum()
     if not consistency:
-        return _cross_entropy(batch.logits(model), batch, label_smoothing)
-    twice = batch.map(lambda tensor: torch.cat((tensor, tensor)))
-    logits = twice.logits(model)
-    first, second = logits.float().log_softmax(-1).chunk(2)  # (B, T, V) each
+        return total
+    first, second = log_probs.chunk(2)
     apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
-    own = _cross_entropy(logits, twice, label_smoothing)
-    return own / 2 + consistency / 4 * (apart * batch.weights).sum()
+    return total / 2 + consistency / 4 * (apart * weights.chunk(2)[0]).sum()
 
 
 def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     """The sum of losses without smoothing, and the number of labels that got the highest score."""
     logits = batch.logits(model)
     right = (logits.argmax(-1) == batch.labels).to(batch.weights.dtype) * (batch.weights > 0)
-    return torch.stack((_cross_entropy(logits, batch, 0.0), right.sum())).double()
-
-
-def _cross_entropy(logits: Tensor, batch: Batch, label_smoothing: float) -> Tensor:
-    losses = F.cross_entropy(
-        logits.flatten(0, -2).float(),
-        batch.labels.flatten(),
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    return (losses * batch.weights.flatten()).sum()
+    return torch.stack((loss_of_logits(logits, batch.labels, batch.weights), right.sum())).double()
