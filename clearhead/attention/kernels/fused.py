@@ -80,8 +80,9 @@ def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
     if not call.mask.may_be_empty(call.T, call.S, offset=call.offset):
         return _as_bias(call, allowed), None
     seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
+    # Asked where the answer is at hand: on a GPU it would have to be waited for.
     if not torch.compiler.is_compiling() and seen.device.type == "cpu" and bool(seen.all()):
-        return _as_bias(call, allowed), None  # asked where the answer is at hand: on a GPU it would have to be waited for
+        return _as_bias(call, allowed), None
     return _as_bias(call, allowed | ~seen), seen
 
 
