@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 
 import pytest
 import torch
@@ -38,11 +37,6 @@ def pytest_configure(config):
         for name in ("nms", "qnms"):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             config.torchvision_names.define(schema)
-
-
-def pytest_itemcollected(item):
-    """A function among a test's parameters prints its address, which differs between the processes that share the tests."""
-    item._nodeid = re.sub(r" at 0x[0-9a-f]+", "", item.nodeid)
 
 
 @pytest.fixture(autouse=True)

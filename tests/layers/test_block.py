@@ -340,7 +340,7 @@ def test_memory_must_fit_the_block():
         ({"rotary": True}, r"rotary is True; expected one of Rotary\(\)"),
         ({"rotary": Rotary()}, r"turns 7 of 7 features a head; expected an even number"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_bad_configurations_are_refused(unchecked, changes, message):
     with pytest.raises(ConfigError, match=message):

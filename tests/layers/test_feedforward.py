@@ -27,7 +27,9 @@ def gelu_tanh(h):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("choice", "function"), [(ReLU(), relu), (GELU(), gelu), (GELU(tanh=True), gelu_tanh)], ids=str
+    ("choice", "function"),
+    [(ReLU(), relu), (GELU(), gelu), (GELU(tanh=True), gelu_tanh)],
+    ids=["relu", "gelu", "gelu-tanh"],
 )
 def test_feed_forward_is_its_formula(choice, function, bias):
     layer = FeedForward(5, 13, choice, bias=bias).double()
