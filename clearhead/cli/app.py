@@ -29,7 +29,6 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
-    "work",
     "mask",
     "cost",
     "plot",
