@@ -35,11 +35,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Shapes in signatures are checked by jaxtyping in the first run. What is compiled, and what is wrong on purpose, runs
-# without those checks: they do not trace, and they would speak before our own errors do.
+# Shapes in signatures are checked by jaxtyping in the first run. What is compiled, what is wrong on purpose and what measures
+# memory runs without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input" --ignore=tests/house
+	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input or measured" --ignore=tests/house
 
 bench: setup
 	$(BIN)/clearhead bench core

@@ -97,6 +97,7 @@ def test_activations_of_a_plan():
     )
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_peak_is_that_of_a_real_step(name, training):
