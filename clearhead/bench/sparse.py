@@ -298,18 +298,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(arguments)
-    cpu = chosen.device == "cpu"
-    options = Options(
-        lengths=(4096,) if cpu else (16384,) if chosen.quick else LENGTHS,
-        widths=(64,) if cpu or chosen.quick else WIDTHS,
+    options = options_for(chosen.device, quick=chosen.quick, flex=not chosen.no_flex, seconds=chosen.seconds)
+    measure(options, chosen.out, on_row=lambda row: print(line(row), flush=True))
+
+
+def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Options:
+    """What is measured on a device: on a CPU one short length in float32, on a GPU all of them in bfloat16."""
+    cpu = device == "cpu"
+    return Options(
+        lengths=(4096,) if cpu else (16384,) if quick else LENGTHS,
+        widths=(64,) if cpu or quick else WIDTHS,
         batch=1 if cpu else 2,
         heads=4 if cpu else 16,
-        device=chosen.device,
+        device=device,
         dtype=torch.float32 if cpu else torch.bfloat16,
-        flex=not chosen.no_flex,
-        seconds=chosen.seconds,
+        flex=flex,
+        seconds=seconds,
     )
-    measure(options, chosen.out, on_row=lambda row: print(line(row), flush=True))
 
 
 if __name__ == "__main__":

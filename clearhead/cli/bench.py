@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,3 +47,31 @@ def core(
         for r in rows
     ]
     console.print(table(("what", "ours, ms", "peer, ms", "ratio", "wanted", "holds"), cells))
+
+
+@bench.command()
+def sparse(
+    out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path(
+        "sparse.json"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="16,384 tokens of width 64 only.")] = False,
+    flex: Annotated[bool, typer.Option(help="Measure FlexAttention too (it has to be compiled).")] = True,
+    seconds: Annotated[float, typer.Option(help="Begin no further row after this long.")] = 240.0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
+    import torch
+
+    from clearhead.bench.results import machine, versions
+    from clearhead.bench.sparse import line, measure, options_for
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
+    rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
+    if json:
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        return
+    console.print(f"results written to {out}", markup=False, soft_wrap=True)
