@@ -17,13 +17,13 @@ from clearhead.errors import ClearheadError
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, load, save
 
 if TYPE_CHECKING:
-    from clearhead import cost
+    from clearhead import check, cost
     from clearhead.generation import generate
     from clearhead.training import train
 
 # Rooms further down the house, loaded when they are first used: importing clearhead stays light.
 _LATER = {"generate": "clearhead.generation", "train": "clearhead.training"}
-_ROOMS = {"cost"}  # a room that can be called
+_ROOMS = {"check", "cost"}  # rooms that can be called
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +46,7 @@ __all__ = [
     "VisionTransformer",
     "__version__",
     "attend",
+    "check",
     "cost",
     "generate",
     "load",

@@ -29,8 +29,11 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "work",
     "mask",
     "cost",
+    "check",
+    "claims",
     "plot",
     "bench",
     "models",
@@ -39,10 +42,11 @@ _COMMANDS = (
 )
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"clearhead {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -75,3 +75,35 @@ def sparse(
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
     console.print(f"results written to {out}", markup=False, soft_wrap=True)
+
+
+@bench.command()
+def generation(
+    prompt: Annotated[int, typer.Option(help="Length of the prompt.", min=1)] = 512,
+    max_new: Annotated[int, typer.Option(help="How many new tokens.", min=1)] = 128,
+    json: Json = False,
+) -> None:
+    """Greedy decoding with the cache against computing everything anew at every step."""
+    from clearhead.bench.results import machine, versions
+    from clearhead.generation.speed import cache_speed
+
+    found = cache_speed(prompt=prompt, max_new=max_new)
+    if json:
+        row = {
+            "name": f"greedy, {max_new} tokens after {prompt}",
+            "cached_s": found.cached,
+            "recomputed_s": found.recomputed,
+            "ratio": found.ratio,
+            "same_ids": found.same,
+        }
+        show_json({"machine": machine(), "versions": versions(), "rows": [row]})
+        return
+    cells = [
+        (
+            f"{found.cached:.2f}",
+            f"{found.recomputed:.2f}",
+            f"{found.ratio:.1f}",
+            "yes" if found.same else "NO",
+        )
+    ]
+    console.print(table(("with the cache, s", "without, s", "times faster", "same ids"), cells))

@@ -8,6 +8,7 @@ import inspect
 import pytest
 
 import clearhead
+from clearhead.models import tiny_decoder
 
 ROOMS = (
     "masks",
@@ -19,6 +20,10 @@ ROOMS = (
     "training",
     "generation",
     "look",
+    "work",
+    "cost",
+    "check",
+    "claims",
     "pretrained",
 )
 
@@ -34,6 +39,7 @@ def test_the_face_is_what_the_design_says():
         "VisionTransformer",
         "__version__",
         "attend",
+        "check",
         "cost",
         "generate",
         "load",
@@ -74,3 +80,4 @@ def test_a_room_that_is_also_a_function():
     called, by_name = clearhead.cost("tiny-decoder", tokens=7), clearhead.cost.cost("tiny-decoder", tokens=7)
     assert called.parameters.value == by_name.parameters.value > 0
     assert callable(clearhead.cost.compare)
+    assert clearhead.check(clearhead.Decoder(tiny_decoder()), only=["determinism"]).ok

@@ -1,0 +1,254 @@
+"""What a claim is, and how its verdict comes about.
+
+A claim is a statement of a course or an exam, in our words, with a function that tries it. The function is handed a
+`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clearhead.claims.figure import Figure
+from clearhead.errors import ClearheadError
+
+HOLDS = "holds"
+HOLDS_WHEN = "holds when"
+DOES_NOT_HOLD = "does not hold"
+VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD)
+
+# One file a theme, in the order of a course.
+THEMES = (
+    "scores_and_scaling",
+    "softmax",
+    "temperature",
+    "perturbation",
+    "permutation",
+    "selection",
+    "masks",
+    "training_and_generation",
+    "positions",
+    "multihead",
+    "complexity",
+    "sparse",
+    "norms_and_residuals",
+    "training",
+    "dedup_decoder",
+    "convnet",
+    "recurrent",
+    "logistic",
+    "autoencoder",
+    "vision",
+)
+
+
+class ClaimError(ClearheadError, RuntimeError):
+    """A claim that is not known, that reported nothing, or whose correction is itself wrong."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that was tried: what, the numbers that came out, and whether the statement was right about it."""
+
+    what: str
+    got: str
+    ok: bool
+    inside: bool = True  # within the condition of the claim, where it has one
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.got}"
+
+    def marked(self) -> str:
+        """As a line of evidence: was the statement right about it?"""
+        return f"{'✓' if self.ok else '✗'} {self}"
+
+
+def readable(text: str) -> str:
+    """sympy's way of writing, as people write it: 2*n**2 is 2·n², oo is ∞."""
+    text = re.sub(r"\*\*(\d)\b", lambda found: "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(found[1])], text)
+    text = re.sub(r"(?<=[\w)⁰¹²³⁴⁵⁶⁷⁸⁹])\*(?=[\w(])", "·", text)
+    text = re.sub(r"sqrt\((\w+)\)", r"√\1", text)
+    return re.sub(r"\boo\b", "∞", text)
+
+
+class Trial:
+    """What a claim's function reports to. `generator` is its only source of chance."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)
+        self.cases: list[Case] = []
+        self.notes: list[str] = []
+        self.corrections: list[tuple[str, bool]] = []
+        self.figure: Figure | None = None
+
+    def case(self, what: str, got: object, ok: object, *, inside: bool = True) -> None:
+        """One case, smallest first: the first that fails is the counter-example."""
+        self.cases.append(Case(readable(what), readable(str(got)), bool(ok), inside))
+
+    def note(self, text: str) -> None:
+        """A number worth knowing that decides nothing."""
+        self.notes.append(text)
+
+    def instead(self, text: str, ok: object) -> None:
+        """The correct statement, tried as well."""
+        self.corrections.append((text, bool(ok)))
+
+    def draw(self, figure: Figure) -> None:
+        self.figure = figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A statement, where it stands, how it is tried, and the condition under which it is thought to hold (if any)."""
+
+    id: str
+    source: str
+    place: str
+    says: str
+    method: str
+    when: str
+    theme: str
+    function: Callable[[Trial], None]
+
+    def run(self, seed: int = 0) -> Outcome:
+        """Tries it. The same seed gives the same outcome."""
+        started = time.perf_counter()
+        trial = Trial(seed)
+        state = torch.random.get_rng_state()
+        torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
+        try:
+            self.function(trial)
+        finally:
+            torch.random.set_rng_state(state)
+        return judge(self, trial, time.perf_counter() - started)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A claim after it was tried."""
+
+    claim: Claim
+    verdict: str
+    evidence: tuple[str, ...]
+    counter_example: str = ""
+    correct: str = ""
+    example_for: str = ""
+    example_against: str = ""
+    figure: Figure | None = None
+    seconds: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        """The case that decides, in one line."""
+        return (self.counter_example or self.example_against or self.evidence[0]).lstrip("✓✗ ")
+
+    def to_dict(self) -> dict[str, Any]:
+        known = {
+            "id": self.claim.id,
+            "source": self.claim.source,
+            "place": self.claim.place,
+            "says": self.claim.says,
+            "verdict": self.verdict,
+            "evidence": list(self.evidence),
+            "seconds": round(self.seconds, 3),
+        }
+        if self.verdict == HOLDS_WHEN:
+            known |= {"condition": self.claim.when}
+            known |= {"example_for": self.example_for, "example_against": self.example_against}
+        if self.verdict == DOES_NOT_HOLD:
+            known |= {"counter_example": self.counter_example, "correct": self.correct}
+        return known
+
+
+def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
+    """The verdict that follows from the cases.
+
+    All right: it holds. Wrong only outside of the claim's condition: it holds when that is met. Wrong anywhere else: it
+    does not hold as printed, and then a correct statement has to be given and to pass its own test.
+    """
+    if not trial.cases:
+        raise ClaimError(
+            f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)"
+        )
+    wrong = [text for text, ok in trial.corrections if not ok]
+    if wrong:
+        raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
+    failed = [c for c in trial.cases if not c.ok]
+    inside = [c for c in trial.cases if c.inside]
+    evidence = tuple(c.marked() for c in trial.cases) + tuple(f"· {n}" for n in trial.notes)
+    common: dict[str, Any] = {
+        "claim": claim,
+        "evidence": evidence,
+        "figure": trial.figure,
+        "seconds": seconds,
+    }
+    if not failed:
+        return Outcome(verdict=HOLDS, **common)
+    if claim.when and inside and all(c.ok for c in inside):
+        return Outcome(
+            verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]), **common
+        )
+    correct = " ".join(text for text, _ in trial.corrections)
+    return Outcome(verdict=DOES_NOT_HOLD, counter_example=str(failed[0]), correct=correct, **common)
+
+
+_LEDGER: dict[str, Claim] = {}
+
+
+def claim(
+    id: str, source: str, place: str, says: str, *, method: str, when: str = ""
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Enters a function into the ledger. It stays a plain function, so that a test may call it with another trial."""
+
+    def enter(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        if id in _LEDGER:
+            raise ClaimError(f"two claims are called {id!r}; every id is used once: rename one")
+        theme = function.__module__.rsplit(".", 1)[-1]
+        _LEDGER[id] = Claim(
+            id=id,
+            source=source,
+            place=place,
+            says=says,
+            method=method,
+            when=when,
+            theme=theme,
+            function=function,
+        )
+        return function
+
+    return enter
+
+
+def claims() -> dict[str, Claim]:
+    """The whole ledger by id, theme after theme."""
+    for theme in THEMES:
+        importlib.import_module(f"clearhead.claims.{theme}")
+    order = {theme: i for i, theme in enumerate(THEMES)}
+    known = [c for c in _LEDGER.values() if c.theme in order]
+    return {c.id: c for c in sorted(known, key=lambda c: order[c.theme])}
+
+
+def find(ids: Iterable[str]) -> list[Claim]:
+    """The claims of these ids; all of them if there is no id."""
+    known = claims()
+    wanted = list(ids)
+    for name in wanted:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "`clearhead claims` lists them"
+            raise ClaimError(f"no claim is called {name!r}; {hint}")
+    return [known[name] for name in wanted] if wanted else list(known.values())
+
+
+def run(ids: Iterable[str] = (), seed: int = 0) -> list[Outcome]:
+    """Tries the claims of these ids, or all."""
+    return [c.run(seed) for c in find(ids)]

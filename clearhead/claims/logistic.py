@@ -1,0 +1,111 @@
+"""Logistic regression: separable data without a minimum, and the update under an ∞-norm penalty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy as sp
+import torch
+
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import FINAL
+
+# Features (1, x) and labels ±1, separated by w = (0, 1).
+DATA = (((1, -2), -1), ((1, -1), -1), ((1, 1), 1), ((1, 3), 1))
+
+
+def separable_loss(w: tuple[Any, ...]) -> Any:
+    return sum(sp.log(1 + sp.exp(-y * sum(a * b for a, b in zip(w, x, strict=True)))) for x, y in DATA)
+
+
+@claim(
+    "separable-no-minimum",
+    FINAL,
+    "Part 1, Q2",
+    "On separable data the cross-entropy has no global minimum.",
+    method="Four points, symbolically: the loss is positive everywhere and tends to 0 along w*, so "
+    "its infimum is not reached.",
+)
+def separable_no_minimum(t: Trial) -> None:
+    alpha = sp.symbols("alpha", positive=True)
+    a, b = sp.symbols("a b", real=True)
+    # log(1 + e^u) > 0 because 1 + e^u > 1: sympy knows that e^u is positive for a real u.
+    positive = all((1 + sp.exp(-y * (a + b * x[1])) - 1).is_positive for x, y in DATA)
+    t.case("every term is positive for every w", str(positive), positive)
+    value = sp.limit(separable_loss((0, alpha)), alpha, sp.oo)
+    t.case("limit along w* = (0, 1)", value, value == 0)
+    grid = [0.25 * i for i in range(1, 41)]
+    losses = [float(separable_loss((0, sp.Float(g)))) for g in grid]
+    t.draw(Lines("Loss along α·w*", "α", "loss", grid, {"loss": losses}))
+
+
+@claim(
+    "separable-decreasing",
+    FINAL,
+    "Part 1, Q2, solution",
+    "Along α·w* the loss is strictly decreasing.",
+    method="Derivative in α, term by term: −m/(1 + e^(αm)) with a positive margin m.",
+)
+def separable_decreasing(t: Trial) -> None:
+    alpha = sp.symbols("alpha", real=True)
+    slope = sp.diff(separable_loss((0, alpha)), alpha)
+    margins = [y * x[1] for x, y in DATA]
+    form = sum(-sp.Integer(m) / (1 + sp.exp(alpha * m)) for m in margins)
+    t.case("margins", margins, all(m > 0 for m in margins))
+    t.case("derivative − Σ −m/(1 + e^(αm))", sp.simplify(slope - form), sp.simplify(slope - form) == 0)
+    t.case(
+        "each term is negative",
+        "sign decided symbolically",
+        all((-sp.Integer(m) / (1 + sp.exp(alpha * m))).is_negative for m in margins),
+    )
+
+
+def penalty(w: tuple[Any, ...]) -> Any:
+    return max(abs(x) for x in w) ** 2
+
+
+@claim(
+    "infinity-norm-update",
+    FINAL,
+    "Part 1, Q3",
+    "The update is w − η((P − y) x + λ w ⊙ e_k) with k the place of the largest |w|.",
+    method="Autograd on the exam's loss at three points, against the formula.",
+    when="one entry alone has the largest size; at a tie the penalty has no gradient",
+)
+def infinity_norm_update(t: Trial) -> None:
+    x, y, lam = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 1.0, 0.7
+    for entries, inside in (((0.3, -1.5, 0.2), True), ((2.0, 1.0, -1.9), True), ((1.0, -1.0, 0.2), False)):
+        w = torch.tensor(entries, dtype=torch.float64, requires_grad=True)
+        p = torch.sigmoid(w @ x)
+        loss = -y * p.log() - (1 - y) * (1 - p).log() + lam / 2 * w.abs().amax() ** 2
+        (slope,) = torch.autograd.grad(loss, w)
+        e = torch.zeros(3, dtype=torch.float64)
+        e[w.abs().argmax()] = 1.0
+        formula = ((p - y) * x + lam * w * e).detach()
+        gap = (slope - formula).abs().max().item()
+        t.case(f"w = {entries}", f"difference {gap:.1e}", gap < 1e-12, inside=inside)
+
+
+@claim(
+    "infinity-norm-cases",
+    FINAL,
+    "Part 1, Q3, solution",
+    "‖w‖∞² is w_i² for the i with w_i ≥ w_j for all j (no absolute values in the condition).",
+    method="w = (−2, 1): the printed case distinction against the definition.",
+)
+def infinity_norm_cases(t: Trial) -> None:
+    def by_cases(w: tuple[int, ...], size: Any) -> int:
+        return next(x**2 for x in w if all(size(x) >= size(z) for z in w))
+
+    for w in ((-2, 1), (2, 1)):
+        t.case(
+            f"w = {w}",
+            f"{by_cases(w, int)} by the cases, {penalty(w)} by definition",
+            by_cases(w, int) == penalty(w),
+        )
+    grid = [(a, b, c) for a in range(-3, 4) for b in range(-3, 4) for c in range(-3, 4)]
+    t.instead(
+        "The condition is |w_i| ≥ |w_j|, as the last line of the same solution has it.",
+        all(by_cases(w, abs) == penalty(w) for w in grid),
+    )

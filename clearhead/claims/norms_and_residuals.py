@@ -1,0 +1,387 @@
+"""Layer norm, batch norm, residual connections and the feed-forward layer."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import sympy as sp
+import torch
+from torch import nn
+
+from clearhead.claims import exact
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import EXAM, EXERCISES, FINAL, HOMEWORK
+from clearhead.layers import Block, BlockConfig, FeedForward, PostNorm, PreNorm, ReLU
+from clearhead.layers import LayerNorm as LayerNormChoice
+
+
+def dependence(norm: nn.Module, t: Trial) -> set[str]:
+    """On which inputs y[0, 0] depends, from its gradient: own, same column, same row, elsewhere."""
+    x = torch.randn(5, 7, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(norm(x)[0, 0], x)
+    moved = g.abs() > 1e-12
+    parts = {
+        "own": moved[0, 0],
+        "other rows, same column": moved[1:, 0],
+        "same row": moved[0, 1:],
+        "elsewhere": moved[1:, 1:],
+    }
+    return {name for name, part in parts.items() if bool(part.any())}
+
+
+@claim(
+    "layer-norm-depends",
+    EXERCISES,
+    "3(a)",
+    "Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.",
+    method="Gradient of one output in every input, 5 × 7.",
+)
+def layer_norm_depends(t: Trial) -> None:
+    found = dependence(nn.LayerNorm(7).double(), t)
+    t.case("depends on", ", ".join(sorted(found)), found == {"own", "same row"})
+
+
+@claim(
+    "batch-norm-depends",
+    EXERCISES,
+    "3(a)",
+    "Batch norm's y[i, j] depends on x[i, j] and on the rest of its column only.",
+    method="Gradient of one output in every input, 5 × 7, in training mode; then in evaluation mode.",
+    when="it is training; in evaluation fixed statistics are used and only x[i, j] matters",
+)
+def batch_norm_depends(t: Trial) -> None:
+    norm = nn.BatchNorm1d(7).double()
+    found = dependence(norm, t)
+    t.case("training: depends on", ", ".join(sorted(found)), found == {"own", "other rows, same column"})
+    found = dependence(norm.eval(), t)
+    t.case(
+        "evaluation: depends on",
+        ", ".join(sorted(found)),
+        found == {"own", "other rows, same column"},
+        inside=False,
+    )
+
+
+@claim(
+    "layer-norm-elementwise",
+    EXERCISES,
+    "3(a), solution",
+    "Layer normalisation is elementwise.",
+    method="x = (0, 0, 3) and (0, 3, 3): does the first output depend on another entry? Exactly.",
+)
+def layer_norm_elementwise(t: Trial) -> None:
+    a, b = (normalised([sp.Integer(x) for x in row]) for row in ((0, 0, 3), (0, 3, 3)))
+    t.case("first output for (0, 0, 3) and (0, 3, 3)", f"{a[0]} and {b[0]}", a[0] == b[0])
+    alone = normalised([sp.Integer(x) for x in (0, 0, 3)])
+    t.instead(
+        "It is applied to each vector on its own, and within a vector every entry matters.",
+        alone == a and a[0] != b[0],
+    )
+
+
+def normalised(x: list[Any]) -> list[Any]:
+    mean = sum(x) / sp.Integer(len(x))
+    variance = sum((v - mean) ** 2 for v in x) / sp.Integer(len(x))
+    return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
+
+
+@claim(
+    "layer-norm-length",
+    EXERCISES,
+    "3(b)",
+    "With scalar scale γ and shift β (ε = 0), ‖y − β1‖ = γ√d.",
+    method="Squares in fractions, x = (1, 2, 4, 9) and others.",
+    when="γ ≥ 0 and x is not constant",
+)
+def layer_norm_length(t: Trial) -> None:
+    def length(x: list[int], gamma: int) -> Any:
+        z = normalised([sp.Integer(v) for v in x])
+        return sp.sqrt(sum((gamma * v) ** 2 for v in z))
+
+    for x, gamma in (([1, 2, 4, 9], 3), ([-5, 0, 5], 1)):
+        found = sp.simplify(length(x, gamma))
+        t.case(f"x = {tuple(x)}, γ = {gamma}", f"{found}", sp.simplify(found - gamma * sp.sqrt(len(x))) == 0)
+    found = sp.simplify(length([0, 1], -1))
+    t.case("x = (0, 1), γ = −1", f"{found}, not {-sp.sqrt(2)}", found == -sp.sqrt(2), inside=False)
+    constant = length([2, 2], 1)
+    t.case("x = (2, 2), γ = 1", f"{constant}", constant == sp.sqrt(2), inside=False)
+
+
+@claim(
+    "layer-norm-z",
+    EXERCISES,
+    "3(b), solution",
+    "The normalised z is orthogonal to 1 and has length √d.",
+    method="Symbolically for three free entries.",
+)
+def layer_norm_z(t: Trial) -> None:
+    x = sp.symbols("x:3", real=True)
+    mean = sum(x) / 3
+    variance = sum((v - mean) ** 2 for v in x) / 3
+    total = sp.simplify(sum((v - mean) for v in x))
+    t.case("zᵀ1 · σ", total, total == 0)
+    square = sp.simplify(sum((v - mean) ** 2 for v in x) / variance)
+    t.case("‖z‖²", square, square == 3)
+
+
+@claim(
+    "residual-gradient-formula",
+    HOMEWORK,
+    "1.4e.1",
+    "The Jacobian of x + F(x) is I + ∂F/∂x.",
+    method="Symbolically for a free two-dimensional F.",
+)
+def residual_gradient_formula(t: Trial) -> None:
+    x = sp.Matrix(sp.symbols("x y"))
+    f = sp.Matrix([sp.Function("f")(*x), sp.Function("g")(*x)])
+    gap = sp.simplify((x + f).jacobian(x) - sp.eye(2) - f.jacobian(x))
+    t.case("difference", gap.tolist(), gap == sp.zeros(2))
+
+
+@claim(
+    "residual-at-least-one",
+    HOMEWORK,
+    "1.4e.1",
+    "The identity term ensures that gradients are at least 1.",
+    method="d/dx (x + F(x)) for F = −x, −x/2 and x, exactly.",
+)
+def residual_at_least_one(t: Trial) -> None:
+    x = sp.symbols("x", real=True)
+    for f in (-x, -x / 2, x):
+        slope = sp.diff(x + f, x)
+        t.case(f"F(x) = {f}", f"gradient {slope}", slope >= 1)
+    t.instead(
+        "It is 1 + F′(x): near 1 where the sub-layer's own gradient is small, and anything if it is not.",
+        sp.diff(x + sp.sin(x) / 10, x) == 1 + sp.cos(x) / 10,
+    )
+
+
+@claim(
+    "residual-deep",
+    EXAM,
+    "Q5c",
+    "Residual connections mitigate vanishing gradients in deep networks.",
+    method="Gradient of the output in the input of 40 tanh layers (width 16, weights of size 0.5), "
+    "with and without the skip.",
+)
+def residual_deep(t: Trial) -> None:
+    weights = [
+        torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q * 0.5
+        for _ in range(40)
+    ]
+    start = torch.randn(16, generator=t.generator, dtype=torch.float64)
+    depths = (1, 5, 10, 20, 40)
+    sizes: dict[str, list[float]] = {"plain": [], "residual": []}
+    for skip in (False, True):
+        for depth in depths:
+            x = start.clone().requires_grad_()
+            h = x
+            for w in weights[:depth]:
+                h = h * float(skip) + torch.tanh(h @ w)
+            (g,) = torch.autograd.grad(h.sum(), x)
+            sizes["residual" if skip else "plain"].append(g.norm().item())
+    t.case(
+        "40 layers: plain, residual",
+        f"{sizes['plain'][-1]:.1e}, {sizes['residual'][-1]:.1e}",
+        sizes["plain"][-1] < 1e-6 < 1e-2 < sizes["residual"][-1],
+    )
+    t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
+
+
+@claim(
+    "skip-regularises",
+    FINAL,
+    "Part 2, Q3",
+    "Skip connections safeguard against overfitting, as a form of regularisation.",
+    method="Least squares on y = w·x and on y = x + a·x, exactly: the same functions, the same fit. "
+    "Then a two-layer network with "
+    "and without a skip, 8 starts: gap between test and training error.",
+)
+def skip_regularises(t: Trial) -> None:
+    xs, ys = [Fraction(1), Fraction(2)], [Fraction(3), Fraction(2)]
+    plain = sum(x * y for x, y in zip(xs, ys, strict=True)) / sum(x * x for x in xs)
+    skipped = 1 + sum(x * (y - x) for x, y in zip(xs, ys, strict=True)) / sum(x * x for x in xs)
+    t.case(
+        "points (1, 3), (2, 2): slope without and with the skip",
+        f"{plain} and {skipped}: the same overfitting",
+        skipped != plain,
+    )
+    gaps = _overfitting(t)
+    mean = (gaps[:, 1] - gaps[:, 0]).mean().item()
+    error = ((gaps[:, 1] - gaps[:, 0]).std() / 8**0.5).item()
+    t.case("test − training error, skip minus plain", f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0)
+    t.instead(
+        "A skip changes the parametrisation and the gradients, not the set of functions: x + A x "
+        "covers what W x does.",
+        skipped == plain,
+    )
+
+
+def _overfitting(t: Trial) -> torch.Tensor:
+    """Rows: 8 starts, trained side by side; columns: without and with a skip; test minus training error."""
+    x, far = (torch.randn(m, 4, generator=t.generator) for m in (24, 400))
+    y, y_far = (a[:, :1] + 0.5 * torch.randn(len(a), 1, generator=t.generator) for a in (x, far))
+    sizes = ((8, 4, 16), (8, 16, 16), (8, 16, 1))
+    starts = [torch.randn(size, generator=t.generator) / size[1] ** 0.5 for size in sizes]
+    columns = []
+    for skip in (0.0, 1.0):
+        weights = [w.clone().requires_grad_() for w in starts]
+        optimiser = torch.optim.Adam(weights, lr=0.02)
+
+        def errors(
+            a: torch.Tensor, b: torch.Tensor, w: list[torch.Tensor] = weights, s: float = skip
+        ) -> torch.Tensor:
+            h = torch.tanh(a @ w[0])
+            return ((s * h + torch.tanh(h @ w[1])) @ w[2] - b).square().mean((1, 2))
+
+        for _ in range(300):
+            optimiser.zero_grad()
+            errors(x, y).sum().backward()
+            optimiser.step()
+        with torch.no_grad():
+            columns.append(errors(far, y_far) - errors(x, y))
+    return torch.stack(columns, 1)
+
+
+@claim(
+    "layer-norm-range",
+    HOMEWORK,
+    "1.4e.2",
+    "Layer norm keeps activations from growing too large or becoming too small.",
+    method="Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.",
+    when="the input's variance is well above ε",
+)
+def layer_norm_range(t: Trial) -> None:
+    x = torch.randn(64, generator=t.generator, dtype=torch.float64)
+    norm = LayerNormChoice().build(64).double()
+    scales = [10.0**p for p in range(-6, 7)]
+    sizes = [norm(x * s).norm().item() / 8 for s in scales]
+    t.case(
+        "scale 1 … 10⁶: size against √d",
+        f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}",
+        max(abs(s - 1) for s in sizes[6:]) < 1e-3,
+    )
+    t.case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, inside=False)
+    t.draw(
+        Lines(
+            "Size after layer norm",
+            "scale of the input",
+            "norm / √d",
+            scales,
+            {"LayerNorm": sizes},
+            log_x=True,
+        )
+    )
+
+
+@claim(
+    "layer-norm-initialisation",
+    HOMEWORK,
+    "1.4e.2",
+    "Layer norm makes a network less sensitive to initialisation and learning rate.",
+    method="LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs.",
+)
+def layer_norm_initialisation(t: Trial) -> None:
+    c, x = sp.symbols("c x", positive=True)
+    w = sp.symbols("w:3", real=True)
+
+    def first(scale: Any) -> Any:
+        h = [scale * v * x for v in w]
+        mean = sum(h) / 3
+        return (h[0] - mean) / sp.sqrt(sum((v - mean) ** 2 for v in h) / 3)
+
+    gap = sp.simplify(first(c) - first(1))
+    t.case("LN(cWx) − LN(Wx)", gap, gap == 0)
+    at = {w[0]: 1, w[1]: 4, w[2]: 6, x: 2}
+    slope = sp.diff(first(1), w[0])
+    ratio = sp.simplify(slope.subs({w[0]: 10, w[1]: 40, w[2]: 60, x: 2}) / slope.subs(at))
+    t.case("gradient at 10 W against W", ratio, ratio == sp.Rational(1, 10))
+
+
+@claim(
+    "attention-linear",
+    HOMEWORK,
+    "1.4d.1",
+    "Attention is primarily a linear operation, a weighted sum.",
+    method="f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.",
+    when="the weights are held fixed (linear in the values); as a function of its input it is not linear",
+)
+def attention_linear(t: Trial) -> None:
+    x = exact.matrix([[1, 0], [0, 1]])
+    double = [[2 * v for v in row] for row in x]
+    fixed = exact.attention(x, x, x), exact.attention(x, x, double)
+    twice = [[2 * v for v in row] for row in fixed[0]]
+    t.case("values doubled", f"{exact.show(fixed[1])}", fixed[1] == twice)
+    t.case(
+        "input doubled",
+        f"{exact.show(exact.attention(double, double, double))}, not {exact.show(twice)}",
+        exact.attention(double, double, double) == twice,
+        inside=False,
+    )
+
+
+@claim(
+    "ffn-positionwise",
+    HOMEWORK,
+    "1.4d",
+    "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 "
+    "is 4 × 512.",
+    method="One position disturbed; positions permuted; widths read from the library's layer.",
+)
+def ffn_positionwise(t: Trial) -> None:
+    ffn = FeedForward(512, 4 * 512, ReLU()).double()
+    t.case(
+        "widths",
+        f"{ffn.up.in_features} → {ffn.up.out_features} → {ffn.down.out_features}",
+        ffn.up.out_features == 2048,
+    )
+    x = torch.randn(1, 5, 512, generator=t.generator, dtype=torch.float64)
+    y = ffn(x)
+    moved = x.clone()
+    moved[0, 2] += 1.0
+    changed = [i for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
+    t.case("position 3 disturbed: outputs changed", [i + 1 for i in changed], changed == [2])
+    order = [3, 1, 4, 0, 2]
+    t.case(
+        "positions permuted",
+        f"{(ffn(x[:, order]) - y[:, order]).abs().max():.1e}",
+        torch.allclose(ffn(x[:, order]), y[:, order], atol=1e-12),
+    )
+
+
+@claim(
+    "norm-placement",
+    EXAM,
+    "Q7b",
+    "Where layer norm stands (before or after the sub-layer) matters for training.",
+    method="12 blocks whose sub-layers give zero: is what goes in what comes out, and is the "
+    "gradient the identity? Then at their "
+    "random start: how the size of the residual stream grows.",
+)
+def norm_placement(t: Trial) -> None:
+    changed, growth = {}, {}
+    for name, residual in (("pre-norm", PreNorm()), ("post-norm", PostNorm())):
+        blocks = nn.Sequential(
+            *(Block(BlockConfig(d_model=32, n_heads=4, d_ff=64, residual=residual)) for _ in range(12))
+        ).double()
+        x = torch.randn(4, 7, 32, generator=t.generator, dtype=torch.float64)
+        growth[name] = (blocks(x).norm() / blocks[0](x).norm()).item()
+        with torch.no_grad():
+            for part, p in blocks.named_parameters():
+                if "o_proj" in part or "down" in part:
+                    p.zero_()
+        changed[name] = (blocks(x) - x).abs().max().item()
+    numbers = f"{changed['pre-norm']:g}, {changed['post-norm']:.2f}"
+    t.case(
+        "silent sub-layers change x by: pre-norm, post-norm",
+        numbers,
+        changed["pre-norm"] == 0 < changed["post-norm"],
+    )
+    numbers = f"{growth['pre-norm']:.2f}, {growth['post-norm']:.2f}"
+    t.case(
+        "growth from block 1 to 12",
+        numbers,
+        growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3,
+    )

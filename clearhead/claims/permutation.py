@@ -1,0 +1,283 @@
+"""Order: what attention does when its inputs are rearranged, with and without positions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import permutations, product
+
+import sympy as sp
+import torch
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.claims import exact
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import ANSWERED, EXAM, FINAL, HOMEWORK
+from clearhead.positions import NoPositions, Sinusoidal
+
+WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
+
+
+def self_attention(x: exact.Matrix, *, causal: bool = False) -> exact.Matrix:
+    """One layer, projections that are neither symmetric nor the identity, in fractions."""
+    wq, wk, wv = (exact.matrix(m) for m in ([[1, 0], [1, 1]], [[0, 1], [1, 0]], [[1, 2], [0, 1]]))
+    return exact.attention(exact.times(x, wq), exact.times(x, wk), exact.times(x, wv), causal=causal)
+
+
+def rearranged(x: exact.Matrix, order: tuple[int, ...]) -> exact.Matrix:
+    return [x[i] for i in order]
+
+
+def equivariant(causal: bool = False) -> tuple[int, int]:
+    """For how many of the 24 orders of 4 tokens f(πX) = π f(X)."""
+    x = exact.matrix([[1, 0], [0, 1], [2, 1], [-1, 1]])
+    y = self_attention(x, causal=causal)
+    orders = list(permutations(range(4)))
+    return sum(self_attention(rearranged(x, o), causal=causal) == rearranged(y, o) for o in orders), len(
+        orders
+    )
+
+
+def invariant(t: Trial) -> None:
+    """f(πX) = f(X)? Two tokens are enough."""
+    x = exact.matrix([[1, 0], [0, 1]])
+    y, swapped = self_attention(x), self_attention(rearranged(x, (1, 0)))
+    t.case("two tokens, swapped", f"{exact.show(y)} → {exact.show(swapped)}", y == swapped)
+    good, total = equivariant()
+    t.instead(
+        "It is equivariant: f(πX) = π f(X). The outputs move with their inputs; only a pooled output "
+        "is invariant.",
+        good == total,
+    )
+
+
+@claim(
+    "equivariance",
+    EXAM,
+    "Q3b",
+    "Self-attention is permutation-equivariant: f(PX) = P f(X).",
+    method="All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention "
+    "in float64.",
+)
+def equivariance(t: Trial) -> None:
+    good, total = equivariant()
+    t.case("4 tokens, exactly", f"{good} of {total} orders", good == total)
+    mha = MultiHeadAttention(6, 2).double()
+    x = torch.randn(1, 5, 6, generator=t.generator, dtype=torch.float64)
+    y = mha(x)
+    gap = max((mha(x[:, list(o)]) - y[:, list(o)]).abs().max().item() for o in permutations(range(5)))
+    t.case("5 tokens, two heads, biases", f"largest difference {gap:.1e}", gap < 1e-12)
+    t.note(f"under a causal mask only {equivariant(causal=True)[0]} of 24 orders agree")
+
+
+@claim(
+    "permutation-invariant-answered",
+    ANSWERED,
+    "Q1d",
+    "Self-attention is permutation invariant.",
+    method="f(πX) against f(X) for two tokens, in fractions.",
+)
+def permutation_invariant_answered(t: Trial) -> None:
+    invariant(t)
+
+
+@claim(
+    "permutation-invariant-homework",
+    HOMEWORK,
+    "1.3b",
+    "Self-attention operations are permutation-invariant.",
+    method="f(πX) against f(X) for two tokens, in fractions.",
+)
+def permutation_invariant_homework(t: Trial) -> None:
+    invariant(t)
+
+
+@claim(
+    "swap-changes-nothing",
+    ANSWERED,
+    "Q1d",
+    "Swapping positions i and j does not change the final representations.",
+    method="Three tokens in fractions, the first two swapped: row by row.",
+)
+def swap_changes_nothing(t: Trial) -> None:
+    x = exact.matrix(list(WORDS.values()))
+    y, swapped = self_attention(x), self_attention(rearranged(x, (1, 0, 2)))
+    for i in range(3):
+        t.case(
+            f"representation at position {i + 1}",
+            f"{exact.show(y[i])} → {exact.show(swapped[i])}",
+            y[i] == swapped[i],
+        )
+    t.instead(
+        "The representations at i and j are swapped too; those elsewhere stay.",
+        swapped == rearranged(y, (1, 0, 2)),
+    )
+
+
+@claim(
+    "equivariance-formula",
+    ANSWERED,
+    "Q1d, 'mathematical proof'",
+    "f(π(X)) = π(f(X)) for any permutation π.",
+    method="All 24 orders of 4 tokens, in fractions.",
+)
+def equivariance_formula(t: Trial) -> None:
+    good, total = equivariant()
+    t.case("4 tokens", f"{good} of {total} orders", good == total)
+    t.note("this is equivariance, though it is offered as the proof of invariance")
+
+
+@claim(
+    "cat-chased-dog",
+    ANSWERED,
+    "Q1d, illustration",
+    "Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.",
+    method="Both sentences in fractions, compared word by word, pooled, and place by place.",
+    when="the embeddings are compared word by word or pooled, and no causal mask is used",
+)
+def cat_chased_dog(t: Trial) -> None:
+    one, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
+    y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (one, two))
+    by_word = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
+    t.case(
+        "word by word",
+        f"cat: {exact.show(by_word[0]['cat'])} and {exact.show(by_word[1]['cat'])}",
+        by_word[0] == by_word[1],
+    )
+    pooled = [[sum(c, Fraction(0)) for c in zip(*m, strict=False)] for m in (y, z)]
+    t.case("summed over the sentence", exact.show(pooled[0]), pooled[0] == pooled[1])
+    t.case("place by place", f"first place {exact.show(y[0])} and {exact.show(z[0])}", y == z, inside=False)
+
+
+@claim(
+    "weights-by-content",
+    ANSWERED,
+    "Q1d",
+    "Weights are proportional to exp(q·k).",
+    method="Ratio of two weights after the paper's own division by √d_k, symbolically, for widths 1 and 4.",
+    when="d_k = 1; otherwise the document's own eq. 4 divides by √d_k first",
+)
+def weights_by_content(t: Trial) -> None:
+    for d in (1, 4):
+        s = sp.Integer(2) / sp.sqrt(d)
+        ratio, printed = sp.exp(s), sp.exp(2)
+        t.case(
+            f"d_k = {d}, scores 2 and 0: ratio of weights",
+            f"{ratio}, printed {printed}",
+            ratio == printed,
+            inside=d == 1,
+        )
+
+
+@claim(
+    "positions-break-symmetry",
+    ANSWERED,
+    "Q1d, effectiveness",
+    "Adding position encodings breaks the symmetry: the same tokens in another order give other "
+    "representations.",
+    method="MultiHeadAttention over x + Sinusoidal table: no order but the first of 24 is equivariant.",
+)
+def positions_break_symmetry(t: Trial) -> None:
+    mha = MultiHeadAttention(8, 2).double()
+    x = torch.randn(1, 4, 8, generator=t.generator, dtype=torch.float64)
+    table = Sinusoidal().table(4, 8).double()
+    y = mha(x + table)
+    gaps = {
+        o: (mha(x[:, list(o)] + table) - y[:, list(o)]).abs().max().item() for o in permutations(range(4))
+    }
+    moved = [g for o, g in gaps.items() if o != (0, 1, 2, 3)]
+    t.case("23 orders other than the first", f"smallest difference {min(moved):.1e}", min(moved) > 1e-6)
+
+
+@claim(
+    "patches-shuffled",
+    HOMEWORK,
+    "1.5b",
+    "Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches.",
+    method="A small VisionTransformer without positions on an image and on its patches shuffled: "
+    "logits of [CLS].",
+)
+def patches_shuffled(t: Trial) -> None:
+    from clearhead.models import VisionConfig
+
+    gaps = {}
+    image = torch.randn(1, 1, 8, 12, generator=t.generator, dtype=torch.float64)
+    cut = image.reshape(1, 1, 2, 4, 3, 4).permute(0, 1, 2, 4, 3, 5).reshape(1, 1, 6, 4, 4)
+    order = torch.randperm(6, generator=t.generator)
+    shuffled = cut[:, :, order].reshape(1, 1, 2, 3, 4, 4).permute(0, 1, 2, 4, 3, 5).reshape(1, 1, 8, 12)
+    for name, positions in (("none", NoPositions()), ("learned", None)):
+        config = VisionConfig(
+            image_size=(8, 12), patch_size=4, n_classes=5, n_layers=2, channels=1,
+            d_model=8, n_heads=2, d_ff=16, positions=positions,
+        )  # fmt: skip
+        model = config.build().double().eval()
+        gaps[name] = (model(image) - model(shuffled)).abs().max().item()
+    t.case("no positions: logits", f"differ by {gaps['none']:.1e}", gaps["none"] < 1e-12)
+    t.case("learned positions, for comparison", f"differ by {gaps['learned']:.1e}", gaps["learned"] > 1e-6)
+
+
+@claim(
+    "bag-of-symbols",
+    FINAL,
+    "Part 3, Problem 2.1",
+    "Without positional encodings the (causal) Transformer treats its input as a bag of symbols.",
+    method="Last output for every order of D, A, A before a <START>, one and two causal layers, in "
+    "fractions.",
+    when="there is one causal layer (as in the exam) or no causal mask; a second causal layer sees the order",
+)
+def bag_of_symbols(t: Trial) -> None:
+    letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
+    orders = sorted(set(permutations("DAA")))
+    one, two = [], []
+    for order in orders:
+        x = exact.matrix([letters[c] for c in (*order, "S")])
+        first = self_attention(x, causal=True)
+        one.append(first[-1])
+        # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
+        second = [[Fraction(round(12 * c)) for c in row] for row in first]
+        two.append(self_attention(second, causal=True)[-1])
+    names = ["".join(o) for o in orders]
+    t.case(f"one layer, {', '.join(names)}", exact.show(one[0]), one[0] == one[1] == one[2])
+    t.case(
+        "two layers",
+        f"{float(two[0][0]):.4f}, {float(two[1][0]):.4f}, {float(two[2][0]):.4f}",
+        two[0] == two[1] == two[2],
+        inside=False,
+    )
+
+
+@claim(
+    "dedup-order-free",
+    FINAL,
+    "Part 3, Problem 2.1",
+    "The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, "
+    "AAD give AD.",
+    method="Every string of up to 5 letters over A, B, C, D, against all strings with the same letters.",
+)
+def dedup_order_free(t: Trial) -> None:
+    by_letters: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    n = 0
+    for length in range(1, 6):
+        for word in product("ABCD", repeat=length):
+            n += 1
+            by_letters.setdefault(tuple(sorted(word)), set()).add(tuple(sorted(set(word))))
+    t.case(
+        f"{n} inputs in {len(by_letters)} bags",
+        f"most outputs in a bag: {max(map(len, by_letters.values()))}",
+        all(len(s) == 1 for s in by_letters.values()),
+    )
+    t.case(
+        "DAA", "".join(by_letters[("A", "A", "D")].copy().pop()), by_letters[("A", "A", "D")] == {("A", "D")}
+    )
+
+
+@claim(
+    "same-word-other-context",
+    HOMEWORK,
+    "1.4b",
+    "The same word gets different representations in different contexts.",
+    method="'dog' after two contexts, in fractions.",
+)
+def same_word_other_context(t: Trial) -> None:
+    a = self_attention(exact.matrix([WORDS["cat"], WORDS["dog"]]))[-1]
+    b = self_attention(exact.matrix([WORDS["chased"], WORDS["dog"]]))[-1]
+    t.case("'dog' beside 'cat' and beside 'chased'", f"{exact.show(a)} and {exact.show(b)}", a != b)

@@ -1,0 +1,282 @@
+"""What happens to attention when a key is disturbed, a query is disturbed, or a key is made longer."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import sympy as sp
+
+from clearhead.claims import exact
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import HOMEWORK
+
+ONE = Fraction(1)
+
+
+def two_keys(first: int, second: int) -> list[Fraction]:
+    """Weights of a query 1 over keys `first` and `second` (width 1, β = ln 2)."""
+    return exact.weights([first, second])
+
+
+@claim(
+    "key-noise-one-row",
+    HOMEWORK,
+    "1.1e and 1.1f",
+    "Disturbing key i changes the weights of row i of the attention matrix (one row).",
+    method="Two keys, one query, in fractions: which weights change?",
+)
+def key_noise_one_row(t: Trial) -> None:
+    before, after = two_keys(0, 0), two_keys(1, 0)
+    t.case(
+        "keys 0, 0 → 1, 0: the weight of the other key", f"{before[1]} → {after[1]}", before[1] == after[1]
+    )
+    three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
+    t.instead(
+        "Key i's score enters one row, but each column is normalised, so the weights of every key change.",
+        all(x != y for x, y in zip(*three, strict=True)),
+    )
+
+
+@claim(
+    "key-noise-all-outputs",
+    HOMEWORK,
+    "1.1e",
+    "Disturbing one key changes the outputs of all queries.",
+    method="Two keys of width 2, in fractions; ε = (1, 0), queries that see it and one that does not.",
+    when="the query is not orthogonal to the noise (and the value differs from the output)",
+)
+def key_noise_all_outputs(t: Trial) -> None:
+    k, v = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1], [0]])
+    moved = exact.matrix([[2, 0], [0, 1]])
+    for query, seen in (([1, 0], True), ([-1, 1], True), ([0, 1], False)):
+        q = exact.matrix([query])
+        a, b = exact.attention(q, k, v)[0][0], exact.attention(q, moved, v)[0][0]
+        t.case(f"query {query}, ε·q = {query[0]}", f"{a} → {b}", a != b, inside=seen)
+
+
+@claim(
+    "key-noise-proportional",
+    HOMEWORK,
+    "1.1e, summary",
+    "The effect of disturbing key i is proportional to the weight a it has.",
+    method="∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, "
+    "then evaluated.",
+)
+def key_noise_proportional(t: Trial) -> None:
+    s = sp.symbols("s", real=True)
+    a = 1 / (1 + sp.exp(-s))
+    t.note(f"dh/ds − a(1 − a) = {sp.simplify(sp.diff(a, s) - a * (1 - a))} for values 1 and 0")
+    half, most = Fraction(1, 2), Fraction(9, 10)
+    effects = half * (1 - half), most * (1 - most)
+    t.case(
+        "weights 1/2 and 9/10: effect per unit of score",
+        f"{effects[0]} and {effects[1]}",
+        effects[1] / effects[0] == most / half,
+    )
+    grid = [i / 50 for i in range(51)]
+    t.draw(
+        Lines(
+            "Effect of a disturbed key on the output",
+            "its weight a",
+            "|dh/ds|",
+            grid,
+            {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid},
+        )
+    )
+    t.instead(
+        "It is proportional to a·(v − h): small for a near 0 and also for a near 1.",
+        sp.simplify(sp.diff(a, s) - a * (1 - a)) == 0,
+    )
+
+
+@claim(
+    "key-noise-beta",
+    HOMEWORK,
+    "1.1e and 1.1f",
+    "A larger β makes the output more sensitive to a change of a score.",
+    method="Sensitivity β a (1 − a) at a gap of 1 between two scores, its derivative in β solved for "
+    "its zero.",
+    when="β is small against 1/gap; beyond the peak a saturated softmax feels less",
+)
+def key_noise_beta(t: Trial) -> None:
+    b = sp.symbols("b", positive=True)
+    sensitivity = b * sp.exp(-b) / (1 + sp.exp(-b)) ** 2
+    peak = float(sp.nsolve(sp.diff(sensitivity, b), 1.5))
+
+    def at(x: float) -> float:
+        return float(sensitivity.subs(b, x))
+
+    t.case("gap 1, β = 0.5 → 1", f"{at(0.5):.4f} → {at(1.0):.4f}", at(1.0) > at(0.5))
+    t.case("gap 1, β = 2 → 10", f"{at(2.0):.4f} → {at(10.0):.4f}", at(10.0) > at(2.0), inside=False)
+    t.note(f"the most sensitive β at a gap of 1 is {peak:.4f}")
+    betas = [i / 4 for i in range(1, 49)]
+    t.draw(
+        Lines(
+            "Sensitivity of the output to a score, gap 1",
+            "β",
+            "β a (1 − a)",
+            betas,
+            {"sensitivity": [at(x) for x in betas]},
+        )
+    )
+
+
+def mean_change(score: int) -> Fraction:
+    """Mean change of the output of values 1 and 0 when the score of the first is moved by ±1 with equal chance."""
+    moved = (two_keys(score + 1, 0)[0] + two_keys(score - 1, 0)[0]) / 2
+    return moved - two_keys(score, 0)[0]
+
+
+@claim(
+    "key-noise-mean",
+    HOMEWORK,
+    "1.1e",
+    "Since the noise on a key has mean zero, the expected change of the outputs is zero.",
+    method="Two keys, noise ±1, in fractions; then Gaussian noise by 40-point Gauss-Hermite quadrature.",
+)
+def key_noise_mean(t: Trial) -> None:
+    t.case("keys 1, 0, noise ±1 on the first: E[change]", mean_change(1), mean_change(1) == 0)
+    gaussian = gaussian_change(1.0, 0.5)
+    t.case("σ = 0.5 Gaussian, β = 1: E[change]", f"{gaussian:.5f}", abs(gaussian) < 1e-9)
+    ratio = gaussian_change(1.0, 0.02) / gaussian_change(1.0, 0.01)
+    t.note(f"halving σ divides the bias by {ratio:.3f}")
+    t.instead(
+        "It is zero to first order only; the bias is of the order of the noise's variance.",
+        abs(ratio - 4) < 0.01,
+    )
+
+
+def gaussian_change(score: float, sigma: float) -> float:
+    """E[sigmoid(score + σ z)] − sigmoid(score), z standard normal."""
+    import numpy as np
+
+    nodes, w = np.polynomial.hermite_e.hermegauss(40)
+    sigmoid = 1.0 / (1.0 + np.exp(-(score + sigma * nodes)))
+    return float((w * sigmoid).sum() / w.sum() - 1.0 / (1.0 + np.exp(-score)))
+
+
+@claim(
+    "query-noise-mean",
+    HOMEWORK,
+    "1.1f",
+    "Since the noise on a query has mean zero, the expected change of its output is zero.",
+    method="Query 1 with noise ±1 over keys 1 and 0 of width 1, in fractions.",
+)
+def query_noise_mean(t: Trial) -> None:
+    k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
+    base = exact.attention(exact.matrix([[1]]), k, v)[0][0]
+    moved = [exact.attention(exact.matrix([[1 + e]]), k, v)[0][0] for e in (1, -1)]
+    change = sum(moved, Fraction(0)) / 2 - base
+    t.case("query 1 ± 1, keys 1 and 0: E[change]", change, change == 0)
+    at_tie = [exact.attention(exact.matrix([[e]]), k, v)[0][0] for e in (1, -1, 0)]
+    t.instead(
+        "It is zero to first order; exactly zero only where the softmax is symmetric, as at equal scores.",
+        (at_tie[0] + at_tie[1]) / 2 == at_tie[2],
+    )
+
+
+@claim(
+    "query-noise-one-output",
+    HOMEWORK,
+    "1.1f",
+    "Disturbing query i changes output i alone.",
+    method="Three queries over three keys in fractions, each disturbed in turn.",
+)
+def query_noise_one_output(t: Trial) -> None:
+    q, k = exact.matrix([[1, 0], [0, 2], [1, 1]]), exact.matrix([[1, 1], [0, 1], [2, 0]])
+    v = exact.matrix([[1, 0], [0, 1], [3, 2]])
+    before = exact.attention(q, k, v)
+    for i in range(3):
+        moved = [row[:] for row in q]
+        moved[i][0] += 1
+        after = exact.attention(moved, k, v)
+        changed = [j for j in range(3) if after[j] != before[j]]
+        t.case(f"query {i + 1}", f"outputs changed: {[j + 1 for j in changed]}", changed == [i])
+
+
+def grown(query: int, alpha: int) -> Fraction:
+    """Weight of the key 1 stretched by alpha, beside a key 0, for a query of width 1."""
+    return two_keys(alpha * query, 0)[0]
+
+
+@claim(
+    "scale-key-scores",
+    HOMEWORK,
+    "1.1g",
+    "Scaling a key by α > 1 increases all scores that involve it.",
+    method="α k·q against k·q for queries 1, 0, −1.",
+)
+def scale_key_scores(t: Trial) -> None:
+    for q in (-1, 0, 1):
+        t.case(f"query {q}, key 1 → 2", f"score {q} → {2 * q}", 2 * q > q)
+    t.instead(
+        "It increases positive scores, lowers negative ones and leaves zero: their size grows, not "
+        "their value.",
+        all((2 * q > q) == (q > 0) for q in range(-5, 6)),
+    )
+
+
+@claim(
+    "scale-key-weight",
+    HOMEWORK,
+    "1.1g, summary",
+    "Scaling a key by α > 1 increases its weight for all queries.",
+    method="A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in "
+    "fractions.",
+)
+def scale_key_weight(t: Trial) -> None:
+    for q in (-1, 0, 1):
+        a, b = grown(q, 1), grown(q, 2)
+        t.case(f"query {q}: weight", f"{a} → {b}", b > a)
+    alphas = [1 + i / 10 for i in range(41)]
+    t.draw(
+        Lines(
+            "Weight of a key that is stretched",
+            "α",
+            "weight",
+            alphas,
+            {f"query {q}": [1 / (1 + 2 ** (-a * q)) for a in alphas] for q in (1, 0, -1)},
+        )
+    )
+    t.instead(
+        "The weight rises exactly for the queries whose score with that key is positive, and falls "
+        "where it is negative.",
+        all(
+            (grown(q, 3) > grown(q, 1)) == (q > 0) and (grown(q, 3) < grown(q, 1)) == (q < 0)
+            for q in range(-4, 5)
+        ),
+    )
+
+
+@claim(
+    "scale-key-limit",
+    HOMEWORK,
+    "1.1g",
+    "As α → ∞ the key's weight tends to 1 for all queries, so all outputs tend to its value.",
+    method="Exact limit of the weight for scores −1, 0 and 1 beside one other key of score 0.",
+)
+def scale_key_limit(t: Trial) -> None:
+    alpha = sp.symbols("alpha", positive=True)
+    found = {s: sp.limit(1 / (1 + sp.exp(-alpha * s)), alpha, sp.oo) for s in (-1, 0, 1)}
+    for s, value in found.items():
+        t.case(f"score {s}", f"weight → {value}", value == 1)
+    t.instead(
+        "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays "
+        "where it is 0.",
+        found == {-1: 0, 0: sp.Rational(1, 2), 1: 1},
+    )
+
+
+@claim(
+    "scale-key-similar",
+    HOMEWORK,
+    "1.1g",
+    "If the key already had a high similarity with the query, scaling it pushes its weight towards 1.",
+    method="Exact limits for a positive score, beside three other keys with free scores.",
+)
+def scale_key_similar(t: Trial) -> None:
+    alpha = sp.symbols("alpha", positive=True)
+    for s in (1, 3):
+        value = sp.limit(1 / (1 + (sp.exp(5) + sp.exp(2) + 1) * sp.exp(-alpha * s)), alpha, sp.oo)
+        t.case(f"score {s} beside scores 5, 2, 0", f"weight → {value}", value == 1)

@@ -1,0 +1,201 @@
+"""Positions: formulas, parameters, uniqueness, and what happens beyond the trained length."""
+
+from __future__ import annotations
+
+import functools
+
+import sympy as sp
+import torch
+from torch import nn
+
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import ANSWERED, EXAM, HOMEWORK
+from clearhead.errors import ShapeError
+from clearhead.models import EncoderConfig
+from clearhead.positions import ALiBi, Learned, Positions, RelativeBias, Sinusoidal
+
+TRAINED, BEYOND = 12, 48
+
+
+@claim(
+    "sinusoid-values",
+    EXAM,
+    "Q4c",
+    "PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, "
+    "1, d = 512.",
+    method="The four numbers to 20 digits against the library's table, in float32.",
+)
+def sinusoid_values(t: Trial) -> None:
+    row = Sinusoidal().table(4, 512)[3]
+    for i in (0, 1):
+        angle = sp.Integer(3) / sp.Integer(10000) ** sp.Rational(2 * i, 512)
+        for place, value in ((2 * i, sp.sin(angle)), (2 * i + 1, sp.cos(angle))):
+            digits = sp.N(value, 20)
+            t.case(f"PE(3, {place})", f"{float(digits):.7f}", abs(float(digits) - row[place].item()) < 1e-6)
+
+
+@claim(
+    "sinusoid-unique",
+    ANSWERED,
+    "Q1d",
+    "Each position gets a unique encoding vector.",
+    method="Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; "
+    "then the closest pair.",
+)
+def sinusoid_unique(t: Trial) -> None:
+    p = sp.symbols("p", integer=True, positive=True)
+    # sin p = 0 and cos p = 1 together need p / 2π whole.
+    t.case(
+        "is p / 2π rational for a whole p > 0",
+        str((p / (2 * sp.pi)).is_rational),
+        (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational,
+    )
+    table = Sinusoidal().table(1000, 8).double()
+    gap = torch.cdist(table, table) + 9 * torch.eye(1000, dtype=torch.float64)
+    t.case("1,000 positions, width 8: closest pair", f"distance {gap.min():.4f}", gap.min() > 0)
+
+
+@claim(
+    "position-parameters",
+    ANSWERED,
+    "Q1d, types",
+    "Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.",
+    method="Parameters of the built modules, counted.",
+)
+def position_parameters(t: Trial) -> None:
+    def count(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+    learned, fixed = count(Learned(max_len=1000).build(512)), count(Sinusoidal().build(512))
+    t.case("learned, 1000 × 512", f"{learned:,}", learned == 1000 * 512)
+    t.case("sinusoidal", f"{fixed}", fixed == 0)
+
+
+@claim(
+    "relative-depends-on-distance",
+    HOMEWORK,
+    "1.3b",
+    "A relative encoding depends on the distance of two positions, not on where they stand.",
+    method="Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions.",
+)
+def relative_depends_on_distance(t: Trial) -> None:
+    for name, choice in (("RelativeBias", RelativeBias()), ("ALiBi", ALiBi())):
+        built = choice.build(2)
+        for p in built.parameters():
+            nn.init.normal_(p)
+        bias = built(13, 13, 0, torch.device("cpu"))
+        gap = (bias[:, 1:, 1:] - bias[:, :-1, :-1]).abs().max().item()
+        t.case(name, f"largest difference {gap:g}", gap == 0)
+    table = Sinusoidal().table(13, 8)
+    t.note(
+        "an absolute encoding differs from place to place: by at least "
+        f"{(table[1:] - table[:-1]).norm(dim=1).min():.3f}"
+    )
+
+
+@functools.cache
+def previous_token_accuracy(kind: str, seed: int) -> tuple[float, ...]:
+    """Trains on 'repeat the token before this one' at length TRAINED; accuracy there and at BEYOND."""
+    choice: Positions = Sinusoidal() if kind == "sinusoidal" else RelativeBias(n_buckets=16, max_distance=24)
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(
+        EncoderConfig(vocab_size=7, d_model=32, n_heads=2, d_ff=32, n_layers=1, positions=choice).build(),
+        nn.Linear(32, 7),
+    )
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(350):
+        ids = torch.randint(0, 7, (48, TRAINED), generator=generator)
+        loss = nn.functional.cross_entropy(model(ids)[:, 1:].flatten(0, 1), ids[:, :-1].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    found = []
+    with torch.no_grad():
+        for length in (TRAINED, 2 * TRAINED, BEYOND):
+            ids = torch.randint(0, 7, (100, length), generator=generator)
+            found.append((model(ids)[:, 1:].argmax(-1) == ids[:, :-1]).float().mean().item())
+    return tuple(found)
+
+
+@claim(
+    "sinusoid-longer",
+    HOMEWORK,
+    "1.5b.3",
+    "Fixed sinusoidal encodings generalise to longer sequences than those of training, because they "
+    "are a formula.",
+    method=f"An encoder trained to repeat the previous token at length {TRAINED}, tried there and at "
+    f"{BEYOND} (one "
+    "training run, 100 texts).",
+    when="'generalise' means only that the encoding is defined there; what the model learned need "
+    "not carry over",
+)
+def sinusoid_longer(t: Trial) -> None:
+    row = Sinusoidal().table(1, 32, start=10_000)
+    t.case(
+        "defined at position 10,000",
+        f"norm {row.norm():.3f}, as everywhere: √16",
+        torch.isclose(row.norm(), torch.tensor(4.0)),
+    )
+    inside, _, beyond = previous_token_accuracy("sinusoidal", t.seed)
+    t.case(
+        f"accuracy at {TRAINED} (trained) and {BEYOND}",
+        f"{inside:.3f} and {beyond:.3f}",
+        beyond > inside - 0.05,
+        inside=False,
+    )
+
+
+@claim(
+    "relative-longer",
+    HOMEWORK,
+    "1.3b",
+    "Relative encodings generalise better to sequences longer than those of training.",
+    method=f"The same task and budget with RelativeBias and with Sinusoidal, accuracy at {BEYOND} "
+    f"after training at {TRAINED}.",
+)
+def relative_longer(t: Trial) -> None:
+    relative, absolute = (previous_token_accuracy(kind, t.seed) for kind in ("relative", "sinusoidal"))
+    t.case(
+        f"accuracy at {BEYOND}: relative, sinusoidal",
+        f"{relative[2]:.3f}, {absolute[2]:.3f}",
+        relative[2] > absolute[2] + 0.1,
+    )
+    t.draw(
+        Lines(
+            "Repeating the previous token",
+            "length",
+            "accuracy",
+            (TRAINED, 2 * TRAINED, BEYOND),
+            {"relative bias": relative, "sinusoidal": absolute},
+        )
+    )
+
+
+@claim(
+    "learned-bound-to-length",
+    HOMEWORK,
+    "1.5b.3",
+    "Learned embeddings belong to the number of patches seen in training; for another resolution "
+    "they are interpolated.",
+    method="A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to "
+    "8 × 12, and back.",
+)
+def learned_bound_to_length(t: Trial) -> None:
+    grid = Learned(grid=(4, 6), n_extra=1).build(8)
+    nn.init.normal_(grid.weight)
+    try:
+        grid(torch.zeros(1, 97, 8), torch.arange(97))
+        refused = ""
+    except ShapeError as error:
+        refused = str(error)
+    t.case("97 tokens where 25 were trained", refused[:60] or "accepted", refused)
+    bigger = grid.resized((8, 12))
+    t.case("resized to 8 × 12", tuple(bigger.weight.shape), tuple(bigger.weight.shape) == (97, 8))
+    same = grid.resized((4, 6)).weight
+    t.case(
+        "resized to its own size: change",
+        f"{(same - grid.weight).abs().max():.1e}",
+        torch.allclose(same, grid.weight, atol=1e-6),
+    )

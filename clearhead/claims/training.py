@@ -1,0 +1,231 @@
+"""Optimisation: the warm-up schedule, clipping, first weights, minibatches and activations that saturate."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import sympy as sp
+import torch
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import EXAM, FINAL
+from clearhead.layers import Xavier
+from clearhead.training import WarmupCosine
+
+
+@claim(
+    "warmup-cosine",
+    EXAM,
+    "Q7a",
+    "The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end "
+    "(0.001, 4000, 100000).",
+    method="Both branches at the joint, the end, the halfway point and the slopes, symbolically; "
+    "then the library's schedule.",
+)
+def warmup_cosine(t: Trial) -> None:
+    s = sp.symbols("s", positive=True)
+    top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
+    rise = top * s / warm
+    fall = top * sp.Rational(1, 2) * (1 + sp.cos((s - warm) / (total - warm) * sp.pi))
+    joint = rise.subs(s, warm), fall.subs(s, warm)
+    t.case("at step 4000 from both sides", f"{joint[0]} and {joint[1]}", joint[0] == joint[1] == top)
+    t.case("at step 100000", fall.subs(s, total), fall.subs(s, total) == 0)
+    t.case("at step 52000, halfway down", fall.subs(s, 52_000), fall.subs(s, 52_000) == top / 2)
+    schedule = WarmupCosine(0.001, 4000, 100_000)
+    steps = [1, 1000, 4000, 4001, 20_000, 52_000, 76_000, 100_000]
+    gap = max(abs(schedule(x) - float((rise if x <= 4000 else fall).subs(s, x))) for x in steps)
+    t.case("the library's schedule", f"largest difference {gap:.1e}", gap < 1e-15)
+    grid = list(range(0, 100_001, 1000))
+    t.draw(Lines("Learning rate", "step", "rate", grid, {"warm-up, cosine": [schedule(x) for x in grid]}))
+
+
+@claim(
+    "clipping-necessary",
+    EXAM,
+    "Q7b",
+    "Gradient clipping is necessary.",
+    method="Gradient descent on x⁴ from 3 with rate 0.1, clipped to 1 and not; and on x², not clipped.",
+    when="gradients can exceed what the learning rate can bear; a gentle loss needs none",
+)
+def clipping_necessary(t: Trial) -> None:
+    def descend(power: int, clip: float) -> float:
+        x = 3.0
+        for _ in range(200):
+            slope = power * x ** (power - 1)
+            x -= 0.1 * max(-clip, min(clip, slope))
+            if abs(x) > 1e6:
+                return math.inf
+        return x
+
+    t.case(
+        "x⁴: without and with clipping, after 200 steps",
+        f"{descend(4, math.inf)} and {descend(4, 1.0):.3f}",
+        math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5,
+    )
+    t.case(
+        "x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False
+    )
+
+
+@claim(
+    "clipping-keeps-direction",
+    EXAM,
+    "Q7b",
+    "Clipping by norm bounds the step and keeps its direction.",
+    method="torch's clip_grad_norm_ on a gradient of norm 13, limit 2.",
+)
+def clipping_keeps_direction(t: Trial) -> None:
+    p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    p.grad = torch.tensor([5.0, 12.0], dtype=torch.float64)
+    torch.nn.utils.clip_grad_norm_([p], 2.0)
+    t.case("norm", f"{p.grad.norm():.6f}", abs(p.grad.norm().item() - 2) < 1e-5)
+    t.case(
+        "ratio of the entries",
+        f"{p.grad[1] / p.grad[0]:.6f}",
+        abs((p.grad[1] / p.grad[0]).item() - 2.4) < 1e-9,
+    )
+
+
+@claim(
+    "initialisation-matters",
+    EXAM,
+    "Q7b",
+    "How the weights of attention layers begin matters.",
+    method="Variance of the scores of a layer of width 128 under Xavier and under weights of "
+    "variance 1, standard normal input.",
+)
+def initialisation_matters(t: Trial) -> None:
+    x = torch.randn(64, 128, generator=t.generator)
+    variance, top = {}, {}
+    for name in ("Xavier", "variance 1"):
+        mha = MultiHeadAttention(128, 1, bias=False)
+        if name == "Xavier":
+            Xavier().apply(mha, 1)
+        else:
+            for p in mha.parameters():
+                torch.nn.init.normal_(p)
+        s = mha.q_proj(x) @ mha.k_proj(x).T / math.sqrt(128)
+        variance[name], top[name] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
+    t.case(
+        "variance of scores: Xavier, variance 1",
+        f"{variance['Xavier']:.2f}, {variance['variance 1']:.0f}",
+        0.5 < variance["Xavier"] < 2 < variance["variance 1"],
+    )
+    t.case(
+        "mean largest of 64 weights",
+        f"{top['Xavier']:.2f}, {top['variance 1']:.2f}",
+        top["Xavier"] < 0.3 and top["variance 1"] > 0.9,
+    )
+
+
+@claim(
+    "minibatch-noise",
+    FINAL,
+    "Part 2, Q1",
+    "Small minibatches give noisier gradient estimates, large ones more accurate ones.",
+    method="Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1).",
+)
+def minibatch_noise(t: Trial) -> None:
+    data = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
+    mean = sum(data) / 8
+    spread = sum((x - mean) ** 2 for x in data) / 8
+    found = []
+    for b in (1, 2, 4, 8):
+        batches = [sum(c) / b for c in combinations(data, b)]
+        variance = sum((m - mean) ** 2 for m in batches) / len(batches)
+        found.append(variance)
+        t.case(
+            f"b = {b}, {len(batches)} minibatches",
+            f"variance {variance}",
+            variance == spread / b * Fraction(8 - b, 7),
+        )
+    t.case(
+        "it falls with b",
+        " > ".join(str(v) for v in found),
+        all(x > y for x, y in pairwise(found)),
+    )
+
+
+@claim(
+    "minibatch-escape",
+    FINAL,
+    "Part 2, Q1",
+    "The noise of small minibatches helps to escape local minima; large ones get stuck more.",
+    method="2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two "
+    "strengths s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 "
+    "standard errors. "
+    "One landscape: an example of the effect, not a law.",
+)
+def minibatch_escape(t: Trial) -> None:
+    sizes, curves = (1, 4, 16, 64), {}
+    for strength in (5.0, 10.0):
+        shares = []
+        for b in sizes:
+            x = torch.ones(2000, dtype=torch.float64)
+            for _ in range(400):
+                noise = (
+                    torch.randn(2000, generator=t.generator, dtype=torch.float64) * strength / math.sqrt(b)
+                )
+                x = (x - 0.02 * (4 * x * (x.square() - 1) + 0.3 + noise)).clamp(-3, 3)
+            shares.append((x < 0).double().mean().item())
+        # Standard error of a difference of two shares of 2,000, at its largest.
+        error = math.sqrt(2 * 0.25 / 2000)
+        falls = all(later < earlier + 4 * error for earlier, later in pairwise(shares))
+        numbers = ", ".join(f"{share:.3f}" for share in shares)
+        t.case(f"s = {strength:g}, b = 1, 4, 16, 64", numbers, falls and shares[0] > shares[-1] + 4 * error)
+        curves[f"s = {strength:g}"] = shares
+    t.draw(Lines("Walks that left the shallow well", "minibatch", "share", sizes, curves, log_x=True))
+
+
+@claim(
+    "sigmoid-tanh-saturate",
+    FINAL,
+    "Part 2, Q2",
+    "The gradients of sigmoid and tanh go to zero exponentially for large inputs.",
+    method="Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even).",
+)
+def sigmoid_tanh_saturate(t: Trial) -> None:
+    x = sp.symbols("x", real=True)
+    sigmoid = 1 / (1 + sp.exp(-x))
+    tanh = (sp.exp(x) - sp.exp(-x)) / (sp.exp(x) + sp.exp(-x))
+    for name, f, rate in (("sigmoid", sigmoid, 1), ("tanh", tanh, 2)):
+        slope = sp.simplify(sp.diff(f, x))
+        value = sp.limit(sp.simplify(slope * sp.exp(rate * x)), x, sp.oo)
+        even = sp.simplify(slope - slope.subs(x, -x)) == 0
+        t.case(f"{name}: derivative · e^({rate}x)", f"→ {value}", value.is_finite and value > 0 and even)
+
+
+@claim(
+    "relu-workaround",
+    FINAL,
+    "Part 2, Q2",
+    "ReLU mitigates this by letting gradients pass for positive inputs.",
+    method="Derivatives at 10 and −10; then 30 layers of width 32 started for each activation: "
+    "gradient at the input.",
+    when="inputs are positive; for negative ones its gradient is 0",
+)
+def relu_workaround(t: Trial) -> None:
+    for at in (10.0, -10.0):
+        x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+        slopes = [torch.autograd.grad(f(x), x)[0].item() for f in (torch.relu, torch.sigmoid)]
+        t.case(
+            f"slope at {at:g}: ReLU, sigmoid",
+            f"{slopes[0]:g}, {slopes[1]:.1e}",
+            slopes[0] > slopes[1],
+            inside=at > 0,
+        )
+    sizes = {}
+    for name, f, gain in (("ReLU", torch.relu, 2**0.5), ("sigmoid", torch.sigmoid, 1.0)):
+        h = x0 = torch.randn(8, 32, generator=t.generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(30):
+            h = f(h @ torch.randn(32, 32, generator=t.generator, dtype=torch.float64) * gain / 32**0.5)
+        sizes[name] = torch.autograd.grad(h.sum(), x0)[0].norm().item()
+    t.case(
+        "30 layers: ReLU, sigmoid",
+        f"{sizes['ReLU']:.1e}, {sizes['sigmoid']:.1e}",
+        sizes["ReLU"] > 1e6 * sizes["sigmoid"],
+    )

@@ -1,0 +1,130 @@
+"""Training in one pass, generating token by token, and what happens when a decoder could read the answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import EXAM, FINAL, HOMEWORK
+from clearhead.masks import causal, full
+from clearhead.models import DecoderConfig
+from clearhead.positions import Learned
+
+SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 32}
+
+
+def _places(n: int) -> dict[str, Any]:
+    return {"max_len": n, "positions": Learned(max_len=n)}
+
+
+@claim(
+    "training-parallel",
+    FINAL,
+    "Part 1, Q7 (marked as true)",
+    "In training, a decoder's forward pass over a sequence can be done for all positions at once.",
+    method="Logits of one pass over 9 tokens against 9 passes over growing prefixes.",
+)
+def training_parallel(t: Trial) -> None:
+    model = DecoderConfig(**SIZES, n_layers=2, **_places(16)).build().double().eval()
+    ids = torch.randint(0, 5, (3, 9), generator=t.generator)
+    at_once = model(ids)
+    steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
+    gap = (at_once - steps).abs().max().item()
+    t.case("one pass against nine", f"largest difference {gap:.1e}", gap < 1e-12)
+
+
+def second_token_spread() -> float:
+    """How much the logits of the second generated token differ over the choices of the first."""
+    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    logits = model(torch.tensor([[0, first] for first in range(5)]))[:, -1]
+    return (logits - logits[:1]).abs().max().item()
+
+
+@claim(
+    "generation-sequential",
+    FINAL,
+    "Part 1, Q7 (option not marked as true)",
+    "At test time a decoder's pass over a sequence cannot be done for all positions at once.",
+    method="Do the logits of the second generated token depend on which token was chosen first?",
+)
+def generation_sequential(t: Trial) -> None:
+    spread = second_token_spread()
+    t.case(
+        "logits of the second token, over the choices of the first",
+        f"differ by up to {spread:.3f}",
+        spread > 1e-6,
+    )
+
+
+@claim(
+    "inference-parallel",
+    HOMEWORK,
+    "1.4a.1",
+    "Transformers allow full parallelisation in training and in inference.",
+    method="Is the input of the second generated token known before the first is chosen? Logits at "
+    "place 2 for each first token.",
+)
+def inference_parallel(t: Trial) -> None:
+    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    starts = torch.tensor([[0, first] for first in range(5)])
+    logits = model(starts)[:, -1]
+    spread = (logits - logits[:1]).abs().max().item()
+    t.case(
+        "two generated tokens: the second's logits, over the choices of the first",
+        f"differ by up to {spread:.3f}",
+        spread < 1e-9,
+    )
+    same = model(torch.tensor([[0, 1, 2]]))[:, 1]
+    t.instead(
+        "Training, encoders and the reading of a prompt are parallel; generation takes one pass "
+        "after another, because each "
+        "token is the input of the next.",
+        torch.allclose(same, logits[1:2], atol=1e-12),
+    )
+
+
+def _train(masked: bool, t: Trial) -> tuple[float, float]:
+    """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
+    torch.manual_seed(t.seed)
+    model = DecoderConfig(
+        **SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)
+    ).build()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(200):
+        ids = torch.randint(0, 5, (64, 9), generator=t.generator)
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        ids = torch.randint(0, 5, (400, 9), generator=t.generator)
+        # Generating: at place i only the tokens up to i exist.
+        hits = [(model(ids[:, : i + 1])[:, -1].argmax(-1) == ids[:, i + 1]).float().mean() for i in range(8)]
+    return sum(losses[-20:]) / 20, float(torch.stack(hits).mean())
+
+
+@claim(
+    "causal-mask-essential",
+    EXAM,
+    "Q5b",
+    "Causal masking is essential when a decoder is trained.",
+    method="Next-token training on random tokens (best possible loss ln 5), 200 steps, with and "
+    "without the mask; then "
+    "generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014).",
+)
+def causal_mask_essential(t: Trial) -> None:
+    loss, _ = _train(True, t)
+    t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
+    cheat, accuracy = _train(False, t)
+    t.case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
+    t.case(
+        "and yet its guesses when generating",
+        f"{accuracy:.3f} right, chance is 0.2",
+        abs(accuracy - 0.2) < 0.03,
+    )

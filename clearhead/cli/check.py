@@ -1,0 +1,111 @@
+"""`clearhead check`: is this model right? Every property tested, with the cause of what fails."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.cli.app import app
+from clearhead.cli.output import Json, console, show_json, table
+
+if TYPE_CHECKING:
+    from clearhead.check import Report
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model in the box (en-es), the folder of one, or package.module:factory, which is imported and called."
+        ),
+    ],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Test only this property; may be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the inputs that are tried.")] = 0,
+    length: Annotated[int, typer.Option(help="Tokens in an input.", min=1)] = 11,
+    json: Json = False,
+) -> None:
+    """Test a model for future leaks, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
+
+    The status is 1 if anything fails. A factory takes no arguments and returns a module, or a clearhead.check.Subject that
+    says how it is called; a module itself may be named too. Its code is imported only then, from the folder you are in.
+    """
+    from clearhead.check import check as run
+
+    report = run(_named(model), only=only or None, seed=seed, length=length)
+    if json:
+        show_json({"model": model, **report.to_dict()})
+    else:
+        _show(model, report)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _show(model: str, report: Report) -> None:
+    from clearhead.check import Verdict
+    from clearhead.check.report import number
+
+    rows = [
+        (f.property, f.verdict.value, number(f.difference), number(f.tolerance))
+        for f in report
+        if f.verdict is not Verdict.NOT_APPLICABLE
+    ]
+    console.print(
+        table(
+            ("property", "verdict", "largest difference", "rounding explains"),
+            rows,
+            title=f"{model}: {report.name}",
+        )
+    )
+    for finding in report:
+        if finding.verdict is Verdict.NOT_APPLICABLE:
+            line = f"not applicable: {finding.property}: {finding.cause}"
+            console.print(line, markup=False, soft_wrap=True, style="dim")
+    for finding in report.failures:
+        console.print(f"\n{finding}", markup=False, soft_wrap=True)
+
+
+def _named(model: str) -> Any:
+    """What a name on the command line stands for."""
+    if ":" in model and not Path(model).exists():
+        return _imported(model)
+    from clearhead.models import storage
+    from clearhead.pretrained.store import find
+
+    return storage.load(find(model)).eval()
+
+
+def _imported(name: str) -> Any:
+    """What `package.module:factory` makes. This runs the user's code, which was asked for by naming it."""
+    from torch import nn
+
+    from clearhead.check import Subject
+    from clearhead.errors import ConfigError
+
+    place, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"{place!r} cannot be imported from {here}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(
+                f"{place} has no {attribute!r}; give module:factory, a function that returns the model"
+            )
+        found = getattr(found, part)
+    if isinstance(found, (nn.Module, Subject)):
+        return found
+    if not callable(found):
+        raise ConfigError(f"{name} is a {type(found).__name__}; expected a function that returns a module")
+    try:
+        return found()
+    except TypeError as error:
+        raise ConfigError(f"{name} could not be called without arguments: {error}") from error

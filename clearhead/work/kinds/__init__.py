@@ -1,0 +1,25 @@
+"""The kinds of problems, one file each: `KEYS`, the keys its files may have, and `solve(source)`."""
+
+from __future__ import annotations
+
+from clearhead.work.kinds import (
+    attention,
+    convolution,
+    cost,
+    layer_norm,
+    mask,
+    position,
+    receptive_field,
+    schedule,
+)
+
+KINDS = {
+    "attention": attention,
+    "layer-norm": layer_norm,
+    "position": position,
+    "convolution": convolution,
+    "schedule": schedule,
+    "mask": mask,
+    "cost": cost,
+    "receptive-field": receptive_field,
+}

@@ -1,0 +1,174 @@
+"""Attention from tokens to loss: embeddings, projections, scores, mask, weights, heads, logits, loss, gradients.
+
+    weights = softmax(Q Kᵀ / T) over the keys that the mask allows, T = √D unless the file says otherwise
+
+Rows are queries. `heads = 2` splits the columns of Q, K and V in two, as multi-head attention does.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from clearhead.work.algebra import Matrix, beside, columns, softmax, times, transpose
+from clearhead.work.kinds.attention_check import float64_checks
+from clearhead.work.kinds.attention_gradient import gradient_steps
+from clearhead.work.kinds.attention_loss import loss_steps
+from clearhead.work.kinds.attention_setting import Head, Setting, read
+from clearhead.work.kinds.base import Solved
+from clearhead.work.numbers import Number, text
+from clearhead.work.sheet import Grid, Step
+from clearhead.work.source import Source
+
+KEYS = (
+    "tokens", "x", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary", "loss", "gradient",
+)  # fmt: skip
+
+
+def solve(source: Source) -> Solved:
+    setting = read(source)
+    heads = [_head(setting, h) for h in range(setting.heads)]
+    steps = _given(source, setting)
+    for h, head in enumerate(heads):
+        steps += _head_steps(setting, head, f"{h + 1}" if setting.heads > 1 else "")
+    joined = beside([head.z for head in heads])
+    names = _features("z", len(joined[0]))
+    if setting.heads > 1:
+        steps.append(
+            Step(
+                "concat", "The heads' outputs side by side", Grid.of(joined, setting.labels, names), "Z",
+                "Z = [" + ", ".join(f"Z{h + 1}" for h in range(setting.heads)) + "]",
+                "Z = [" + ", ".join(f"Z_{{{h + 1}}}" for h in range(setting.heads)) + "]",
+            )
+        )  # fmt: skip
+    r = joined
+    if "O" in setting.weights:
+        r = times(joined, setting.weights["O"])
+        steps.append(
+            Step("r", "Output projection", Grid.of(r, setting.labels, _features("r", len(r[0]))), "R",
+                 "R = Z·W_O", "R = Z W_O")
+        )  # fmt: skip
+    logits: Matrix = []
+    if "U" in setting.weights:
+        logits = times(r, setting.weights["U"])
+        tied = source.values.get("unembedding") == "tied"
+        steps.append(
+            Step("logits", "Logits", Grid.of(logits, setting.labels, setting.vocabulary), "L",
+                 "L = R·Eᵀ" if tied else "L = R·U", r"L = R E^{\top}" if tied else "L = R U")
+        )  # fmt: skip
+    for loss in setting.losses:
+        steps += loss_steps(loss, logits, setting.labels, setting.vocabulary)
+    remarks = _remarks(setting)
+    if setting.gradients:
+        made, said = gradient_steps(setting, heads, logits)
+        steps += made
+        remarks += said
+    return Solved(tuple(steps), float64_checks(setting, steps), tuple(remarks))
+
+
+def _head(setting: Setting, h: int) -> Head:
+    def part(name: str) -> Matrix:
+        weight = setting.weights[name]
+        width = len(weight[0]) // setting.heads
+        return times(setting.x, columns(weight, h * width, (h + 1) * width))
+
+    q, k, v = part("Q"), part("K"), part("V")
+    scores = times(q, transpose(k))
+    weights = [
+        softmax(row, allowed, setting.temperature)
+        for row, allowed in zip(scores, setting.allowed, strict=True)
+    ]
+    return Head(q, k, v, scores, weights, times(weights, v))
+
+
+def _features(letter: str, number: int) -> list[str]:
+    return [f"{letter}{i + 1}" for i in range(number)]
+
+
+def _given(source: Source, setting: Setting) -> list[Step]:
+    """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
+    width = _features("x", len(setting.x[0]))
+    steps = []
+    if "x" not in source.values:
+        vectors = {
+            name: source.table("embeddings").vector(name) for name in source.table("embeddings").values
+        }
+        grid = Grid.of(list(vectors.values()), list(vectors), width)
+        steps.append(Step("E", "Embeddings", grid, "E", given=True))
+    inputs = {"Q": width, "K": width, "V": width, "O": _features("z", len(setting.weights["V"][0]))}
+    for name, rows in inputs.items():
+        if name in setting.weights:
+            matrix = setting.weights[name]
+            grid = Grid.of(matrix, rows, _features(name.lower() if name != "O" else "r", len(matrix[0])))
+            steps.append(Step(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True))
+    if "U" in setting.weights and "unembedding" not in source.values:
+        matrix = setting.weights["U"]
+        rows = _features("r", len(matrix))
+        steps.append(
+            Step("U", "The unembedding U", Grid.of(matrix, rows, setting.vocabulary), "U", given=True)
+        )
+    grid = Grid.of(setting.x, setting.labels, width)
+    if "x" in source.values:
+        return [*steps, Step("x", "The inputs", grid, "X", given=True)]
+    formula = "row i of X is the embedding of token i"
+    return [
+        *steps,
+        Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}"),
+    ]
+
+
+def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
+    labels, T = setting.labels, setting.temperature
+    of = f" of head {h}" if h else ""
+    sub = f"_{{{h}}}" if h else ""
+    steps = []
+    for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
+        big = key.upper()
+        columns_ = f"[its columns of head {h}]" if h else ""
+        steps.append(
+            Step(f"{key}{h}", name + of, Grid.of(made, labels, _features(key, len(made[0]))), f"{big}{h}",
+                 f"{big}{h} = X·W_{big}{columns_}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}")
+        )  # fmt: skip
+    steps.append(
+        Step(f"scores{h}", "Scores" + of, Grid.of(head.scores, labels, labels), f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
+             rf"S{sub} = Q{sub} K{sub}^{{\top}}")
+    )  # fmt: skip
+    if not all(may for row in setting.allowed for may in row):
+        hidden = [
+            [score if may else -sympy.oo for score, may in zip(row, allowed, strict=True)]
+            for row, allowed in zip(head.scores, setting.allowed, strict=True)
+        ]
+        steps.append(
+            Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", Grid.of(hidden, labels, labels), f"S{h}",
+                 "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j")
+        )  # fmt: skip
+    formula, latex = _softmax_formula(T)
+    steps.append(
+        Step(f"weights{h}", "Attention weights" + of, Grid.of(head.weights, labels, labels), f"P{h}",
+             formula.format(h=h), latex.replace("SUB", sub))
+    )  # fmt: skip
+    steps.append(
+        Step(f"z{h}", "Weighted sums of the values" + of, Grid.of(head.z, labels, _features("z", len(head.z[0]))),
+             f"Z{h}", f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}")
+    )  # fmt: skip
+    return steps
+
+
+def _softmax_formula(T: Number) -> tuple[str, str]:
+    if T == 0:
+        return (
+            "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it",
+            r"PSUB = \lim_{T \to 0^{+}} \operatorname{softmax}(SSUB / T)",
+        )
+    if T.is_infinite:
+        return (
+            "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed",
+            r"PSUB = \lim_{T \to \infty} \operatorname{softmax}(SSUB / T)",
+        )
+    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", (
+        rf"PSUB = \operatorname{{softmax}}(SSUB / T), \quad T = {sympy.latex(T)}"
+    )
+
+
+def _remarks(setting: Setting) -> list[str]:
+    empty = [label for label, row in zip(setting.labels, setting.allowed, strict=True) if not any(row)]
+    return [f"{label} may attend to nothing: its weights are zeros." for label in empty]

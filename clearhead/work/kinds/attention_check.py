@@ -1,0 +1,77 @@
+"""The same attention problem through `attend` in float64, with autograd for the gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.attention import attend
+from clearhead.attention.scores import Dot
+from clearhead.attention.weights import Softmax
+from clearhead.work.algebra import Matrix, floats
+from clearhead.work.kinds.attention_setting import Setting
+from clearhead.work.kinds.base import difference
+from clearhead.work.numbers import as_float
+from clearhead.work.sheet import Check, Step
+
+
+def float64_checks(setting: Setting, steps: list[Step]) -> tuple[Check, ...]:
+    """How far `attend` is from the exact weights, outputs, logits, losses and gradients."""
+    found = _run(setting)
+    worst = max(difference(step.grid.cells, found[step.key]) for step in steps if step.key in found)
+    checks = [Check("attend in float64", worst)]
+    gradients = [step for step in steps if step.key.startswith("grad_") and step.key in found]
+    if gradients:
+        checks.append(
+            Check(
+                "autograd through attend in float64",
+                max(difference(s.grid.cells, found[s.key]) for s in gradients),
+            )
+        )
+    return tuple(checks)
+
+
+def _run(setting: Setting) -> dict[str, Tensor]:
+    x = _tensor(setting.x)
+    weights = {name: _tensor(matrix).requires_grad_() for name, matrix in setting.weights.items()}
+    H = setting.heads
+    q, k, v = (
+        (x @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None] for name in "QKV"
+    )  # (1, H, T, D)
+    how = Softmax(temperature=as_float(setting.temperature))
+    # The weights are what attend makes of values that are the identity.
+    eye = torch.eye(x.shape[0], dtype=x.dtype).expand(1, H, -1, -1)
+    p = attend(q, k, eye, setting.mask, scores=Dot(), weights=how)[0]
+    z = attend(q, k, v, setting.mask, scores=Dot(), weights=how)[0]
+    found: dict[str, Tensor] = {}
+    for h in range(H):
+        name = f"{h + 1}" if H > 1 else ""
+        found |= {f"q{name}": q[0, h], f"weights{name}": p[h], f"z{name}": z[h]}
+    joined = z.transpose(0, 1).flatten(1)
+    found["concat"] = joined
+    r = joined @ weights["O"] if "O" in weights else joined
+    found["r"] = r
+    if "U" not in weights:
+        return found
+    logits = r @ weights["U"]
+    found["logits"] = logits
+    for i, loss in enumerate(setting.losses):
+        rows = torch.tensor(list(loss.targets))
+        words = torch.tensor([setting.vocabulary.index(word) for word in loss.targets.values()])
+        value = torch.nn.functional.cross_entropy(
+            logits[rows], words, reduction="mean" if loss.mean else "sum"
+        )
+        found[f"probabilities_{loss.name}"] = logits[rows].softmax(-1)
+        found[loss.name] = value.reshape(1, 1)
+        if i == 0 and setting.gradients:
+            wanted = [weights[name] for name in setting.gradients]
+            made = torch.autograd.grad(value, [logits, *wanted], retain_graph=True, allow_unused=True)
+            names = ["logits", *setting.gradients]
+            sizes = [logits, *wanted]
+            for name, gradient, like in zip(names, made, sizes, strict=True):
+                found[f"grad_{name}"] = torch.zeros_like(like) if gradient is None else gradient
+    return found
+
+
+def _tensor(matrix: Matrix) -> Tensor:
+    return torch.tensor(floats(matrix), dtype=torch.float64)

@@ -1,0 +1,160 @@
+"""Reading an attention problem: every shape is checked before anything is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from clearhead import masks
+from clearhead.errors import ClearheadError
+from clearhead.work.algebra import Matrix, transpose
+from clearhead.work.kinds.attention_loss import Loss, read_losses
+from clearhead.work.numbers import Number, text
+from clearhead.work.source import Source
+
+_WEIGHTS = ("Q", "K", "V", "O", "U")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A checked attention problem."""
+
+    labels: list[str]
+    x: Matrix  # (T, M)
+    weights: dict[str, Matrix]  # Q, K (M, H·D), V (M, H·E), perhaps O (H·E, M) and U (M, V)
+    mask: masks.Mask
+    allowed: list[list[bool]]
+    temperature: Number
+    heads: int
+    vocabulary: list[str]
+    losses: list[Loss]
+    gradients: list[str]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head computes."""
+
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    scores: Matrix
+    weights: Matrix
+    z: Matrix
+
+
+def read(source: Source) -> Setting:
+    """The problem that a file describes, with every shape checked."""
+    embeddings = source.table("embeddings")
+    vectors = {token: embeddings.vector(token) for token in embeddings.values}
+    tokens = source.names("tokens")
+    labels, x = _inputs(source, tokens, vectors)
+    table = source.table("weights")
+    table.only(*_WEIGHTS)
+    table.need("Q", "K", "V")
+    weights = {name: table.matrix(name) for name in _WEIGHTS if name in table.values}
+    heads = source.whole("heads", 1, most=64)
+    vocabulary = source.names("vocabulary") or list(vectors)
+    if "unembedding" in source.values:
+        if source.text("unembedding") != "tied" or not vectors:
+            source.fail(
+                "unembedding",
+                "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]",
+            )
+        if "U" in weights:
+            table.fail("U", "U is given and unembedding is 'tied'; give one of them")
+        vocabulary = list(vectors)
+        weights["U"] = transpose(list(vectors.values()))
+    _chain(table if "U" in table.values else source, table, weights, len(x[0]), heads, len(vocabulary))
+    allowed, mask = _mask(source, len(x))
+    losses = read_losses(source, len(x), vocabulary, "U" in weights)
+    gradients = source.names("gradient")
+    for name in gradients:
+        if name not in ("Q", "K", "V") or not losses:
+            source.fail(
+                "gradient", "gradient lists some of 'Q', 'K', 'V' and needs a [[loss]] to differentiate"
+            )
+    default = sympy.sqrt(sympy.Integer(len(weights["Q"][0]) // heads))
+    temperature = source.number("temperature", default, infinite=True)
+    if temperature.is_negative:
+        source.fail(
+            "temperature", f"temperature is {text(temperature)}; expected 0, a positive number or 'inf'"
+        )
+    return Setting(labels, x, weights, mask, allowed, temperature, heads, vocabulary, losses, gradients)
+
+
+def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]]) -> tuple[list[str], Matrix]:
+    if "x" in source.values:
+        if vectors and tokens:
+            source.fail("x", "x is given beside tokens with embeddings; give one of them")
+        x = source.matrix("x")
+        if tokens and len(tokens) != len(x):
+            source.fail(
+                "tokens", f"there are {len(tokens)} tokens and x has {len(x)} rows; give a token for each row"
+            )
+        names = tokens or ["x"] * len(x)
+    else:
+        source.need("tokens", "embeddings")
+        if not tokens:
+            source.fail("tokens", "tokens is an empty list; expected at least one token")
+        widths = {token: len(vector) for token, vector in vectors.items()}
+        for token, width in widths.items():
+            first = next(iter(widths))
+            if width != widths[first]:
+                source.fail(
+                    ("embeddings", token),
+                    f"the embedding of {token!r} has {width} numbers and that of {first!r} has {widths[first]}; "
+                    "give each as many",
+                )
+        for i, token in enumerate(tokens):
+            if token not in vectors:
+                source.fail(
+                    ("tokens", i),
+                    f"the token {token!r} has no embedding; known are {', '.join(map(repr, vectors))}",
+                )
+        x, names = [vectors[token] for token in tokens], tokens
+    return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
+
+
+def _chain(
+    unembedding: Source, table: Source, weights: dict[str, Matrix], width: int, heads: int, words: int
+) -> None:
+    """Refuses weights whose shapes do not follow each other."""
+
+    def size(name: str) -> str:
+        return f"{len(weights[name])}×{len(weights[name][0])}"
+
+    for name in ("Q", "K", "V"):
+        if len(weights[name]) != width:
+            table.fail(name, f"W_{name} is {size(name)} and X has width {width}; give W_{name} {width} rows")
+        if len(weights[name][0]) % heads:
+            table.fail(
+                name,
+                f"W_{name} is {size(name)} and there are {heads} heads; its columns must divide among them",
+            )
+    if len(weights["Q"][0]) != len(weights["K"][0]):
+        table.fail("K", f"W_Q is {size('Q')} and W_K is {size('K')}; give them as many columns")
+    out = len(weights["V"][0])
+    if "O" in weights:
+        if len(weights["O"]) != out:
+            table.fail("O", f"W_O is {size('O')} and Z has width {out}; give W_O {out} rows")
+        out = len(weights["O"][0])
+    if "U" in weights:
+        if len(weights["U"]) != out:
+            key = "U" if "U" in table.values else "unembedding"
+            unembedding.fail(
+                key, f"the unembedding is {size('U')} and R has width {out}; it needs {out} rows"
+            )
+        if len(weights["U"][0]) != words:
+            table.fail(
+                "U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary"
+            )
+
+
+def _mask(source: Source, length: int) -> tuple[list[list[bool]], masks.Mask]:
+    try:
+        mask = masks.parse(source.text("mask", "full()"))
+        return mask.dense(length).tolist(), mask
+    except ClearheadError as error:
+        source.fail("mask", f"mask: {str(error).splitlines()[0]}")

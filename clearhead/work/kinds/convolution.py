@@ -1,0 +1,178 @@
+"""Shapes, weights and receptive fields of a stack of convolutions, poolings and linear layers.
+
+out = ⌊(in + 2·padding − kernel) / stride⌋ + 1        weights = filters · (kernel · kernel · channels + 1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+
+from clearhead.work.kinds.base import Solved, difference
+from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.source import Source
+
+KEYS = ("input", "layer")
+_LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one layer gives: channels × height × width, its weights, and how far each output sees (None: everything)."""
+
+    name: str
+    channels: int
+    size: Pair
+    weights: int = 0
+    field: Pair = (1, 1)
+    jump: Pair = (1, 1)
+    worked: str = ""
+
+
+def solve(source: Source) -> Solved:
+    shape = source.values.get("input")
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 3
+        or not all(type(n) is int and 1 <= n <= 10**6 for n in shape)
+    ):
+        source.fail("input", "input must be [channels, height, width], three whole numbers")
+    stage = Stage("input", shape[0], (shape[1], shape[2]))
+    stages, modules = [stage], []
+    layers = source.tables("layer")
+    if not layers:
+        source.fail(None, "there is no [[layer]]; expected at least one")
+    for i, layer in enumerate(layers):
+        stage, module = _apply(layer, stage, i)
+        stages.append(stage)
+        modules.append(module)
+    numbers = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages]
+    names = [s.name for s in stages]
+    weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
+    fields = [[sympy.Integer(n) for n in s.field] for s in stages]
+    worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
+    steps = (
+        Step("layers", "Given", _described(layers, names[1:]), given=True),
+        Step("shapes", "Shapes", Grid.of(numbers, names, ["channels", "height", "width"]), "",
+             "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1",
+             r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1", worked),
+        Step("weights", "Trainable weights, with biases", Grid.of(weights, names[1:], ["weights"]), "",
+             "filters · (kernel height · kernel width · channels + 1)", r"F (k_h k_w C + 1)"),
+        Step("total", "All of them", Grid.one(sympy.Add(*[row[0] for row in weights])), "", "their sum", r"\sum w"),
+        Step("field", "Receptive field: how much of the input one output sees",
+             Grid.of(fields, names, ["height", "width"]), "", "r = r_before + (kernel − 1)·(product of the strides before)",
+             r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
+    )  # fmt: skip
+    return Solved(steps, _checks(stages, modules))
+
+
+def _described(layers: list[Source], names: list[str]) -> Grid:
+    """The layers as the file states them."""
+    keys = ("type", "filters", "kernel", "stride", "padding", "outputs")
+    used = [key for key in keys if any(key in layer.values for layer in layers)]
+    cells = [[_stated(layer.values.get(key, "-")) for key in used] for layer in layers]
+    return Grid.of(cells, names, used)
+
+
+def _stated(value: object) -> str:
+    return "×".join(str(n) for n in value) if isinstance(value, list) else str(value)
+
+
+def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
+    layer.only("type", "name", "filters", "kernel", "stride", "padding", "outputs", "bias")
+    kind = layer.choice("type", _LAYERS)
+    name = layer.text("name", f"{kind} {i + 1}")
+    bias = layer.values.get("bias", True)
+    if not isinstance(bias, bool):
+        layer.fail("bias", "bias must be true or false")
+    if kind == "flatten":
+        size = before.channels * before.size[0] * before.size[1]
+        flat = replace(
+            before, name=name, channels=size, size=(1, 1), weights=0, field=_whole_field(before), worked=""
+        )
+        return flat, nn.Flatten()
+    if kind == "linear":
+        outputs = layer.whole("outputs", most=10**6)
+        if before.size != (1, 1):
+            layer.fail(
+                None,
+                f"a linear layer follows {before.name}, whose output is not flat; put a flatten layer between",
+            )
+        made = nn.Linear(before.channels, outputs, bias=bias, device="meta")
+        weights = outputs * (before.channels + bias)
+        return replace(before, name=name, channels=outputs, weights=weights, worked=""), made
+    kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
+    stride = _pair(layer, "stride", 1 if kind == "convolution" else None)
+    sizes = []
+    for n, k, s, p in zip(before.size, kernel, stride, padding, strict=True):
+        if n + 2 * p < k:
+            layer.fail(
+                "kernel", f"the kernel is {k} long and its input with padding is {n + 2 * p}; make it shorter"
+            )
+        sizes.append((n + 2 * p - k) // s + 1)
+    worked = " by ".join(
+        f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {m}"
+        for n, p, k, s, m in zip(before.size, padding, kernel, stride, sizes, strict=True)
+    )
+    field = tuple(r + (k - 1) * j for r, k, j in zip(before.field, kernel, before.jump, strict=True))
+    jump = tuple(j * s for j, s in zip(before.jump, stride, strict=True))
+    after = Stage(
+        name, before.channels, (sizes[0], sizes[1]), 0, (field[0], field[1]), (jump[0], jump[1]), worked
+    )
+    if kind == "convolution":
+        filters = layer.whole("filters", most=10**6)
+        made_conv = nn.Conv2d(before.channels, filters, kernel, stride, padding, bias=bias, device="meta")
+        return replace(
+            after, channels=filters, weights=filters * (kernel[0] * kernel[1] * before.channels + bias)
+        ), made_conv
+    for n, k in zip(padding, kernel, strict=True):
+        if 2 * n > k:
+            layer.fail(
+                "padding", f"padding {n} is more than half of the kernel {k}; a pooling layer cannot take it"
+            )
+    pool = (
+        nn.AvgPool2d(kernel, stride, padding)
+        if kind == "average-pool"
+        else nn.MaxPool2d(kernel, stride, padding)
+    )
+    return after, pool
+
+
+def _whole_field(before: Stage) -> Pair:
+    """What all outputs together see: the first one's field and a jump for each further one."""
+    high, wide = (r + (n - 1) * j for r, n, j in zip(before.field, before.size, before.jump, strict=True))
+    return high, wide
+
+
+def _pair(layer: Source, key: str, default: int | None) -> Pair:
+    if default is None:
+        layer.need(key)
+    value = layer.values.get(key, default)
+    pair: list[Any] = value if isinstance(value, list) else [value, value]
+    least = 0 if key == "padding" else 1
+    if len(pair) != 2 or not all(type(n) is int and least <= n <= 10**6 for n in pair):
+        layer.fail(key, f"{key} must be a whole number or two, [height, width], from {least}")
+    return pair[0], pair[1]
+
+
+def _checks(stages: list[Stage], modules: list[nn.Module]) -> tuple[Check, ...]:
+    """torch's own layers on the meta device: shapes and parameter counts without any arithmetic."""
+    x = torch.empty(1, stages[0].channels, *stages[0].size, device="meta")
+    shapes, counts = [], []
+    for module in modules:
+        x = module(x)
+        shapes.append([*x.shape[1:], 1, 1][:3])
+        counts.append([sum(p.numel() for p in module.parameters())])
+    exact = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages[1:]]
+    weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
+    return (
+        Check("the shapes of torch's layers", difference(exact, torch.tensor(shapes, dtype=torch.float64))),
+        Check(
+            "the parameters of torch's layers", difference(weights, torch.tensor(counts, dtype=torch.float64))
+        ),
+    )

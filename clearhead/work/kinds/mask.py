@@ -1,0 +1,58 @@
+"""An attention pattern: the 0/1 matrix, how many pairs it allows, and what it saves."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from clearhead import masks
+from clearhead.errors import ClearheadError
+from clearhead.work.kinds.base import Solved, difference, given
+from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.source import MAX_SIDE, Source
+
+KEYS = ("expression", "length", "also")
+
+
+def solve(source: Source) -> Solved:
+    n = source.whole("length", most=MAX_SIDE)
+    source.need("expression")
+    mask = _parse(source, "expression", source.text("expression"))
+    dense = mask.dense(n)
+    cells = [[sympy.Integer(int(may)) for may in row] for row in dense.tolist()]
+    each = [sympy.Add(*row) for row in cells]
+    whole = sympy.Add(*each)
+    names = [f"{i}" for i in range(n)]
+    steps = [
+        given({"mask": str(mask), "n": sympy.Integer(n)}),
+        Step("mask", "The mask (1: may attend; positions count from 0)", Grid.of(cells, names, names), "M",
+             "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"),
+        Step("keys", "Keys of each query", Grid.of([each], [""], names), "k", "sums of the rows", r"k_i = \sum_j M_{ij}"),
+        Step("allowed", "Pairs allowed", Grid.one(whole), "A", "sum of all cells", r"A = \sum_i k_i"),
+        Step("density", "Density", Grid.one(whole / sympy.Integer(n * n)), "A/n²", "pairs allowed / n²", r"A / n^2"),
+        Step("saving", "Saving against full attention", Grid.one(1 - whole / sympy.Integer(n * n)), "1 − A/n²",
+             "1 − density", r"1 - A / n^2"),
+    ]  # fmt: skip
+    others = source.names("also")
+    if others:
+        rows = []
+        for i, text in enumerate(others):
+            count = sympy.Integer(_parse(source, ("also", i), text).count(n))
+            rows.append([count, 1 - count / sympy.Integer(n * n)])
+        grid = Grid.of(rows, others, ["pairs", "saving"])
+        steps.append(
+            Step(
+                "also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2"
+            )
+        )
+    counted = torch.tensor([[float(mask.count(n))]], dtype=torch.float64)
+    return Solved(tuple(steps), (Check("the closed-form count of masks", difference([[whole]], counted)),))
+
+
+def _parse(source: Source, key: str | tuple[str | int, ...], text: str) -> masks.Mask:
+    try:
+        mask = masks.parse(text)
+        mask.check(1, 1, None)
+        return mask
+    except ClearheadError as error:
+        source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")

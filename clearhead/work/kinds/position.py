@@ -1,0 +1,62 @@
+"""Sinusoidal positions, entry by entry: PE(p, 2i) = sin(p / base^(2i/d)) and PE(p, 2i + 1) = cos of the same angle."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from clearhead.positions import Sinusoidal
+from clearhead.work.kinds.base import Solved, difference, given
+from clearhead.work.numbers import Number, as_float
+from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.source import Source
+
+KEYS = ("positions", "d_model", "pairs", "base")
+
+
+def solve(source: Source) -> Solved:
+    d = source.whole("d_model", least=2, most=10**6)
+    if d % 2:
+        source.fail(
+            "d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency"
+        )
+    positions, pairs = wholes(source, "positions", 10**6), wholes(source, "pairs", d // 2 - 1)
+    base = source.number("base", sympy.Integer(10000))
+    if not (base > 1):
+        source.fail("base", "base must be above 1")
+    wave = [base ** sympy.Rational(2 * i, d) for i in pairs]
+    angles = [[_over(p, w) for w in wave] for p in positions]
+    values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
+    rows = [f"pos {p}" for p in positions]
+    names = [f"dim {2 * i + odd}" for i in pairs for odd in (0, 1)]
+    steps = (
+        given({"d": sympy.Integer(d), "base": base}),
+        Step("divisors", "What the position is divided by", Grid.of([wave], [""], [f"i = {i}" for i in pairs]), "w",
+             "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"),
+        Step("angles", "Angles (radians)", Grid.of(angles, rows, [f"i = {i}" for i in pairs]), "a", "a = pos / w_i",
+             r"a = \mathrm{pos} / w_i"),
+        Step("encoding", "Positional encoding", Grid.of(values, rows, names), "PE",
+             "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a",
+             r"\mathrm{PE}_{(\mathrm{pos}, 2i)} = \sin a, \quad \mathrm{PE}_{(\mathrm{pos}, 2i+1)} = \cos a"),
+    )  # fmt: skip
+    table = [Sinusoidal(base=as_float(base)).table(1, d, start=p, dtype=torch.float64)[0] for p in positions]
+    chosen = torch.stack(table)[:, [2 * i + odd for i in pairs for odd in (0, 1)]]
+    return Solved(steps, (Check("positions.Sinusoidal in float64", difference(values, chosen)),))
+
+
+def _over(position: int, divisor: Number) -> Number:
+    """p / w left as it is: sympy would turn 3 / 10^(1/64) into 3·10^(63/64) / 10."""
+    if divisor.is_Rational:
+        return position / divisor
+    return sympy.Mul(position, sympy.Pow(divisor, -1, evaluate=False), evaluate=False)
+
+
+def wholes(source: Source, key: str, most: int) -> list[int]:
+    source.need(key)
+    values = source.values[key]
+    if not isinstance(values, list) or not 1 <= len(values) <= 64:
+        source.fail(key, f"{key} must be a list of 1 to 64 whole numbers")
+    for i, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            source.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
+    return list(values)

@@ -1,0 +1,285 @@
+"""Exact numbers as people write them: `3/4`, `sqrt(2)/2`, `e^3/(2*e^3 + 4)`, `0.25`, `-inf`, and back to text.
+
+Text from a file never reaches an evaluator: a small grammar of its own reads it and builds sympy numbers, within limits
+on length, depth and size, so that no cell can run code or ask for a number with a billion digits.
+
+    sum     = product (("+" | "-") product)*
+    product = signed (("*" | "·" | "×" | "/") signed)*
+    signed  = ("-" | "−" | "+") signed | power
+    power   = atom (("^" | "**") signed)?
+    atom    = number | "e" | "pi" | "π" | "inf" | "∞" | "n" | name "(" sum ")" | "√" atom | "(" sum ")"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]  # what sympy itself computes with
+import sympy
+
+from clearhead.errors import ConfigError
+
+Number = Any  # a sympy number: sympy ships no types
+
+MAX_TEXT = 2000
+_MAX_DEPTH = 40
+_MAX_DIGITS = 40
+_MAX_POWER = 1000
+_MAX_BITS = 4000
+_TOKEN = re.compile(
+    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
+)
+_DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
+_FUNCTIONS: dict[str, Callable[[Number], Number]] = {
+    "sqrt": sympy.sqrt,
+    "exp": sympy.exp,
+    "log": sympy.log,
+    "ln": sympy.log,
+    "sin": sympy.sin,
+    "cos": sympy.cos,
+}
+N = sympy.Symbol("n", positive=True)  # the one unknown that answers may hold: a length, or a number of layers
+_CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "π": sympy.pi, "inf": sympy.oo, "∞": sympy.oo, "n": N}
+
+
+class NumberError(ConfigError):
+    """Text that is no number in this grammar."""
+
+
+def read_number(value: object) -> Number:
+    """The exact number that a cell holds: an int, a decimal, or text in the grammar above."""
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
+        raise NumberError(f"got {value!r}; expected a number such as 3, 0.5 or '1/3'")
+    if isinstance(value, int):
+        if abs(value) >= 10**_MAX_DIGITS:
+            raise NumberError(f"got a whole number of more than {_MAX_DIGITS} digits; expected a shorter one")
+        return sympy.Integer(value)
+    return _Reader(_plain(value) if isinstance(value, Decimal) else value).read()
+
+
+def places(value: object) -> int | None:
+    """How many decimals are written after the point, or None where the value is not written as a decimal."""
+    found = _DECIMAL.match(
+        _plain(value) if isinstance(value, Decimal) else value if isinstance(value, str) else ""
+    )
+    return None if found is None else len(found[1] or found[2] or "")
+
+
+def text(number: Number) -> str:
+    """A number as people write it, readable again by `read_number`."""
+    if number is sympy.oo:
+        return "∞"
+    if number is -sympy.oo:
+        return "−∞"
+    written = sympy.sstr(number).replace("**", "^").replace("*", "·")
+    written = re.sub(r"\bexp\((-?\w+)\)", lambda m: f"e^{m[1]}" if m[1][0] != "-" else f"e^({m[1]})", written)
+    written = re.sub(r"\bexp\(", "e^(", written)
+    written = re.sub(r"\bE\b", "e", re.sub(r"sqrt\((\d+)\)", r"√\1", written))
+    return written.replace("sqrt(", "√(").replace("pi", "π").replace("-", "−")
+
+
+def decimal(number: Number, digits: int) -> str:
+    """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very small
+    and very large ones in powers of ten."""
+    if number.is_infinite:
+        return text(number)
+    if number.is_Integer or number.free_symbols:
+        return text(number)
+    value = close_to(number, digits + 30)
+    size = abs(value)
+    if size != 0 and (size < sympy.Rational(1, 10**6) or size >= 10**12):
+        mantissa, power = f"{Decimal(str(value)):.{digits}e}".split("e")
+        return f"{mantissa}e{int(power)}".replace("-", "−")
+    rounded = Decimal(str(value))
+    zeros = max(0, -rounded.adjusted() - 1) if rounded else 0  # zeros after the point do not use up digits
+    return f"{rounded:.{digits + zeros}f}".replace("-", "−")
+
+
+def as_float(number: Number) -> float:
+    """The nearest float64."""
+    return float(number) if number.is_infinite or number.is_Rational else float(close_to(number, 40))
+
+
+def close_to(number: Number, digits: int) -> Number:
+    """The number to that many digits; an expression that cancels to nothing is 0."""
+    with mpmath.workdps(digits + 60):
+        value = _evaluate(number, {})
+        if abs(value) < mpmath.mpf(10) ** -(digits + 30):
+            return sympy.Integer(0)
+        return sympy.Float(value, digits)
+
+
+def _evaluate(x: Number, known: dict[Number, Any]) -> Any:
+    """mpmath's value of an expression. What occurs twice is worked once: sympy's own way takes exponentially long here."""
+    if x in known:
+        return known[x]
+    if x.is_Rational:
+        value = mpmath.mpf(x.p) / x.q
+    elif x.is_Float or x.is_NumberSymbol:
+        value = x._to_mpmath(mpmath.mp.prec)
+    else:
+        parts = [_evaluate(part, known) for part in x.args]
+        if x.is_Add:
+            value = mpmath.fsum(parts)
+        elif x.is_Mul:
+            value = mpmath.fprod(parts)
+        elif x.is_Pow:
+            value = mpmath.power(*parts)
+        else:
+            value = getattr(mpmath, x.func.__name__)(*parts)
+    known[x] = value
+    return value
+
+
+def same(a: Number, b: Number) -> bool:
+    """Whether two exact numbers are the same number."""
+    if a == b:
+        return True
+    if a.is_infinite or b.is_infinite:
+        return False
+    difference = a - b
+    if difference.free_symbols:
+        return bool(sympy.expand(difference) == 0)
+    if abs(close_to(difference, 60)) > sympy.Float("1e-45"):
+        return False
+    # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
+    return (
+        difference.has(sympy.Float) or sympy.count_ops(difference) > 60 or difference.equals(0) is not False
+    )
+
+
+def _plain(value: Decimal) -> str:
+    if value.is_nan():
+        raise NumberError("got nan; expected a number")
+    if value.is_infinite():
+        return "inf" if value > 0 else "-inf"
+    if abs(value.adjusted()) > _MAX_DIGITS:
+        raise NumberError(f"got {value}; expected a size between 1e-{_MAX_DIGITS} and 1e{_MAX_DIGITS}")
+    return f"{value:f}"
+
+
+class _Reader:
+    """Reads one expression from left to right."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEXT:
+            raise NumberError(f"got {len(source)} characters; a number has at most {MAX_TEXT}")
+        self.source = source
+        self.tokens: list[str] = []
+        self.depth = 0
+        at = 0
+        while source[at:].strip():
+            found = _TOKEN.match(source, at)
+            if found is None:
+                raise self.wrong(f"{source[at:].strip()[0]!r} is not part of a number")
+            self.tokens.append(found[0].strip())
+            at = found.end()
+        self.at = 0
+
+    def wrong(self, what: str) -> NumberError:
+        return NumberError(f"cannot read {self.source!r} as a number: {what}")
+
+    def read(self) -> Number:
+        if not self.tokens:
+            raise self.wrong("it is empty")
+        result = self.sum()
+        if self.at < len(self.tokens):
+            raise self.wrong(f"{self.tokens[self.at]!r} is left over")
+        if result.has(sympy.nan, sympy.zoo) or not result.is_extended_real:
+            raise self.wrong("it is no real number")
+        return result
+
+    def take(self, *wanted: str) -> str | None:
+        if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
+            self.at += 1
+            return self.tokens[self.at - 1]
+        return None
+
+    def sum(self) -> Number:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
+        result = self.product()
+        while sign := self.take("+", "-", "−"):
+            term = self.product()
+            result = result + term if sign == "+" else result - term
+        self.depth -= 1
+        return result
+
+    def product(self) -> Number:
+        result = self.signed()
+        while sign := self.take("*", "·", "×", "/"):
+            factor = self.signed()
+            if sign == "/" and factor == 0:
+                raise self.wrong("it divides by zero")
+            result = result / factor if sign == "/" else result * factor
+        return result
+
+    def signed(self) -> Number:
+        negative = False
+        while sign := self.take("-", "−", "+"):
+            negative ^= sign != "+"
+        result = self.power()
+        return -result if negative else result
+
+    def power(self) -> Number:
+        base = self.atom()
+        if self.take("^", "**"):
+            self.depth += 1
+            if self.depth > _MAX_DEPTH:
+                raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
+            exponent = self.signed()
+            self.depth -= 1
+            if base == 0 and exponent.is_negative:
+                raise self.wrong("it divides by zero")
+            self.bounded(exponent)
+            bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
+            if exponent != N and bits * abs(exponent.evalf(15)) > _MAX_BITS:
+                raise self.wrong("its power has too many digits")
+            return base**exponent
+        return base
+
+    def atom(self) -> Number:
+        if self.at >= len(self.tokens):
+            raise self.wrong("it ends too early")
+        token = self.tokens[self.at]
+        self.at += 1
+        if token[0].isdigit() or token[0] == ".":
+            return self.literal(token)
+        if token in _CONSTANTS:
+            return _CONSTANTS[token]
+        if token == "√":
+            return sympy.sqrt(self.atom())
+        if token == "(":
+            return self.inside()
+        if token in _FUNCTIONS and self.take("("):
+            argument = self.inside()
+            if token in ("log", "ln") and argument == 0:
+                raise self.wrong("the logarithm of zero is no number")
+            if token == "exp":
+                self.bounded(argument)
+            return _FUNCTIONS[token](argument)
+        known = ", ".join((*_FUNCTIONS, "e", "pi", "inf"))
+        raise self.wrong(f"{token!r} is not known here; known are {known}")
+
+    def inside(self) -> Number:
+        result = self.sum()
+        if self.take(")") is None:
+            raise self.wrong("a ')' is missing")
+        return result
+
+    def literal(self, token: str) -> Number:
+        mantissa, _, power = token.lower().partition("e")
+        if len(mantissa) > _MAX_DIGITS or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:
+            raise self.wrong(f"{token!r} has too many digits")
+        return sympy.Rational(token)
+
+    def bounded(self, exponent: Number) -> None:
+        """Refuses exponents that would make numbers too large to hold."""
+        if exponent == N:
+            return
+        if not exponent.is_finite or not exponent.is_real or abs(exponent.evalf(15)) > _MAX_POWER:
+            raise self.wrong(f"its exponent is beyond {_MAX_POWER}")

@@ -1,0 +1,80 @@
+"""From a file (or the name of a shipped problem) to a `Work`."""
+
+from __future__ import annotations
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from clearhead.errors import StorageError
+from clearhead.work.document import compare
+from clearhead.work.kinds import KINDS
+from clearhead.work.sheet import Work
+from clearhead.work.source import MAX_BYTES, Source
+
+_COMMON = ("kind", "title", "source", "question", "remarks", "document")
+
+
+def shipped() -> dict[str, str]:
+    """The problems that come with clearhead: name and title, in order of name."""
+    names = sorted(
+        entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml")
+    )
+    return {name: Source.parse(_shipped_text(name), name).text("title") for name in names}
+
+
+def solve(problem: str | Path) -> Work:
+    """Works a problem: a path to a TOML file, or the name of a shipped one."""
+    path = Path(problem)
+    if path.suffix != ".toml" and not path.exists():
+        if not _is_shipped(str(problem)):
+            known = ", ".join(shipped())
+            raise StorageError(
+                f"there is no file and no shipped problem {str(problem)!r}; shipped are {known}"
+            )
+        return solve_text(_shipped_text(str(problem)), f"{problem}.toml")
+    return solve_text(read_text(path), path.name)
+
+
+def solve_text(text: str, name: str = "problem.toml") -> Work:
+    """Works the problem that a TOML text describes; `name` is what errors call it."""
+    source = Source.parse(text, name)
+    kind = source.choice("kind", KINDS)
+    room = KINDS[kind]
+    source.only(*_COMMON, *room.KEYS)
+    solved = room.solve(source)
+    return Work(
+        name=name.removesuffix(".toml"),
+        kind=kind,
+        title=source.text("title", kind),
+        steps=solved.steps,
+        checks=solved.checks,
+        source=source.text("source"),
+        question=source.text("question").strip(),
+        remarks=(*solved.remarks, *source.names("remarks")),
+        comparisons=compare(source, solved.steps),
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file of text, with one sentence where it cannot be had."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise StorageError(f"{path} is larger than {MAX_BYTES:,} bytes; a problem is a short TOML file")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise StorageError(f"{path} is not UTF-8 text; a problem is a TOML file") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _is_shipped(name: str) -> bool:
+    return name.replace("-", "").isalnum() and (_folder() / f"{name}.toml").is_file()
+
+
+def _folder() -> Traversable:
+    return resources.files("clearhead.work") / "problems"
+
+
+def _shipped_text(name: str) -> str:
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")

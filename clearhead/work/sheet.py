@@ -1,0 +1,130 @@
+"""What a worked problem is made of: steps with labelled tables of exact numbers, remarks, and the float64 check.
+
+A `Work` is finished numbers only; the files in `show/` turn it into text, Markdown, LaTeX, HTML and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clearhead.work.numbers import Number
+
+Cell = Any  # an exact number, or a word where a table needs one
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of exact numbers (or words) with labels for rows and columns."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def of(cls, cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str]) -> Grid:
+        return cls(tuple(rows), tuple(columns), tuple(tuple(row) for row in cells))
+
+    @classmethod
+    def one(cls, value: Number) -> Grid:
+        """A single number."""
+        return cls(("",), ("",), ((value,),))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    @property
+    def is_one(self) -> bool:
+        return self.rows == ("",) and self.columns == ("",)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no decimals need to stand beside the exact cells."""
+        return all(
+            isinstance(x, str) or x.is_Integer or x.is_infinite or bool(x.free_symbols)
+            for row in self.cells
+            for x in row
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that is computed. `key` is its name in answer files; `given` steps are data, not questions."""
+
+    key: str
+    title: str
+    grid: Grid
+    symbol: str = ""
+    formula: str = ""
+    latex: str = ""
+    note: str = ""
+    given: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a document prints for a step, and how it stands to what was computed."""
+
+    step: str
+    agrees: bool
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The same problem run in float64 by the code that models use."""
+
+    by: str
+    difference: float
+    limit: float = 1e-12
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference <= self.limit
+
+    @property
+    def sentence(self) -> str:
+        verdict = "the same" if self.agrees else "NOT THE SAME"
+        return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A worked problem: `print` it, show it in a notebook, or give it to `clearhead.work.show`."""
+
+    name: str
+    kind: str
+    title: str
+    steps: tuple[Step, ...]
+    checks: tuple[Check, ...]
+    source: str = ""
+    question: str = ""
+    remarks: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = field(default=())
+
+    @property
+    def agrees(self) -> bool:
+        """Whether float64 gives the same numbers (what a document prints has no say in it)."""
+        return all(check.agrees for check in self.checks)
+
+    def step(self, key: str) -> Step:
+        """The step of that name."""
+        from clearhead.errors import ConfigError
+
+        for step in self.steps:
+            if step.key == key:
+                return step
+        known = ", ".join(step.key for step in self.steps)
+        raise ConfigError(f"there is no step {key!r} in {self.name}; there are {known}")
+
+    def __str__(self) -> str:
+        from clearhead.work.show import terminal
+
+        return terminal(self)
+
+    def _repr_html_(self) -> str:
+        from clearhead.work.show.html import fragment
+
+        return fragment(self)

@@ -1,0 +1,119 @@
+"""What every way of showing a sheet shares: which tables stand under a step, and what their cells say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.work.numbers import Number, decimal, text
+from clearhead.work.sheet import Grid, Step, Work
+
+LONGEST = 160
+TOO_LONG = "…"
+_WIDEST = 84
+_SHORT = 9
+_MOST_NODES = 100
+_LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
+
+
+@dataclass(frozen=True)
+class Style:
+    """`digits` after the point; `blank` leaves the cells of what is asked empty."""
+
+    digits: int = 4
+    blank: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """One step, ready to be set: the exact cells, and the decimals where some number is not whole."""
+
+    step: Step
+    number: int
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    exact: list[list[str]]
+    decimals: list[list[str]] | None
+    note: str
+    legend: tuple[tuple[str, str], ...] = ()
+    """Letters that stand for long exact numbers in a wide table."""
+
+
+def blocks(
+    work: Work, style: Style, write: Callable[[Number], str] = text, word: Callable[[str], str] = str
+) -> list[Block]:
+    """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
+    made = []
+    for i, step in enumerate(work.steps):
+        grid, hide = step.grid, style.blank and not step.given
+        letters = {} if hide or grid.is_one else _letters(grid)
+        exact = [["" if hide else _exact(x, write, word, letters) for x in row] for row in grid.cells]
+        legend = tuple((letter, write(x)) for x, letter in letters.items())
+        decimals = None
+        if not hide and not grid.is_whole:
+            decimals = [
+                [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row]
+                for row in grid.cells
+            ]
+        note = "" if hide else step.note
+        if not hide and any(x == TOO_LONG for row in exact for x in row):
+            note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
+        made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
+    return made
+
+
+def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
+    """The sections below the steps, as heading and sentences; a blank sheet has none."""
+    if style.blank:
+        return []
+    sections = []
+    if work.remarks:
+        sections.append(("Remarks", list(work.remarks)))
+    if work.comparisons:
+        sentences = [
+            ("Agrees. " if found.agrees else "Differs. ") + " ".join(found.sentences)
+            for found in work.comparisons
+        ]
+        sections.append(("What the document says", sentences))
+    sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in work.checks]))
+    return sections
+
+
+def is_plain(grid: Grid) -> bool:
+    """A single number: set in a line instead of a table."""
+    return grid.is_one
+
+
+def _letters(grid: Grid) -> dict[Number, str]:
+    """A letter for each long number, where the numbers themselves would make the table too wide to read."""
+    written = {x: _written(x) for row in grid.cells for x in row if not isinstance(x, str)}
+    width = sum(
+        max(len(row[j] if isinstance(row[j], str) else written[row[j]]) for row in grid.cells) + 2
+        for j in range(len(grid.columns))
+    )
+    if width <= _WIDEST:
+        return {}
+    long = [x for x, words in written.items() if _SHORT < len(words) <= LONGEST]
+    each = len(_LETTERS)
+    return {x: _LETTERS[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
+
+
+def _exact(
+    x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]
+) -> str:
+    if isinstance(x, str):
+        return word(x)
+    if x in letters:
+        return letters[x]
+    return write(x) if len(_written(x)) <= LONGEST else TOO_LONG
+
+
+def _written(x: Number) -> str:
+    """The number as text, or a text that is too long for every cell without the pains of writing it out."""
+    nodes = 0 if not x.is_Float else _MOST_NODES
+    waiting = [x]
+    while waiting and nodes < _MOST_NODES:
+        nodes += 1
+        waiting += waiting.pop().args
+    return text(x) if nodes < _MOST_NODES else TOO_LONG * (LONGEST + 1)

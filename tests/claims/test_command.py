@@ -1,0 +1,143 @@
+"""`clearhead claims`, run as a person would."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+from clearhead.claims import ledger, report
+from clearhead.cli.app import app
+from clearhead.cli.app import run as run_command
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process: exit status, standard output, standard error."""
+
+    # `--version` is not under test, and its callback leaves None where jaxtyping's checks want a bool.
+    monkeypatch.setattr(app, "registered_callback", None)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["clearhead", "claims", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            run_command()
+        shown = capsys.readouterr()
+        return int(ending.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three themes instead of all: enough for a table and a page."""
+    monkeypatch.setattr(ledger, "THEMES", ("recurrent", "logistic", "perturbation"))
+
+
+def test_the_table(run, few):
+    status, out, error = run()
+    assert status == 0, error
+    assert "Deep learning final exam" in out
+    assert "scale-key-limit" in out
+    counts = re.search(r"(\d+) claims: (\d+) holds, (\d+) holds when, (\d+) does not hold", out)
+    assert counts
+    total, *parts = map(int, counts.groups())
+    assert total == sum(parts) == len(ledger.claims())
+
+
+def test_json(run):
+    status, out, error = run("run", "scale-key-weight", "rnn-update", "rnn-order", "--seed", "3", "--json")
+    assert status == 0, error
+    document = json.loads(out)
+    assert [(c["id"], c["verdict"]) for c in document["claims"]] == [
+        ("scale-key-weight", "does not hold"),
+        ("rnn-update", "holds"),
+        ("rnn-order", "holds when"),
+    ]
+    for c in document["claims"]:
+        assert {"id", "source", "place", "says", "verdict", "evidence", "seconds"} <= set(c)
+        assert c["evidence"]
+    assert document["claims"][0]["counter_example"] == "query -1: weight: 1/3 → 1/5"
+
+
+def test_show(run, tmp_path):
+    status, out, error = run("show", "scale-key-weight", "--svg", str(tmp_path / "a.svg"))
+    assert status == 0, error
+    for part in (
+        "for all queries",
+        "does not hold",
+        "counter-example: query -1: weight: 1/3 → 1/5",
+        "correct:",
+        "method:",
+        "▁",
+    ):
+        assert part in out
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "rnn-updat"), "clearhead: no claim is called 'rnn-updat'; did you mean rnn-update?\n"),
+        (("show", "rnn-update", "--svg", "a.svg"), "clearhead: the claim 'rnn-update' has no drawing"),
+    ],
+)
+def test_one_line_for_an_error(run, arguments, message):
+    status, _, error = run(*arguments)
+    assert status == 1
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+
+
+class Page(HTMLParser):
+    """Collects ids and links, and refuses tags that do not nest."""
+
+    EMPTY = ("meta", "br", "line", "rect", "polyline")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.verdicts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag == "article":
+            self.verdicts.append(found["class"])
+        self.links += [v for k, v in attrs if k in ("href", "src")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.EMPTY:
+            return
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_whole_page(outcomes):
+    text = report(list(outcomes.values()))
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert set(outcomes) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+    for o, colour in (("holds", "yes"), ("holds when", "when"), ("does not hold", "no")):
+        assert page.verdicts.count(colour) == sum(x.verdict == o for x in outcomes.values())
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.S):
+        ET.fromstring(svg)
+
+
+def test_the_report_is_written(run, few, tmp_path):
+    status, out, error = run("report", str(tmp_path / "deep" / "out.html"))
+    assert status == 0, error
+    assert "claims written to" in out
+    assert (tmp_path / "deep" / "out.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")

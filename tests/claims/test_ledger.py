@@ -1,0 +1,82 @@
+"""The whole ledger runs, says something, and says the same again; its verdicts are those of the last review."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clearhead.claims import DOCUMENTS, DOES_NOT_HOLD, HOLDS_WHEN, VERDICTS, ClaimError, claims, find, run
+from clearhead.claims import positions as position_claims
+from clearhead.claims.ledger import claim
+
+REVIEWED = json.loads((Path(__file__).parent / "verdicts.json").read_text(encoding="utf-8"))
+
+
+def test_at_least_seventy_over_all_documents():
+    known = claims()
+    assert len(known) >= 70
+    assert {c.source for c in known.values()} == set(DOCUMENTS)
+
+
+def test_every_claim_has_a_verdict_with_evidence(outcomes):
+    assert set(outcomes) == set(claims())
+    for o in outcomes.values():
+        assert o.verdict in VERDICTS
+        assert o.evidence
+        assert all(any(c.isalnum() for c in line) for line in o.evidence)
+        if o.verdict == HOLDS_WHEN:
+            assert o.claim.when, o.claim.id
+            assert o.example_for, o.claim.id
+            assert o.example_against, o.claim.id
+        if o.verdict == DOES_NOT_HOLD:
+            assert o.counter_example, o.claim.id
+            assert o.correct, f"{o.claim.id} does not hold and offers no correct statement"
+
+
+def test_verdicts_are_those_of_the_last_review(outcomes):
+    """A changed verdict is not an error of this test: look at the claim, then at this list."""
+    assert {name: o.verdict for name, o in outcomes.items()} == REVIEWED
+
+
+def test_time(outcomes):
+    assert max(o.seconds for o in outcomes.values()) < 20
+    assert sum(o.seconds for o in outcomes.values()) < 300
+
+
+def test_the_same_seed_gives_the_same_outcome(outcomes):
+    """All but those that take longer than half a second; of these one, without its memory."""
+    position_claims.previous_token_accuracy.cache_clear()
+    again = [name for name, o in outcomes.items() if o.seconds < 0.5] + ["relative-longer"]
+    assert len(again) > 100
+    for second in run(again, seed=0):
+        a, b = outcomes[second.claim.id].to_dict(), second.to_dict()
+        a.pop("seconds"), b.pop("seconds")
+        assert a == b
+
+
+def test_another_seed_moves_the_numbers_and_not_the_verdict(outcomes):
+    (other,) = run(["jacobian-vanishes"], seed=5)
+    assert other.evidence != outcomes["jacobian-vanishes"].evidence
+    assert other.verdict == outcomes["jacobian-vanishes"].verdict
+
+
+def test_no_name_of_a_person_or_a_path(outcomes):
+    text = json.dumps([o.to_dict() for o in outcomes.values()], ensure_ascii=False)
+    for word in ("Geoff", "John", "/work", "/tmp"):
+        assert word not in text
+
+
+@pytest.mark.bad_input
+def test_unknown_ids_are_told_with_a_neighbour():
+    with pytest.raises(
+        ClaimError, match="no claim is called 'scale-key-wait'; did you mean scale-key-weight"
+    ):
+        find(["scale-key-wait"])
+
+
+def test_an_id_is_used_once():
+    known = next(iter(claims()))
+    with pytest.raises(ClaimError, match="every id is used once"):
+        claim(known, "a source", "a place", "a statement", method="none")(lambda t: None)

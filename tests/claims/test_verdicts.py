@@ -1,0 +1,127 @@
+"""Verdicts follow from what is found: another finding gives another verdict, and a wrong correction is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from clearhead.claims import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    HOLDS_WHEN,
+    ClaimError,
+    Trial,
+    claims,
+    convnet,
+    dedup_decoder,
+    logistic,
+    masks,
+    multihead,
+    permutation,
+    positions,
+    scores_and_scaling,
+    temperature,
+)
+from clearhead.claims.ledger import Claim, judge
+
+
+def made(when: str = "") -> Claim:
+    return Claim(
+        id="x", source="s", place="p", says="says", method="m", when=when, theme="t", function=lambda t: None
+    )
+
+
+def test_all_cases_right():
+    t = Trial()
+    t.case("a", 1, True)
+    assert judge(made(), t).verdict == HOLDS
+
+
+def test_wrong_only_outside_of_the_condition():
+    t = Trial()
+    t.case("a", 1, True)
+    t.case("b", 2, False, inside=False)
+    o = judge(made("the condition"), t)
+    assert (o.verdict, o.example_for, o.example_against) == (HOLDS_WHEN, "a: 1", "b: 2")
+    assert judge(made(), t).verdict == DOES_NOT_HOLD  # without a condition there is no outside
+
+
+def test_wrong_inside_of_the_condition():
+    t = Trial()
+    t.case("a", 1, True)
+    t.case("b", 2, False)
+    t.case("c", 3, False, inside=False)
+    t.instead("the truth", True)
+    o = judge(made("the condition"), t)
+    assert (o.verdict, o.counter_example, o.correct) == (DOES_NOT_HOLD, "b: 2", "the truth")
+
+
+def test_a_condition_that_is_never_met_saves_nothing():
+    t = Trial()
+    t.case("b", 2, False, inside=False)
+    assert judge(made("the condition"), t).verdict == DOES_NOT_HOLD
+
+
+def test_nothing_reported():
+    with pytest.raises(ClaimError, match="'x' reported no case"):
+        judge(made(), Trial())
+
+
+def test_a_correction_has_to_hold_too():
+    t = Trial()
+    t.case("a", 1, False)
+    t.instead("also wrong", False)
+    with pytest.raises(ClaimError, match="'x' offers does not hold either: also wrong"):
+        judge(made(), t)
+
+
+def pooled(x, *, causal=False):
+    """A layer whose every output is the sum of all inputs: truly invariant."""
+    total = [sum(column, Fraction(0)) for column in zip(*x, strict=True)]
+    return [total for _ in x]
+
+
+REAL_NETWORK = convnet.network
+
+MUTATIONS = [
+    ("permutation-invariant-answered", permutation, "self_attention", pooled, HOLDS),
+    ("swap-changes-nothing", permutation, "self_attention", pooled, HOLDS),
+    ("score-variance", scores_and_scaling, "score_moments", lambda d, **_: (0, d + 1), DOES_NOT_HOLD),
+    ("score-mean", scores_and_scaling, "score_moments", lambda d, **_: (1, d), DOES_NOT_HOLD),
+    ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
+        ("q_proj", "k_proj", "v_proj", "o_proj"), d * d + d), DOES_NOT_HOLD),
+    ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
+        ("q_proj", "k_proj", "v_proj", "o_proj"), d * d), HOLDS),
+    ("temperature-zero", temperature, "to_limit", lambda z, at: [0, 0, 0, 1], DOES_NOT_HOLD),
+    ("conv-program-runs", convnet, "PRINTED", convnet.PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU"), HOLDS),
+    ("conv-linear-144", convnet, "network", lambda width: REAL_NETWORK(144), DOES_NOT_HOLD),
+    ("dedup-values", dedup_decoder, "attention_matrix", lambda: [[Fraction(1, 7)] * 7] * 7, DOES_NOT_HOLD),
+    ("softmax-fixes", dedup_decoder, "gradients", lambda weights, first: dict.fromkeys(
+        ("W_Q", "W_K", "W_V"), torch.zeros(4, 2)), DOES_NOT_HOLD),
+    ("separable-no-minimum", logistic, "DATA", (((1, 1), 1), ((1, 1), -1)), DOES_NOT_HOLD),
+    ("sinusoid-longer", positions, "previous_token_accuracy", lambda kind, seed: (1.0, 1.0, 1.0), HOLDS),
+    ("relative-longer", positions, "previous_token_accuracy", lambda kind, seed: (1.0, 1.0, 1.0), DOES_NOT_HOLD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "module", "what", "instead", "verdict"), MUTATIONS)
+def test_another_finding_gives_another_verdict(monkeypatch, name, module, what, instead, verdict):
+    monkeypatch.setattr(module, what, instead)
+    assert claims()[name].run(0).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "what", "instead"),
+    [
+        ("argmax-nothing-changes", dedup_decoder, "gradients",
+         lambda weights, first: dict.fromkeys(("W_Q", "W_K", "W_V"), torch.zeros(4, 2))),
+        ("dedup-two-heads", dedup_decoder, "W_O", dedup_decoder.exact.matrix([[1, 0, 1, 0], [0, 1, 0, 1]])),
+        ("causal-lower-triangular", masks, "column_attention", lambda n, generator: torch.eye(n)),
+    ],
+)  # fmt: skip
+def test_where_the_statement_becomes_true_our_correction_is_refused(monkeypatch, name, module, what, instead):
+    monkeypatch.setattr(module, what, instead)
+    with pytest.raises(ClaimError, match="does not hold either"):
+        claims()[name].run(0)

@@ -1,0 +1,70 @@
+"""Marks, cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from clearhead.work import ProblemError, mark_text, solve
+
+
+@pytest.fixture(scope="module")
+def work():
+    return solve("sort-dedup")
+
+
+def test_fractions_decimals_and_expressions_are_all_right(work):
+    marks = mark_text(
+        work,
+        'z = [[3, 0], [0, 3], [0.0, "3"], [0.75, "3/2"], [0, 3], [3, 0], ["6/7", 1.2857]]\n'
+        'targets_loss_own = ["e^3/(2*e^3+4)", 0.4547, "1/(2*exp(9/7) + 2*exp(6/7) + 2)"]\n'
+        "loss_own = 4.2114\n",
+    )
+    assert marks.is_right
+    assert [step.right for step in marks.steps] == [14, 3, 1]
+    assert "weights" in marks.unanswered
+    assert "E" not in marks.unanswered, "what is given is no question"
+
+
+def test_each_cell_is_marked_alone(work):
+    marks = mark_text(work, 'z = [[3, 0], [0, 3], [0, 2], [0.75, "1.5"], ["", 3], [3, 0], ["6/7", 1.2858]]\n')
+    assert not marks.is_right
+    (step,) = marks.steps
+    wrong = {(i, j): m for i, row in enumerate(step.marks) for j, m in enumerate(row) if m != "right"}
+    assert wrong == {(2, 1): "wrong", (4, 0): "blank", (6, 1): "wrong"}
+    assert step.right == 11
+    text = str(marks)
+    assert "z: 11 of 14 right" in text
+    assert "(3 A, z2) got 2, expected 3" in text
+    assert "(5 A, z1) left blank, expected 0" in text
+    assert "expected 9/7 ≈ 1.2857" in text
+    assert marks.to_dict()["steps"][0]["marks"][2] == ["right", "wrong"]
+
+
+def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
+    marks = mark_text(work, "z = [[3, 0], [0, 3]]\nloss = [1, 2]\n")
+    assert not marks.is_right
+    assert marks.steps[0].problem == "the answer is 2×2, expected 7×2"
+    assert marks.steps[0].right == 4
+    assert marks.steps[0].cells == 14
+    assert marks.steps[1].problem
+
+
+def test_nothing_answered_is_not_right(work):
+    assert not mark_text(work, "").is_right
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("answers", "line", "why"),
+    [
+        ("z = [[3, 0]]\nzz = 1\n", 2, "the key 'zz' is unknown"),
+        ("E = [[1]]\n", 1, "the key 'E' is unknown"),
+        ('\nz = [\n  [3, 0],\n  [0, "import os"],\n]\n', 4, "is not known here"),
+        ("z = [[3, 0]\n", 2, "not TOML"),
+    ],
+)
+def test_an_answer_file_that_cannot_be_read(work, answers, line, why):
+    with pytest.raises(ProblemError, match=why) as caught:
+        mark_text(work, answers)
+    assert caught.value.line == line
+    assert str(caught.value).startswith(f"answers.toml, line {line}: ")

@@ -1,0 +1,58 @@
+"""Every shipped problem: it is worked, float64 agrees, and what its document says is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from clearhead.work import shipped, solve
+
+# (step, does the document agree?) in the order of the files.
+VERDICTS = {
+    "attention-1000-512": [],
+    "cnn-digits": [("shapes", True), ("weights", True)],
+    "convolution-128": [("shapes", True)],
+    "eight-heads": [
+        ("d_head", True), ("per_head", True), ("parameters_total", True), ("stored", True), ("stored_total", True),
+    ],
+    "layer-norm-identity": [("length", True)],
+    "layer-norm-negative-scale": [("length", False)],
+    "receptive-field": [("formula", True)],
+    "schedule": [],
+    "sinusoid-position-3": [],
+    "sort-dedup": [
+        ("scores", False), ("weights", False), ("weights", True), ("z", True), ("r", False), ("loss", False),
+        ("targets_loss_own", True), ("loss_own", True), ("grad_Q", True), ("grad_K", True), ("grad_V", False),
+    ],
+    "sort-dedup-softmax": [],
+    "sort-dedup-two-heads": [("r", False), ("loss", False), ("loss_own", False)],
+    "sparse-16": [],
+}  # fmt: skip
+
+
+def test_the_list_is_whole():
+    assert list(shipped()) == sorted(VERDICTS)
+    assert all(shipped().values())
+
+
+@pytest.mark.parametrize("name", sorted(VERDICTS))
+def test_a_shipped_problem(name):
+    work = solve(name)
+    assert work.checks
+    assert all(check.difference <= 1e-12 for check in work.checks)
+    assert [(found.step, found.agrees) for found in work.comparisons] == VERDICTS[name]
+    assert work.source
+    assert len({step.key for step in work.steps}) == len(work.steps)
+    for found in work.comparisons:
+        assert found.agrees or len(found.sentences) >= 2, "a difference is explained"
+
+
+def test_what_is_said_where_the_document_differs():
+    said = {(c.step, c.agrees): " ".join(c.sentences) for c in solve("sort-dedup").comparisons}
+    assert "a 7×8 matrix; computed is 7×7" in said["scores", False]
+    assert "the cells they share agree" in said["scores", False]
+    assert "a 6×4 matrix; computed is 7×4" in said["r", False]
+    assert "gives 4.2114; computed is 8.7973" in said["loss", False]
+    assert "0 for every cell; 4 of its 8 cells differ" in said["grad_V", False]
+    two = {c.step: " ".join(c.sentences) for c in solve("sort-dedup-two-heads").comparisons}
+    assert "28 of its 28 cells differ" in two["r"]
+    assert "computed is 10.2114" in two["loss_own"]

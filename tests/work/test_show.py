@@ -1,0 +1,194 @@
+"""Sheets on paper: Markdown is parsed, LaTeX is checked for structure, HTML is parsed, JSON is read again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import pytest
+from lxml import html as lxml_html
+from markdown_it import MarkdownIt
+
+from clearhead.work import mark_text, shipped, show, solve
+from clearhead.work.show.layout import blocks
+
+NAMES = list(shipped())
+
+
+@pytest.fixture(scope="module")
+def works():
+    return {name: solve(name) for name in NAMES}
+
+
+def tables_of(work, style):
+    """The tables that a sheet must hold, in order: exact, then decimals where there are any."""
+    made = []
+    for block in blocks(work, style):
+        if not block.step.grid.is_one:
+            made.append((block, block.exact))
+            if block.decimals is not None:
+                made.append((block, block.decimals))
+    return made
+
+
+def parsed_tables(root):
+    found = []
+    for table in root.iter("table"):
+        rows = [
+            [("".join(cell.itertext())) for cell in row if cell.tag in ("th", "td")]
+            for row in table.iter("tr")
+        ]
+        found.append(rows)
+    return found
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["markdown", "html"])
+def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, way, blank):
+    style = show.Style(5, blank)
+    if way == "markdown":
+        rendered = MarkdownIt("commonmark").enable("table").render(show.markdown(works[name], style))
+    else:
+        rendered = show.html(works[name], style)
+    root = lxml_html.fromstring(f"<div>{rendered}</div>" if way == "markdown" else rendered)
+    expected = [
+        [["", *block.columns], *[[label, *row] for label, row in zip(block.rows, cells, strict=True)]]
+        for block, cells in tables_of(works[name], style)
+    ]
+    assert parsed_tables(root) == expected
+    text = "".join(root.itertext())
+    for step in works[name].steps:
+        assert step.title in text
+    assert ("Checked by other means" in text) is not blank
+
+
+def latex_faults(source):
+    """What would stop LaTeX: unbalanced braces or environments, rows of unequal length, characters it does not know."""
+    faults = []
+    if not source.isascii():
+        faults.append("not ASCII")
+    plain = re.sub(r"\\[\\{}$&#%_]", "", source.replace(r"\\", ""))
+    depth = 0
+    for character in plain:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth < 0:
+            faults.append("a } too many")
+            break
+    if depth > 0:
+        faults.append("a { too many")
+    if plain.count("$") % 2:
+        faults.append("odd $")
+    stack = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", source):
+        if kind == "begin":
+            stack.append(name)
+        elif not stack or stack.pop() != name:
+            faults.append(f"end of {name} without its begin")
+    faults += [f"{name} is not ended" for name in stack]
+    if source.count(r"\left") != source.count(r"\right"):
+        faults.append("left without right")
+    for shape, body in re.findall(r"\\begin\{array\}\{([lr|]+)\}(.*?)\\end\{array\}", source):
+        columns = len(shape.replace("|", ""))
+        for row in body.replace(r"\hline", "").split(r"\\"):
+            if len(re.findall(r"(?<!\\)&", row)) != columns - 1:
+                faults.append(f"a row of other than {columns} columns: {row}")
+    return faults
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        r"\begin{array}{l|r} a & b \\ c \end{array}",
+        r"\begin{document}",
+        r"\frac{1}{2",
+        "a $ b",
+        "√",
+        r"\text{a}}",
+        r"\left(",
+    ],
+)
+def test_the_latex_check_finds_faults(broken):
+    assert latex_faults(broken)
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_latex_is_sound(works, name, blank, tmp_path):
+    style = show.Style(4, blank)
+    source = show.latex(works[name], style)
+    assert latex_faults(source) == []
+    assert "[U+" not in source, "every character has a way to be said"
+    assert source.count(r"\begin{array}") == len(tables_of(works[name], style))
+    if shutil.which("pdflatex"):
+        (tmp_path / "sheet.tex").write_text(source)
+        command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "sheet.tex"]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout[-2000:]
+
+
+def test_latex_says_special_characters():
+    from clearhead.work.show.latex import words
+
+    assert words("50% of a_b & <c> {d} $5 #1 ~^\\") == (
+        r"50\% of a\_b \& \textless{}c\textgreater{} \{d\} \$5 \#1 \textasciitilde{}\textasciicircum{}\textbackslash{}"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sort-dedup-softmax"])
+def test_the_exact_texts_of_the_json_are_right_answers(works, name):
+    """What is written is read again as the same number: a sheet marks itself as right."""
+    document = json.loads(json.dumps(show.to_dict(works[name])))
+    answers = ""
+    for step in document["steps"]:
+        if not step["given"]:
+            words = [j for j in range(len(step["columns"])) if all(row[j].isalpha() for row in step["exact"])]
+            rows = [[cell for j, cell in enumerate(row) if j not in words] for row in step["exact"]]
+            answers += f"{step['key']} = {json.dumps(rows, ensure_ascii=False)}\n"
+    marks = mark_text(works[name], answers)
+    assert marks.is_right, str(marks)
+    assert not marks.unanswered
+    assert document["agrees"] is True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_blank_sheet_gives_nothing_away(works, name):
+    document = show.to_dict(works[name], show.Style(blank=True))
+    for step in document["steps"]:
+        if not step["given"]:
+            assert {cell for row in step["exact"] for cell in row} == {""}
+            assert "decimal" not in step
+    assert "document" not in document
+    text = show.terminal(works[name], show.Style(blank=True))
+    first = next(step for step in works[name].steps if not step.given)
+    asked = text[text.index(f"[{first.key}]") :]
+    assert "≈" not in asked
+    assert "___" in asked
+
+
+def test_the_terminal_sheet_lines_up_and_rounds_as_asked(works):
+    text = show.terminal(works["sort-dedup"], show.Style(digits=6))
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if "[weights]" in line)
+    assert len({len(line) for line in lines[start + 2 : start + 10]}) == 1
+    assert "≈ 8.797" in text
+    assert f"{math.exp(3) / (2 * math.exp(3) + 4):.6f}" in text
+    assert all(len(line) <= 125 for line in lines)
+
+
+def test_a_notebook_shows_the_sheet(works):
+    shown = works["layer-norm-identity"]._repr_html_()
+    assert shown.startswith("<div")
+    assert "<html" not in shown
+    assert "21/4" in shown
+    assert str(works["layer-norm-identity"]).count("21/4") == 1
+
+
+def test_html_needs_nothing_from_outside(works):
+    page = show.html(works["sort-dedup"])
+    assert not re.search(r"(src|href)\s*=|@import|url\(", page)
+    assert "<START>" not in page
+    assert "&lt;START&gt;" in page
