@@ -65,6 +65,11 @@ class Mask(ABC):
     def batch_shape(self) -> tuple[int, ...]:
         """The dimensions that `dense` has before (T, S): () for structural masks, (B, 1) for `padding` of B lengths."""
 
+    @property
+    def versions(self) -> tuple[int, ...] | None:
+        """How often each tensor inside was changed in place, for those who keep what they made of it; None: not known."""
+        return ()
+
     # -- tests and tensors --------------------------------------------------------------------------------------------
 
     def check(self, T: int, S: int | None = None, offset: int | None = None) -> int:

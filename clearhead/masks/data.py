@@ -29,6 +29,12 @@ class _Data(Leaf):
     def is_structural(self) -> bool:
         return False
 
+    @property
+    def versions(self) -> tuple[int, ...] | None:
+        if any([tensor.is_inference() for tensor in self.data]):
+            return None  # torch does not count changes of these
+        return tuple([tensor._version for tensor in self.data])
+
     def _device(self) -> torch.device | None:
         return self.data[0].device
 

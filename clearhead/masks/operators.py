@@ -37,6 +37,15 @@ class _Compound(Mask):
     def batch_shape(self) -> tuple[int, ...]:
         return common_batch([part.batch_shape for part in self.parts])
 
+    @property
+    def versions(self) -> tuple[int, ...] | None:
+        found: tuple[int, ...] = ()
+        for part in self.parts:
+            if part.versions is None:
+                return None
+            found = found + part.versions
+        return found
+
     def _reads(self, swapped: bool) -> bool:
         return any([part._reads(swapped) for part in self.parts])
 

@@ -251,3 +251,23 @@ def test_huge_scores_choose_the_largest():
     k[0, 0, 1, 0] = 4 * huge
     assert attend(q, k, v).item() == 2.0
     assert math.isfinite(attend(-q, -k, v).item())
+
+
+def test_a_kept_row_follows_its_mask():
+    """The fused way keeps the row of a mask that is the same for all queries; a changed tensor or length makes a new one."""
+    q, k, v = (torch.randn(2, 3, 7, 5) for _ in range(3))
+    lengths = torch.tensor([3, 7])
+    mask = padding(lengths)
+    first = attend(q, k, v, mask, impl="fused")
+    lengths[0] = 5
+    second = attend(q, k, v, mask, impl="fused")
+    torch.testing.assert_close(second, attend(q, k, v, mask, impl="reference"))
+    assert not torch.equal(first[0], second[0])
+    short = attend(q, k[:, :, :6], v[:, :, :6], mask, impl="fused")
+    torch.testing.assert_close(short, attend(q, k[:, :, :6], v[:, :, :6], mask, impl="reference"))
+    with torch.inference_mode():
+        attend(q, k, v, mask, impl="fused")
+    attend(
+        q.requires_grad_(), k, v, mask, impl="fused"
+    ).sum().backward()  # not the row made in inference mode
+    assert q.grad.isfinite().all()

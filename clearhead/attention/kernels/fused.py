@@ -8,6 +8,7 @@ Queries that may attend to nothing are given everything and their output is then
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.reference import scores_overflow
 from clearhead.attention.scores import Additive
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal
+from clearhead.masks import Causal, Mask
 
 # Outside of these a temperature can push float32 scores over the edge inside the kernel; the reference takes them.
 _COOLEST, _HOTTEST = 1e-3, 1e6
@@ -75,9 +76,26 @@ def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """What the kernel gets as its mask, and which queries see anything (None: all of them)."""
     if call.mask is None or _sees_everything(call):
         return _as_bias(call, None), None
+    if torch.compiler.is_compiling() or call.mask.depends_on_query or call.bias is not None:
+        return _build(call, call.mask)
+    versions = call.mask.versions
+    if versions is None:
+        return _build(call, call.mask)
+    # One row serves every layer of a model: it is kept as long as its mask lives and its tensors are unchanged.
+    key = (call.S, call.q.device, versions, torch.is_inference_mode_enabled())
+    kept = _ROWS.get(call.mask)
+    if kept is None or kept[0] != key:
+        kept = _ROWS[call.mask] = (key, _build(call, call.mask))
+    return kept[1]
+
+
+_ROWS: WeakKeyDictionary[Mask, tuple[object, tuple[Tensor | None, Tensor | None]]] = WeakKeyDictionary()
+
+
+def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
     allowed = call.allowed()
     assert allowed is not None
-    if not call.mask.may_be_empty(call.T, call.S, offset=call.offset):
+    if not mask.may_be_empty(call.T, call.S, offset=call.offset):
         return _as_bias(call, allowed), None
     seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
     # Asked where the answer is at hand: on a GPU it would have to be waited for.
