@@ -29,6 +29,7 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "look",
     "work",
     "mask",
     "cost",

@@ -78,6 +78,28 @@ def sparse(
 
 
 @bench.command()
+def look(
+    out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path("look.json"),
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""
+    import torch
+
+    from clearhead.bench.look import line, measure, options_for
+    from clearhead.bench.results import machine, versions
+
+    options = options_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
+    if json:
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        return
+    console.print(f"results written to {out}", markup=False, soft_wrap=True)
+
+
+@bench.command()
 def generation(
     prompt: Annotated[int, typer.Option(help="Length of the prompt.", min=1)] = 512,
     max_new: Annotated[int, typer.Option(help="How many new tokens.", min=1)] = 128,

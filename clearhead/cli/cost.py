@@ -132,9 +132,10 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
 
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
     from clearhead.cost.machine import measure_machine
+    from clearhead.cost.measure import with_issue
     from clearhead.cost.trial import measure
 
-    machine = measure_machine(how["device"], (how["dtype"],))
+    machine = with_issue(measure_machine(how["device"], (how["dtype"],)))
     took = found.time(machine)
     real = measure(subject, tokens=tokens, batch=batch, **how)
     peak = found.memory.peak.value + machine.workspace

@@ -42,7 +42,6 @@ def demo(
     console.print(table(("English", "Spanish"), list(zip(texts, made, strict=True))))
     for source, target in zip(texts, made, strict=True):
         console.print(
-            f"\n[bold]Cross-attention[/bold]: what each written token (left) looked at in “{source}”, "
-            "last layer, mean of its heads\n"
+            f"\n[bold]Cross-attention[/bold]: what each written token (left) looked at in “{source}”\n"
         )
         show_picture(cross_attention(trained, source, target))

@@ -23,6 +23,9 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as lr_max=1e-3. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/PRESET.")] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="Begin with the weights of the trained model in this folder.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder, from its newest good checkpoint.")
     ] = None,
@@ -44,6 +47,7 @@ def train(
         "preset": preset,
         "data": data,
         "out": out,
+        "init": init,
         "resume": resume,
         "set": settings,
     }

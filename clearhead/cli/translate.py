@@ -48,19 +48,15 @@ def translate(
 
 
 def cross_attention(trained: Trained, source: str, target: str) -> str:
-    """The last decoder layer's cross-attention, averaged over its heads: rows are what was written."""
-    import torch
+    """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
+    from clearhead.cli.albums import of_translation
+    from clearhead.cli.look import choose, name_of
+    from clearhead.look.terminal import heatmap
 
-    from clearhead import look
-    from clearhead.data.translation import encode_sources, encode_targets
-
-    tokenizer = trained.tokenizer
-    src, _ = encode_sources(tokenizer, [source.strip()]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
-    tgt, _ = encode_targets(tokenizer, [target]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
-    with torch.no_grad(), look.trace(trained.model, "decoder.blocks.*.cross_attention") as t:
-        trained.model(src, tgt[:, :-1])
-    weights = t.weights(t.paths[-1])[0].mean(0)  # (T, S): the query that reads token i writes token i + 1
-    return look.heatmap(weights, tokenizer.tokens(tgt[0, 1:]), tokenizer.tokens(src[0]))
+    picture = choose(of_translation(trained, source, target), None)
+    colour = console.is_terminal and not console.no_color
+    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, colour=colour)
+    return f"{drawn}\n\n{name_of(picture, None)}"
 
 
 def _texts(text: list[str] | None, file: Path | None) -> list[str]:

@@ -29,6 +29,7 @@ __all__ = [
 
 _WIDE = 4  # bytes of the float32 in which statistics are kept
 _ID = 8  # bytes of a token number
+_ALIGNED = 8  # elements of half precision that a tensor core loads at once
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,18 @@ def linear(
         own.append(p.parameter(f"{name}.bias", part, shape.d_out))
     operations = 2 * (shape.rows * matrix)
     moved = ((shape.rows * shape.d_in if read is None else read) + matrix + shape.rows * shape.d_out) * w
-    back = [Kernel(moved, operations)] * (2 if input_gradient else 1)
+    is_odd = any(width.value % _ALIGNED for width in (shape.d_in, shape.d_out))
+    product = Kernel(moved, operations, is_odd=is_odd)
+    back = [product] * (2 if input_gradient else 1)
     if bias:
-        back.append(Kernel(shape.rows * shape.d_out * w))
+        back.append(Kernel(shape.rows * shape.d_out * w, sums_rows=True))
     p.add(
         Op(
             name,
             part,
             takes=(x,),
             makes=(s.tensor(y, shape.rows * shape.d_out),),
-            forward=(Kernel(moved, operations),),
+            forward=(product,),
             backward=tuple(back),
             keeps=(x,),
             parameters=tuple(own),
@@ -194,7 +197,7 @@ def norm(
             (y_made,),
             forward=(Kernel(y_made.n_bytes * 2),),
             # The input's gradient in one kernel, the scale's and shift's in another: both read x and the gradient.
-            backward=(Kernel(y_made.n_bytes * 3), Kernel(y_made.n_bytes * 2)),
+            backward=(Kernel(y_made.n_bytes * 3), Kernel(y_made.n_bytes * 2, sums_rows=True)),
             keeps=keeps,
             notes=tuple(notes),
             parameters=tuple(own),

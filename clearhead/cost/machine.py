@@ -2,9 +2,11 @@
 
 Two ceilings: operations a second of large matrix products, and bytes a second of large copies. A kernel takes its
 operations at the one plus its bytes at the other: arithmetic hides the middle of the loading and storing, but not its
-beginning and end, and in models, whose products are short, that is most of it. A third number, the time to launch a
-kernel, matters only where kernels are small; a fourth, the memory that the matrix library takes for itself, only where
-models are.
+beginning and end, and in models, whose products are short, that is most of it. Two kinds of kernel stay far below these
+and have ceilings of their own: products in half precision with a width that is no multiple of 8, and sums over rows.
+
+Where models or kernels are small, three more numbers matter: the time a kernel takes that has nothing to do, the time
+the host takes to issue one (a GPU that is faster than that waits for it), and the memory that the matrix library keeps.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -25,8 +27,8 @@ __all__ = ["Machine", "dtype_name", "measure_machine", "one_thread", "synchronis
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured ceilings. `matrix_rate` is operations a second by dtype name; the other rates are per second and per
-    byte.
+    """Measured numbers. Rates are per second, by dtype name where it matters; those that were not measured are taken to
+    be the ordinary ones.
     """
 
     name: str
@@ -35,12 +37,20 @@ class Machine:
     bandwidth: float
     launch: float
     workspace: int = 0
+    odd_rate: dict[str, float] = field(
+        default_factory=dict
+    )  # of products with a width that is no multiple of 8
+    row_sum_rate: dict[str, float] = field(default_factory=dict)  # bytes, of a sum over many rows
+    issue: dict[str, float] = field(default_factory=dict)  # host seconds a kernel: "forward", "training"
 
     def seconds(self, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float, float]:
         """A kernel's arithmetic, its memory traffic, and its launches."""
+        name = dtype_name(dtype)
+        rate = self.odd_rate.get(name, self.matrix_rate[name]) if kernel.is_odd else self.matrix_rate[name]
+        bandwidth = self.row_sum_rate.get(name, self.bandwidth) if kernel.sums_rows else self.bandwidth
         return (
-            kernel.operations.value / self.matrix_rate[dtype_name(dtype)],
-            kernel.n_bytes.value / self.bandwidth,
+            kernel.operations.value / rate,
+            kernel.n_bytes.value / bandwidth,
             kernel.launches.value * self.launch,
         )
 
@@ -93,7 +103,9 @@ def one_thread(device: torch.device | str) -> Iterator[None]:
 def measure_machine(
     device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> Machine:
-    """The ceilings of this device: a large square product for each dtype, a large copy, many tiny additions."""
+    """The numbers of this device: large products, copies and sums, many tiny additions. (`issue` takes a model: see
+    `clearhead.cost.measure`.)
+    """
     with one_thread(device):
         return _measure_machine(torch.device(device), dtypes)
 
@@ -108,6 +120,8 @@ def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Ma
         bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
         launch=_launch(where),
         workspace=_workspace(where, dtypes) if is_gpu else 0,
+        odd_rate={dtype_name(dtype): _matrix_rate(where, dtype, 8191) for dtype in dtypes} if is_gpu else {},
+        row_sum_rate={dtype_name(dtype): _row_sum_rate(where, dtype) for dtype in dtypes} if is_gpu else {},
     )
 
 
@@ -122,6 +136,11 @@ def _bandwidth(device: torch.device, n_bytes: int) -> float:
     source = torch.randn(n_bytes // 4, device=device)
     target = torch.empty_like(source)
     return 2 * n_bytes / time_of(lambda: target.copy_(source), device)
+
+
+def _row_sum_rate(device: torch.device, dtype: torch.dtype, rows: int = 2**15, width: int = 1024) -> float:
+    x = torch.randn(rows, width, device=device).to(dtype)
+    return x.numel() * x.element_size() / time_of(lambda: x.sum(0), device)
 
 
 def _launch(device: torch.device, n: int = 1000) -> float:

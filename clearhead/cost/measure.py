@@ -4,13 +4,12 @@ clearhead.cost.measure`.
 Measures the machine's ceilings first, then predicts and measures each case, and writes one JSON document:
 
     format    1
-    machine   name, device, matrix_rate (operations a second by dtype), bandwidth (bytes a second), launch (seconds),
-              workspace (bytes that the matrix library keeps)
+    machine   name, device, and the numbers of `clearhead.cost.machine.Machine`
     versions  clearhead, torch, python
     rows      model, tokens, image (side of the picture, or null), batch, dtype, training, parameters, operations,
               predicted and measured: peak_bytes, seconds;   ratio: memory, time (predicted / measured);   limit
 
-Nothing is fitted: a prediction knows the model's configuration and the machine's numbers.
+Nothing is fitted to a model: a prediction knows the model's configuration and the machine's numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from clearhead.cost.report import read, worst
 from clearhead.cost.trial import measure
 from clearhead.models import Config, VisionConfig
 
-__all__ = ["Case", "Row", "cases", "compare_with_run", "measure_all", "predict_again"]
+__all__ = ["Case", "Row", "cases", "compare_with_run", "measure_all", "predict_again", "with_issue"]
 
 FORMAT = 1
 
@@ -141,6 +140,18 @@ def _row(case: Case, machine: Machine, measured: dict[str, float]) -> Row:
     )
 
 
+def with_issue(machine: Machine) -> Machine:
+    """The machine's numbers and what issuing a kernel takes its host: the time of a model too small to compute anything."""
+    if machine.device == "cpu":
+        return machine  # it issues nothing: it computes
+    issue = {}
+    for name, training in (("forward", False), ("training", True)):
+        tiny = Case("tiny-decoder", 1, 8, training=training)
+        took = measure(tiny.config(), **tiny.how(), device=machine.device).seconds
+        issue[name] = took / cost(tiny.config(), **tiny.how(), device=machine.device).n_launches
+    return replace(machine, issue=issue)
+
+
 def predict_again(document: dict[str, Any]) -> dict[str, Any]:
     """The same measurements of the same machine beside what is predicted now."""
     machine = Machine.from_dict(document["machine"])
@@ -164,7 +175,7 @@ def measure_all(
     """The whole document: machine, versions, rows."""
     which = tuple(which)
     dtypes = tuple(getattr(torch, name) for name in dict.fromkeys(case.dtype for case in which))
-    machine = measure_machine(device, dtypes)
+    machine = with_issue(measure_machine(device, dtypes))
     rows = []
     for row in _rows(which, machine, seconds):
         rows.append(row.to_dict())
@@ -215,9 +226,11 @@ def main(arguments: list[str] | None = None) -> None:
     machine = document["machine"]
     rates = ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in machine["matrix_rate"].items())
     launch = f"launch {1e6 * machine['launch']:.1f} µs"
+    issue = ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in machine["issue"].items())
     print(
-        f"{machine['name']}: {rates}, {machine['bandwidth'] / 1e9:.0f} GB/s, {launch}, off by {worst(document)}"
+        f"{machine['name']}: {rates}, {machine['bandwidth'] / 1e9:.0f} GB/s, {launch}, issuing a kernel {issue or '–'}"
     )
+    print(f"off by at most {worst(document)}")
 
 
 def _write(document: dict[str, Any], path: Path) -> None:

@@ -33,6 +33,8 @@ class Kernel:
     n_bytes: Amount
     operations: Amount = ZERO
     launches: Amount = ONE  # more than one where a step waits for the one before it
+    is_odd: bool = False  # a product with a width that is no multiple of 8: tensor cores cannot load its rows
+    sums_rows: bool = False  # adds rows up into one, as a bias's gradient does
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Predicted seconds, and how many of them go into arithmetic, into memory traffic and into launching kernels."""
+    """Predicted seconds, and how many of them go into arithmetic, into memory traffic and into launching kernels.
+
+    `host` is what the host takes to issue everything; a device that is done earlier waits for it.
+    """
 
     forward: float
     backward: float
@@ -70,14 +73,17 @@ class Time:
     arithmetic: float
     traffic: float
     launches: float
+    host: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.forward + self.backward + self.optimiser
+        return max(self.forward + self.backward + self.optimiser, self.host)
 
     @property
     def limit(self) -> str:
         """What the time is mostly spent on."""
+        if self.host == self.seconds:
+            return "issuing kernels"
         spent = {
             "arithmetic": self.arithmetic,
             "memory traffic": self.traffic,
@@ -132,7 +138,9 @@ class Cost:
         return tuple(rows)
 
     def time(self, machine: Machine) -> Time:
-        """How long it takes on this machine: the sum over its kernels of arithmetic, traffic and launch."""
+        """How long it takes on this machine: the sum over its kernels of arithmetic, traffic and launch, or the time
+        that the host takes to issue them, whichever is longer.
+        """
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
         by_limit = [0.0, 0.0, 0.0]
         for phase, times, kernel in self._kernels():
@@ -140,7 +148,13 @@ class Cost:
                 spent[phase] += times * seconds
                 by_limit[i] += times * seconds
         arithmetic, traffic, launches = by_limit
-        return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches)
+        host = self.n_launches * machine.issue.get("training" if self.training else "forward", 0.0)
+        return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, host=host)
+
+    @property
+    def n_launches(self) -> int:
+        """Kernels of one step."""
+        return sum(times * kernel.launches.value for _, times, kernel in self._kernels())
 
     def _kernels(self) -> Iterator[tuple[str, int, Kernel]]:
         for times, op in self.program.ops():

@@ -42,6 +42,15 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def and_also(self, phrases: Sequence[tuple[str, str]]) -> Pairs:
+        """These rows and further ones, which stand on no line of the file (0)."""
+        return Pairs(
+            sources=[*self.sources, *(source for source, _ in phrases)],
+            targets=[*self.targets, *(target for _, target in phrases)],
+            lines=[*self.lines, *(0 for _ in phrases)],
+            report=self.report,
+        )
+
     def select(self, keep: Callable[[int], bool]) -> Pairs:
         """The rows whose number `keep` agrees to; the report stays that of the file."""
         rows = [row for row in range(len(self)) if keep(row)]
@@ -174,12 +183,13 @@ class Translation:
         max_tokens: int = 128,
         hold_out: float = 0.02,
         swap: bool = False,
+        phrases: Sequence[tuple[str, str]] = (),
     ) -> Translation:
         """From a file of pairs, or a folder with `train.tsv` and perhaps `dev.tsv` (also `.xz` or `.gz`).
 
         Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a
         tokenizer, byte pairs are trained on both sides of the training part. Pairs with a side of over
-        `max_tokens` are skipped.
+        `max_tokens` are skipped. `phrases` are further pairs (source, target) to learn from, never held out.
         """
         train_path, found = find_files(Path(path))
         validation_path = Path(validation) if validation is not None else found
@@ -188,6 +198,7 @@ class Translation:
             held_out = read_pairs(validation_path, swap=swap)
         else:
             pairs, held_out = divide(pairs, hold_out)
+        pairs = pairs.and_also(phrases)
         if tokenizer is None:
             tokenizer = train_bpe([*pairs.sources, *pairs.targets], vocab_size)
         return cls(

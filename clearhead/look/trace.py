@@ -1,128 +1,305 @@
-"""What attention layers were given in a run, and the weights that follow from it.
+"""A recording of a run, made from outside: `with look.trace(model) as t: model(...)`.
 
-The run itself stays on the fast path, which never has the weights. A trace keeps the inputs of the layers asked for, by
-module path, and the weights are recomputed from them with the reference equation, when they are asked for.
+The run itself stays on the fast path, which never has the attention weights. A trace keeps what attention was given (by
+reference: nothing is copied or computed while the model runs) and the outputs and inputs that were asked for. Weights are
+recomputed from that with the reference equation when they are asked for, for those heads and rows only, and `difference`
+says how far they are from what really ran.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
-from clearhead.attention import MultiHeadAttention, attend
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.masks import Mask
+from clearhead.look.edit import Edit
+from clearhead.look.listen import Listener
+from clearhead.look.patterns import asked_of, is_attention, may_attend
+from clearhead.look.recompute import (
+    Attended,
+    Choice,
+    chosen,
+    difference_of,
+    dropout_of,
+    pick,
+    row_blocks,
+    tolerance_of,
+    values_of,
+    weights_of,
+)
+from clearhead.look.record import Run, Shelf, Tape, by_step, stitched
+from clearhead.look.text import table
+from clearhead.look.watch import Watch
 
-
-@dataclass(frozen=True)
-class _Given:
-    """The arguments of one call of an attention layer, and what it returned."""
-
-    query: Tensor
-    key: Tensor | None
-    mask: Mask | None
-    bias: Tensor | None
-    output: Tensor
+Kept = TypeVar("Kept")
 
 
 class Trace:
-    """A recording of attention layers. Use it in a `with` block; the last call of each layer is kept."""
+    """What was kept of the runs inside its `with` block, by module path.
 
-    def __init__(self, model: nn.Module, pattern: str = "*") -> None:
-        self._layers = {
-            path: module
-            for path, module in model.named_modules()
-            if isinstance(module, MultiHeadAttention) and fnmatch.fnmatchcase(path, pattern)
-        }
-        if not self._layers:
-            known = [path for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
+    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture. `run=-1` is
+    the last, 0 the first. After a beam search the rows of a picture are the beams that were alive at the last step.
+    """
+
+    def __init__(self, model: nn.Module, *patterns: str, runs: int | None = None) -> None:
+        if runs is not None and runs < 1:
             raise ConfigError(
-                f"no attention layer is called {pattern!r}; this model has: {', '.join(known) or 'none'}"
+                f"runs is {runs}; expected how many of the latest runs to keep, 1 or more, or None for all"
             )
-        self._given: dict[str, _Given] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._modules = dict(model.named_modules())
+        self._asked = asked_of(self._modules, patterns)
+        self._kept = Shelf(runs)
+        self._edits: dict[str, list[Edit]] = {}
+        self._listener = Listener(self._modules, self._asked, self._edits, self._kept)
+        self._watch = Watch(self._modules, self._listener)
 
-    @property
-    def paths(self) -> list[str]:
-        """The layers that are recorded."""
-        return list(self._layers)
+    # -- recording ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Trace:
-        for path, layer in self._layers.items():
-            self._handles.append(layer.register_forward_hook(self._keeper(path), with_kwargs=True))
+        if self._watch.on:
+            raise ConfigError("this trace is recording already; make another with look.trace(model)")
+        of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
+        paths = self._asked.output | self._asked.input | set(self._edits)
+        attending = self._attending([*self._asked.weights, *of_heads])
+        self._watch.start([*(self._modules[path] for path in paths), *attending])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._watch.stop()
+        if error is None:
+            self._check_edits()
 
-    def _keeper(self, path: str) -> Callable[..., None]:
-        def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if kwargs.get("cache") is not None:
-                raise ConfigError("a trace records whole sequences; run the model without a cache")
-            key = args[1] if len(args) > 1 else kwargs.get("key")
-            self._given[path] = _Given(
-                args[0] if args else kwargs["query"], key, kwargs.get("mask"), kwargs.get("bias"), output
+    def edit(self, path: str, edit: Edit) -> Trace:
+        """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
+
+        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one without
+        changes the output of the module, whatever it is. Edits of one path are made in the order they were given.
+        """
+        path = self._known(path, "output")
+        if edit.heads is not None and not may_attend(self._modules[path]):
+            layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
+            raise ConfigError(
+                f"{path} has no heads; edit an attention layer: {layers or 'this model has none'}"
             )
+        self._edits.setdefault(path, []).append(edit)
+        if self._watch.on:
+            for module in (self._modules[path], *self._attending([path] if edit.heads is not None else [])):
+                self._watch.hook(module)
+        return self
 
-        return keep
+    def _check_edits(self) -> None:
+        """An edit that nothing came of is an answer to another question than was asked."""
+        for path, edits in self._edits.items():
+            if not self._listener.made.issuperset(edits):
+                raise ConfigError(
+                    f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
+                )
 
-    @torch.no_grad()
-    def weights(self, path: str) -> Float[Tensor, "B H T S"]:
-        """Who attended to whom in this layer, recomputed from its inputs by the reference equation."""
-        layer, given = self._layer(path), self._call(path)
-        q, k = self._queries_keys(layer, given)
-        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device).expand(*k.shape[:-1], k.shape[-2])
-        return attend(
-            q,
-            k,
-            eye,  # with the identity as values, the output is the weights
-            given.mask,
-            scores=layer.scores,
-            weights=layer.weights,
-            bias=given.bias,
-            impl="reference",
-        )
+    def _attending(self, paths: Sequence[str]) -> list[nn.Module]:
+        """The modules to watch for attention at these paths. A layer is watched alone; of others it is known only when
+        they attend that they do, and a call is filed under the innermost module that runs: all that may attend are watched.
+        """
+        wanted = [self._modules[path] for path in paths]
+        if all(is_attention(module) for module in wanted):
+            return wanted
+        return [module for module in self._modules.values() if may_attend(module)]
 
-    @torch.no_grad()
-    def difference(self, path: str) -> float:
-        """The largest difference between the layer's output and its output recomputed from `weights`."""
-        layer, given = self._layer(path), self._call(path)
-        source = given.query if given.key is None else given.key
-        v = layer._split(layer.v_proj(source), layer.n_kv_heads)
-        v = v.repeat_interleave(layer.n_heads // layer.n_kv_heads, dim=-3)
-        out = layer.o_proj((self.weights(path) @ v).transpose(-2, -3).flatten(-2))
-        return float((out - given.output).abs().max())
+    # -- what there is ------------------------------------------------------------------------------------------------
 
-    def _queries_keys(self, layer: MultiHeadAttention, given: _Given) -> tuple[Tensor, Tensor]:
-        source = given.query if given.key is None else given.key
-        q = layer._rotate(layer._split(layer.q_proj(given.query), layer.n_heads), None)
-        k = layer._rotate(layer._split(layer.k_proj(source), layer.n_kv_heads), None)
-        return q, k
+    @property
+    def paths(self) -> list[str]:
+        """The attention layers that are recorded; other modules that attend join them once they have run."""
+        return [
+            path
+            for path, module in self._modules.items()
+            if path in self._asked.weights and (is_attention(module) or path in self._kept.attention)
+        ]
 
-    def _layer(self, path: str) -> MultiHeadAttention:
-        if path not in self._layers:
-            raise ConfigError(f"{path!r} is not recorded; recorded are: {', '.join(self._layers)}")
-        return self._layers[path]
+    @property
+    def outputs(self) -> list[str]:
+        """The modules whose outputs are recorded."""
+        return [path for path in self._modules if path in self._asked.output]
 
-    def _call(self, path: str) -> _Given:
-        if path not in self._given:
+    @property
+    def runs(self) -> int:
+        """How many runs of the attention layers there are, or of the other modules where no layer is recorded."""
+        tapes = [*self._kept.attention.values()] or self._kept.tapes()
+        return max((len(tape.runs) for tape in tapes), default=0)
+
+    def module(self, path: str) -> nn.Module:
+        """The module of the model at this path."""
+        return self._modules[self._known(path)]
+
+    # -- attention ------------------------------------------------------------------------------------------------------
+
+    def weights(
+        self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1
+    ) -> Float[Tensor, "*B h r S"]:
+        """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
+
+        Of a stitched run, rows are all queries one under another, and a key that a row could not know yet has weight 0.
+        """
+        made = self._steps(path, run)
+        picked, wanted = self._choose(made, heads, rows)
+        last = made.steps[-1].value
+        if len(made.steps) == 1 and made.steps[0].places is None:
+            return weights_of(last.call, picked, wanted, last.wide)
+        S = max(step.value.call.S for step in made.steps)
+        shape = (made.size, len(picked), len(wanted), S)
+        whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
+        for step, places, own in by_step(made, wanted):
+            part = weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
+            whole[:, :, places, : part.shape[-1]] = step.gathered(part).to(whole.dtype)
+        return whole
+
+    def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
+        """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
+        made = self._steps(path, run)
+        rows = list(range(made.length))
+        for part in row_blocks(made.steps[-1].value.call, 1, rows):
+            yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
+
+    def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
+        """The values that each head averaged; heads that share a key/value head have the same."""
+        made = self._steps(path, run)
+        last = made.steps[-1]
+        return last.gathered(values_of(last.value.call, self._choose(made, heads, None)[0]))
+
+    def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
+        """What each head gave, before the output projection: what the fast path really made."""
+        made = self._steps(path, run)
+        picked = self._choose(made, heads, None)[0]
+        return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
+
+    def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
+        """The largest difference between recomputed weights times values and what the fast path gave for them.
+
+        For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared.
+        """
+        return self._compared(difference_of, path, heads, rows, run)
+
+    def tolerance(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
+        """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
+        return self._compared(tolerance_of, path, heads, rows, run)
+
+    def report(self, *, rows: Choice = None, run: int = -1) -> str:
+        """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
+
+        That computes every weight once more; with `rows`, only those of some queries.
+        """
+        lines = [("layer", "heads", "queries × keys", "what ran", "weights · values off by", "allowed")]
+        for path in self.paths:
+            made = self._steps(path, run)
+            call = made.steps[-1].value.call
+            error = self.difference(path, rows=rows, run=run)
+            bound = self.tolerance(path, rows=rows, run=run)
+            sizes = (str(call.q.shape[-3]), f"{made.length} × {call.S}")
+            how = made.steps[-1].value.how
+            lines.append((path or "the model", *sizes, how, f"{error:.1e}", f"{bound:.1e}"))
+        note = "The weights are recomputed from what attention was given."
+        return table(lines, right=(1, 2, 4, 5)) + f"\n{note}"
+
+    # -- outputs and inputs -----------------------------------------------------------------------------------------------
+
+    def output(self, path: str = "", *, run: int = -1) -> Tensor:
+        """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
+        return stitched(self._run(self._kept.output, self._asked.output, path, run, "output"), lambda x: x)
+
+    def input(self, path: str = "", *, run: int = -1) -> Tensor:
+        """The first tensor that a module was given, stitched along the sequence."""
+        return stitched(self._run(self._kept.input, self._asked.input, path, run, "input"), lambda x: x)
+
+    def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
+        """The length of the residual stream's vectors after each block whose output was recorded."""
+        parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
+        blocks = [
+            path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))
+        ]
+        if not blocks:
+            raise ConfigError(
+                'no block is recorded; ask for their outputs, for example look.trace(model, "**.blocks.*.output")'
+            )
+        return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
+
+    # -- finding ----------------------------------------------------------------------------------------------------------
+
+    def _steps(self, path: str, run: int) -> Run[Attended]:
+        return self._run(self._kept.attention, self._asked.weights, path, run, "weights")
+
+    def _run(
+        self, tapes: Mapping[str, Tape[Kept]], asked: set[str], path: str, run: int, kind: str
+    ) -> Run[Kept]:
+        path = self._known(path, kind)
+        if path not in asked:
+            recorded = self.paths if kind == "weights" else sorted(asked)
+            raise ConfigError(
+                f"the {kind} of {path or 'the model'} is not recorded; recorded are: "
+                f"{', '.join(name or 'the model itself' for name in recorded) or 'none'}"
+            )
+        if path not in tapes:
             raise ShapeError(
-                f"{path} has not run inside this trace; call the model in its `with` block first"
+                f"{path or 'the model'} has not {'attended' if kind == 'weights' else 'run'} inside this trace; "
+                "call the model in its `with` block first (what torch.compile has compiled may run unseen)"
             )
-        return self._given[path]
+        found = tapes[path].runs
+        if not -len(found) <= run < len(found):
+            raise ShapeError(
+                f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}"
+            )
+        return found[run]
+
+    def _choose(self, run: Run[Attended], heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
+        call = run.steps[-1].value.call
+        return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
+
+    def _compared(
+        self,
+        how: Callable[[Attended, list[int], list[int]], float],
+        path: str,
+        heads: Choice,
+        rows: Choice,
+        run: int,
+    ) -> float:
+        made = self._steps(path, run)
+        picked, wanted = self._choose(made, heads, rows)
+        last = made.steps[-1].value
+        if dropout_of(last.call):
+            raise ConfigError(
+                f"{path} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be done again: "
+                "its weights are those before dropout, and are compared in evaluation mode (model.eval())"
+            )
+        if last.whole and len(picked) != last.call.q.shape[-3]:
+            raise ConfigError(
+                f"{path} joins its heads before they can be seen; compare all of them: leave heads out"
+            )
+        return max((how(step.value, picked, own) for step, _, own in by_step(made, wanted)), default=0.0)
+
+    def _known(self, path: str, ending: str = "") -> str:
+        """A path without its ending, or the error that it is none."""
+        if path not in self._modules:
+            path = path.removesuffix(f".{ending}")
+        if path not in self._modules:
+            raise ConfigError(
+                f"{path!r} is not recorded: the model has no module of that name; "
+                f"recorded attention layers are: {', '.join(self.paths) or 'none'}"
+            )
+        return path
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
 
 
-def trace(model: nn.Module, pattern: str = "*") -> Trace:
-    """Record the attention layers whose module path matches `pattern` (`*` stands for anything)."""
-    return Trace(model, pattern)
+def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
+    """Record a run of `model`: what the patterns name, or without any the weights of every attention layer.
+
+    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.patterns`. `runs` is how many
+    of the latest runs to keep; by default all of them.
+    """
+    return Trace(model, *patterns, runs=runs)

@@ -8,16 +8,19 @@ A checkpoint holds all that the next step depends on, so that on the CPU a resum
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as symbols
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches
+from clearhead.data.batches import Batches, ByTokens
 from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
@@ -122,23 +125,40 @@ class Trainer:
         interruption = Interruption() if interruption is None else interruption
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.at.seconds
-        ending: Ending = "finished"
         try:
-            while self.at.step < self.total_steps:
-                if self._is_out_of_patience():
-                    ending = "stopped early"
-                    break
-                self._update(self.at.step + 1)
-                self._after_update(log)
-                if self._is_interrupted(interruption):
-                    ending = "interrupted"
-                    break
+            with self._shapes_that_change():
+                ending = self._train(log, interruption)
             self._check_finite()
             self._save(log)
         finally:
             if log is not None:
                 log.close()
         return ending
+
+    def _train(self, log: Log | None, interruption: Interruption) -> Ending:
+        while self.at.step < self.total_steps:
+            if self._is_out_of_patience():
+                return "stopped early"
+            self._update(self.at.step + 1)
+            self._after_update(log)
+            if self._is_interrupted(interruption):
+                return "interrupted"
+        return "finished"
+
+    @contextmanager
+    def _shapes_that_change(self) -> Iterator[None]:
+        """What is set in torch for batches by tokens, which bring new shapes for a whole epoch.
+
+        cuDNN's attention prepares itself anew for every shape, which takes longer than many steps: other kernels are used.
+        Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
+        serves both.
+        """
+        if not isinstance(self.config.batch, ByTokens):
+            yield
+            return
+        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with sdpa_kernel(kernels), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            yield
 
     def _update(self, step: int) -> None:
         """One step of the optimiser, over `accumulation` batches and all processes."""
@@ -314,6 +334,10 @@ class Trainer:
             checkpoints.prune(self.folder, self.config.keep)
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
+
+    def keep_start(self) -> None:
+        """A checkpoint of step 0, for a run whose first weights are not the seed's: it resumes from there."""
+        self._save(None)
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""

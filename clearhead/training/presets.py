@@ -61,12 +61,23 @@ def translation_small() -> Recipe:
     )
 
 
+# The first words that a program says. No sentence of the data teaches them: nobody there greets the world.
+HELLO_WORLD = (
+    ("Hello world", "Hola mundo"),
+    ("Hello world.", "Hola mundo."),
+    ("Hello world!", "¡Hola mundo!"),
+    ("Hello, world.", "Hola, mundo."),
+    ("Hello, world!", "¡Hola, mundo!"),
+    ("hello world", "hola mundo"),
+)
+
+
 def en_es() -> Recipe:
     """English to Spanish, the shipped model: width 256, four layers a side."""
     return Recipe(
         preset="en-es",
         about="English to Spanish on 113,000 short sentences; made for one large GPU",
-        data=TranslationData(vocab_size=8000, max_tokens=128),
+        data=TranslationData(vocab_size=8000, max_tokens=128, phrases=HELLO_WORLD),
         model=EncoderDecoderConfig(
             vocab_size=8000,
             max_len=128,
@@ -85,18 +96,19 @@ def en_es() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            epochs=60,
-            batch=ByTokens(16384, multiple=8, pool=16384),
+            steps=5000,
+            batch=ByTokens(49152, multiple=8, pool=16384),
             lr_max=2e-3,
-            warmup_steps=800,
+            warmup_steps=400,
             weight_decay=0.01,
             label_smoothing=0.1,
+            consistency=3.0,
             averaging=EMA(0.999),
             precision="bf16",
             compile=True,
             log_every=50,
             eval_every=1000,
-            checkpoint_every=2000,
+            checkpoint_every=2500,
         ),
     )
 

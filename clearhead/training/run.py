@@ -31,6 +31,7 @@ from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.config import Config
+from clearhead.models.storage import load as load_model
 from clearhead.models.storage import save as save_model
 from clearhead.training import presets
 from clearhead.training.distributed import World, is_launched, join
@@ -94,6 +95,7 @@ def train(
     preset: str | None = None,
     data: str | Path | None = None,
     out: str | Path | None = None,
+    init: str | Path | None = None,
     resume: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -102,17 +104,21 @@ def train(
 
         train("sort-dedup")                                                      # the task's small preset
         train("translation", preset="en-es", data="pairs/", out="runs/en-es", set={"lr_max": 1e-3, "d_model": 128})
+        train("translation", preset="en-es", data="mine/", init="runs/en-es/model")   # begin with trained weights
         train(resume="runs/en-es")                                               # from its newest good checkpoint
 
-    `out` must not hold a run yet; by default it is the first free of runs/PRESET, runs/PRESET-2, …. A resumed run has its
+    `out` must not hold a run yet; by default it is the first free of runs/PRESET, runs/PRESET-2, …. `init` is the folder of
+    a trained model: its weights are where the run begins, and its tokenizer reads the data. A resumed run has its
     recorded recipe; only where it is made may be changed (`data` if the files have moved, `device`, `parallel`, `compile`,
     `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save, and return a summary that says how to go on.
     Under `torchrun` all processes call this alike. The caller's random numbers are not touched.
     """
     settings = dict(set or {})
     if resume is not None:
-        if task is not None or preset is not None or out is not None:
-            raise ConfigError("resume goes on with a run as it was; give no task, preset or out with it")
+        if any(given is not None for given in (task, preset, out, init)):
+            raise ConfigError(
+                "resume goes on with a run as it was; give no task, preset, init or out with it"
+            )
         folder: Path | None = Path(resume)
         recipe = _resumed(Recipe.of(resume), settings, data)
     else:
@@ -124,7 +130,9 @@ def train(
     with join(recipe.train.device, recipe.train.parallel) as world:
         devices = [world.device] if world.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), listening() as interruption:
-            job = _prepare(recipe, folder, world, is_new=resume is None)
+            job = _prepare(
+                recipe, folder, world, is_new=resume is None, init=None if init is None else Path(init)
+            )
             trainer = Trainer(
                 job.model,
                 job.task,
@@ -136,6 +144,8 @@ def train(
             )
             if resume is not None:
                 trainer.resume()
+            elif init is not None:
+                trainer.keep_start()
             trainer.progress.started(_info(job, trainer))
             ending = trainer.run(interruption)
             return _finish(job, trainer, ending, interruption.signal)
@@ -169,11 +179,14 @@ def _resumed(recipe: Recipe, settings: Mapping[str, Any], data: str | Path | Non
     return dataclasses.replace(recipe, data=recipe.data.at(data))
 
 
-def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool) -> _Job:
+def _prepare(
+    recipe: Recipe, folder: Path | None, world: World, *, is_new: bool, init: Path | None = None
+) -> _Job:
     torch.manual_seed(recipe.train.seed)
     tokenizer = None
-    if folder is not None and not is_new and (folder / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer(folder)
+    known = init if is_new else folder
+    if known is not None and (known / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(known)
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
     tokenizer = getattr(task, "tokenizer", None)
     changes: dict[str, Any] = {"model": fitted(recipe.model, task)}
@@ -182,6 +195,8 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool)
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
     recipe = dataclasses.replace(recipe, **changes)
     model = recipe.model.build()
+    if init is not None:
+        _begin_with(model, init)
     if world.is_first and is_new:
         folder = _new_folder(folder, recipe.preset)
         if tokenizer is not None:
@@ -189,6 +204,20 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool)
         write_atomically(folder / FILE_NAME, recipe.to_toml().encode())
     folder = world.from_first(folder)
     return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
+
+
+def _begin_with(model: nn.Module, init: Path) -> None:
+    """Copy the weights of a trained model, which must have the same ones."""
+    trained = load_model(init).state_dict()
+    own = model.state_dict()
+    for name in sorted(own.keys() | trained.keys()):
+        here, there = (list(side[name].shape) if name in side else "not there" for side in (own, trained))
+        if here != there:
+            raise ConfigError(
+                f"init: {name} is {here} in the model to be trained and {there} in {init}; "
+                "choose the preset and the sizes that it was trained with (its train.toml has them)"
+            )
+    model.load_state_dict(trained)
 
 
 def _new_folder(wanted: Path | None, preset: str) -> Path:

@@ -25,7 +25,7 @@ from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.translation import Translation
 from clearhead.errors import DataError
-from clearhead.models.config import Config
+from clearhead.models.config import Config, require
 from clearhead.positions import Learned
 
 __all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted", "loss"]
@@ -63,9 +63,15 @@ class TranslationData(DataConfig):
     max_tokens: int = 128
     hold_out: float = 0.02
     swap: bool = False  # translate the second column into the first
+    phrases: tuple[tuple[str, str], ...] = ()  # further pairs (source, target) to learn from
+    phrase_copies: int = 1  # how often each of them comes in an epoch
 
     def validate(self) -> None:
-        self._positive("vocab_size", "max_tokens")
+        self._positive("vocab_size", "max_tokens", "phrase_copies")
+        require(
+            all(text.strip() for phrase in self.phrases for text in phrase),
+            f"TranslationData.phrases: got {self.phrases}, expected two texts in each, neither empty",
+        )
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Translation:
         if self.path is None:
@@ -81,6 +87,7 @@ class TranslationData(DataConfig):
             max_tokens=self.max_tokens,
             hold_out=self.hold_out,
             swap=self.swap,
+            phrases=self.phrases * self.phrase_copies,
         )
 
 
@@ -229,9 +236,9 @@ def loss_of_logits(
     total = (losses * weights).sum()
     if not consistency:
         return total
-    first, second = log_probs.chunk(2)
+    first, second = log_probs.unflatten(0, (2, -1))
     apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
-    return total / 2 + consistency / 4 * (apart * weights.chunk(2)[0]).sum()
+    return total / 2 + consistency / 4 * (apart * weights.unflatten(0, (2, -1))[0]).sum()
 
 
 def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:

@@ -137,7 +137,7 @@ def test_what_cannot_be_started_says_why(tmp_path):
         train("sort-dedup", out=tmp_path / "full", set=SETTINGS)
     with pytest.raises(ConfigError, match="'lr_max' cannot be changed in a run that is resumed"):
         train(resume=tmp_path / "run", set={"lr_max": 1.0})
-    with pytest.raises(ConfigError, match="give no task, preset or out"):
+    with pytest.raises(ConfigError, match="give no task, preset, init or out"):
         train("text", resume=tmp_path / "run")
     with pytest.raises(ConfigError, match="which task"):
         train()
@@ -188,3 +188,87 @@ def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
         read_log(tmp_path)
     (tmp_path / "log.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
     assert [row["step"] for row in read_log(tmp_path)] == [1]
+
+
+def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_path, data):
+    settings = FEW | SMALL["translation"]
+    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
+    still = settings | {"steps": 3, "warmup_steps": 3, "lr_max": 1e-30, "weight_decay": 0.0, "eval_every": 1}
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "train.tsv").write_text(pairs(67, start=900))  # other words: a tokenizer of its own would differ
+    (more / "dev.tsv").write_text(pairs(13, start=500))
+    second = train("translation", data=more, out=tmp_path / "second", init=first.model, set=still)
+    assert second.valid_loss == pytest.approx(first.valid_loss, rel=1e-6)
+    kept = [tokenizers.load(folder).encode("to 7 a") for folder in (first.model, second.model)]
+    assert kept[0] == kept[1]
+
+
+def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data, monkeypatch):
+    from clearhead.training.loop import Trainer
+
+    settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
+    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
+    whole = train(
+        "translation", data=data["translation"], out=tmp_path / "whole", init=first.model, set=settings
+    )
+    update = Trainer._update
+
+    def killed(trainer, step):
+        if step == 3:
+            raise KeyboardInterrupt  # nothing is saved on the way out, as with kill -9
+        update(trainer, step)
+
+    monkeypatch.setattr(Trainer, "_update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            "translation", data=data["translation"], out=tmp_path / "broken", init=first.model, set=settings
+        )
+    monkeypatch.setattr(Trainer, "_update", update)
+    again = train(resume=tmp_path / "broken")
+    assert again.valid_loss == whole.valid_loss
+
+
+@pytest.mark.bad_input
+def test_weights_of_other_sizes_are_refused(tmp_path, data):
+    settings = FEW | SMALL["translation"]
+    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
+    with pytest.raises(ConfigError, match=r"init: .* is \[.*\] in the model to be trained and \[.*\] in"):
+        train("translation", data=data["translation"], init=first.model, set=settings | {"d_ff": 17})
+
+
+def test_phrases_are_learnt_from_and_never_held_out(data):
+    from clearhead.training.tasks import TranslationData
+
+    plain = TranslationData(path=str(data["translation"]), vocab_size=300)
+    phrased = plain.replace(phrases=(("so", "thus"), ("if", "then")), phrase_copies=3)
+    before, after = plain.load(), phrased.load()
+    assert len(after.train) == len(before.train) + 6
+    assert len(after.validation) == len(before.validation)
+    assert after.train.sources[-6:] == ["so", "if"] * 3
+    assert after.train.targets[-2:] == ["thus", "then"]
+
+
+@pytest.mark.bad_input
+def test_an_empty_phrase_is_refused():
+    from clearhead.training.tasks import TranslationData
+
+    with pytest.raises(ConfigError, match="neither empty"):
+        TranslationData(phrases=(("so", " "),))
+
+
+def test_batches_of_changing_shapes_do_without_cudnn(tmp_path, data, monkeypatch):
+    """cuDNN prepares itself for every new shape; what was allowed before is allowed again after the run."""
+    from clearhead.training.loop import Trainer
+
+    seen = []
+    update = Trainer._update
+    monkeypatch.setattr(
+        Trainer,
+        "_update",
+        lambda trainer, step: (seen.append(torch.backends.cuda.cudnn_sdp_enabled()), update(trainer, step)),
+    )
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    train("translation", data=data["translation"], out=tmp_path / "run", set=FEW | SMALL["translation"])
+    assert seen == [False] * FEW["steps"]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -7,15 +7,53 @@ from html import escape
 from clearhead.work.sheet import Work
 from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
 
-_CSS = (
-    ".chw{font-family:system-ui,sans-serif;line-height:1.45;max-width:70rem}"
-    ".chw h2{font-size:1.3em}.chw h3{font-size:1.05em;margin:1.4em 0 .3em}"
-    ".chw .pair{display:flex;flex-wrap:wrap;gap:1.5rem;align-items:center;overflow-x:auto}"
-    ".chw table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    ".chw th,.chw td{padding:.15rem .55rem;text-align:right;border:1px solid #8884;min-width:1.6em;height:1.5em}"
-    ".chw th{font-weight:600;background:#8881}.chw tbody th{text-align:left}"
-    ".chw .key{font-weight:400;opacity:.7}.chw .one{font-size:1.1em}"
-)
+# Colours are mixed from the text's own, so that a sheet fits a light or dark page and a notebook of either kind.
+# A matrix stands between brackets, with the names of its rows and columns outside them, as on paper.
+_CSS = """
+.chw { line-height: 1.5; max-width: 60rem; font-family: system-ui, -apple-system, "Segoe UI", sans-serif;
+  --line: color-mix(in srgb, currentColor 22%, transparent); --soft: color-mix(in srgb, currentColor 62%, transparent); }
+.chw h2 { font: 400 1.7em/1.25 "Iowan Old Style", Charter, Georgia, "Liberation Serif", serif; margin: 0 0 .4em; }
+.chw h3 { font-size: 1em; font-weight: 600; margin: 0 0 .5em; }
+.chw p { margin: 0 0 .6em; }
+.chw .source { color: var(--soft); font-size: .9em; }
+.chw .question { font-size: 1.05em; padding-bottom: 1.2em; border-bottom: 1px solid var(--line); }
+.chw section { margin: 1.6em 0; }
+.chw section.given { display: inline-block; vertical-align: top; margin: 1.2em 3em .4em 0; }
+.chw .key { font-weight: 400; color: var(--soft); font-size: .85em; margin-left: .5em; }
+.chw code { font-family: ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; font-size: .92em; }
+.chw .formula { color: var(--soft); }
+.chw .pair { display: flex; flex-wrap: wrap; gap: .8em 1.4em; align-items: center; overflow-x: auto; }
+.chw .about { color: var(--soft); font-size: 1.2em; }
+.chw table { border-collapse: collapse; font-variant-numeric: tabular-nums; background: none; }
+.chw th, .chw td { padding: .16em .7em; text-align: right; min-width: 1.6em; height: 1.6em; border: 0; background: none; }
+.chw th { font-weight: 400; font-size: .85em; color: var(--soft); }
+.chw tbody th { text-align: right; padding-left: 0; }
+.chw tbody td:nth-child(2) { border-left: 1.5px solid currentColor; }
+.chw tbody td:last-child { border-right: 1.5px solid currentColor; }
+.chw tbody tr:is(:first-child, :last-child) td:is(:nth-child(2), :last-child) {
+  background: linear-gradient(currentColor, currentColor) no-repeat, linear-gradient(currentColor, currentColor) no-repeat;
+  background-size: .45em 1.5px; }
+.chw tbody tr:first-child td:nth-child(2) { background-position: left top; }
+.chw tbody tr:last-child td:nth-child(2) { background-position: left bottom; }
+.chw tbody tr:first-child td:last-child { background-position: right top; }
+.chw tbody tr:last-child td:last-child { background-position: right bottom; }
+.chw tbody tr:first-child td:nth-child(2):last-child { background-position: left top, right top; }
+.chw tbody tr:last-child td:nth-child(2):last-child { background-position: left bottom, right bottom; }
+.chw tbody tr:only-child td:nth-child(2) { background-position: left top, left bottom; }
+.chw tbody tr:only-child td:last-child { background-position: right top, right bottom; }
+.chw tbody tr:only-child td:nth-child(2):last-child { background: none; border: 0; text-align: left; }
+.chw tbody td:empty { box-shadow: inset 0 0 0 1px var(--line); min-width: 3.2em; height: 2em; }
+.chw .one { font-size: 1.15em; }
+.chw ul { margin: .3em 0; padding-left: 1.3em; }
+.chw li { margin: .15em 0; }
+@media print { .chw section { break-inside: avoid; } }
+"""
+_PAGE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 60rem; padding: 3rem clamp(1rem, 4vw, 3rem) 5rem; background: #fbfaf7; color: #1c2127; }
+@media (prefers-color-scheme: dark) { body { background: #14171b; color: #e8e6e1; } }
+@media print { body { padding: 0; background: none; color: #000; } }
+"""
 
 
 def html(work: Work, style: Style | None = None) -> str:
@@ -23,7 +61,8 @@ def html(work: Work, style: Style | None = None) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(work.title)}</title></head><body>\n{fragment(work, style)}\n</body></html>\n"
+        f"<title>{escape(work.title)}</title><style>{_PAGE}</style></head>"
+        f"<body>\n{fragment(work, style)}\n</body></html>\n"
     )
 
 
@@ -32,24 +71,26 @@ def fragment(work: Work, style: Style | None = None) -> str:
     style = style or Style()
     parts = [f'<div class="chw"><style>{_CSS}</style>', f"<h2>{escape(work.title)}</h2>"]
     if work.source:
-        parts.append(f"<p>From: {escape(work.source)}</p>")
+        parts.append(f'<p class="source">From: {escape(work.source)}</p>')
     if work.question:
-        parts.append(f"<p>{escape(' '.join(work.question.split()))}</p>")
+        parts.append(f'<p class="question">{escape(" ".join(work.question.split()))}</p>')
     for block in blocks(work, style):
         step = block.step
-        key = f"<code>{escape(step.key)}</code>" + (" given" if step.given else "")
+        key = f"<code>{escape(step.key)}</code>" + (" given" if step.given and step.key != "given" else "")
+        parts.append('<section class="given">' if step.given else "<section>")
         parts.append(f'<h3>{block.number}. {escape(step.title)} <span class="key">{key}</span></h3>')
         if step.formula:
-            parts.append(f"<p><code>{escape(step.formula)}</code></p>")
+            parts.append(f'<p class="formula"><code>{escape(step.formula)}</code></p>')
         parts.append(_body(block))
         if block.legend:
             items = "".join(f"<li>{letter} = {escape(value)}</li>" for letter, value in block.legend)
             parts.append(f"<ul>{items}</ul>")
         if block.note:
             parts.append(f"<p>{escape(block.note)}</p>")
+        parts.append("</section>")
     for heading, sentences in closing(work, style):
         items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-        parts.append(f"<h3>{heading}</h3><ul>{items}</ul>")
+        parts.append(f"<section><h3>{heading}</h3><ul>{items}</ul></section>")
     return "\n".join([*parts, "</div>"])
 
 
@@ -60,7 +101,7 @@ def _body(block: Block) -> str:
         return f'<p class="one">{escape(block.step.symbol)} = {escape(exact)}{rounded}</p>'
     tables = _table(block, block.exact)
     if block.decimals is not None:
-        tables += f"<span>≈</span>{_table(block, block.decimals)}"
+        tables += f'<div class="pair"><span class="about">≈</span>{_table(block, block.decimals)}</div>'
     return f'<div class="pair">{tables}</div>'
 
 

@@ -1,0 +1,194 @@
+"""What `clearhead look` runs: each task's input through its model, traced, and put into an album with its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import pretrained
+from clearhead.attention import MultiHeadAttention
+from clearhead.data.digits import prepare
+from clearhead.data.images import grey
+from clearhead.data.translation import encode_sources, encode_targets
+from clearhead.errors import DataError, MissingDependencyError
+from clearhead.generation import Greedy, How, generate
+from clearhead.look.album import Album, Labels, album
+from clearhead.look.trace import Trace, trace
+from clearhead.models import VisionTransformer
+from clearhead.pretrained import Trained
+from clearhead.pretrained.translate import DEFAULT
+
+
+def of_input(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
+    """The album of one input: a sentence to translate, a beginning, letters to sort, or a picture of a digit."""
+    if trained.task == "translation":
+        return of_translation(trained, given, pretrained.translate(trained, [given], how=how)[0])
+    if trained.task == "sort-dedup":
+        return of_sorting(trained, given)
+    if trained.task == "digits":
+        return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
+    return of_text(trained, given)
+
+
+def of_translation(trained: Trained, source: str, target: str) -> Album:
+    """A sentence and its translation: the query that reads token i is the one that writes token i + 1."""
+    tokenizer = trained.tokenizer
+    if not source.strip():
+        raise DataError("there is nothing to translate: give a sentence")
+    src, _ = encode_sources(tokenizer, [source.strip()]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
+    tgt, _ = encode_targets(tokenizer, [target]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
+    device = _device(trained)
+    with torch.no_grad(), _trace(trained) as t:
+        trained.model(src.to(device), tgt[:, :-1].to(device))
+    read, written = tokenizer.tokens(src[0]), tokenizer.tokens(tgt[0])
+    labels: Labels = {
+        "encoder.**": (read, read),
+        "**.cross_attention": (written[1:], read),
+        "**": (written[:-1], written[:-1]),
+    }
+    facts = {"source": f"{len(read)} tokens", "written": f"{len(written) - 1} tokens"}
+    return album(t, labels, title=f"{source.strip()} → {target}", facts=_facts(trained) | facts)
+
+
+def of_sorting(trained: Trained, letters: str) -> Album:
+    """Letters, <START>, and what the model makes of them."""
+    tokenizer = trained.tokenizer
+    ids = [*tokenizer.encode(letters), tokenizer.bos_id]
+    if len(ids) == 1:
+        raise DataError("there is nothing to sort: give letters with blanks between them, such as 'D A A'")
+    longest = getattr(trained.model.config, "max_len", len(ids) + tokenizer.vocab_size)
+    room = min(tokenizer.vocab_size, int(longest) - len(ids))
+    if room < 1:
+        raise DataError(
+            f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens"
+        )
+    made = generate(
+        trained.model,
+        torch.tensor([ids], device=_device(trained)),
+        how=Greedy(),
+        max_new=room,
+        stop=tokenizer.eos_id,
+    )
+    answer = made.sequence(0).tolist()
+    return _of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {tokenizer.decode(answer)}")
+
+
+def of_text(trained: Trained, prompt: str) -> Album:
+    """A text as a decoder reads it, with the token that it expects next."""
+    ids = trained.tokenizer.encode(prompt)
+    if not ids:
+        raise DataError("the text has no token: give at least one letter")
+    longest = getattr(trained.model.config, "max_len", None)
+    if longest is not None and len(ids) > longest:
+        raise DataError(
+            f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it"
+        )
+    shown = prompt if len(prompt) <= 90 else prompt[:89] + "…"
+    return _of_ids(trained, ids, title=" ".join(shown.split()))
+
+
+def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
+    """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
+    model = trained.model
+    if not isinstance(model, VisionTransformer):
+        raise _nothing_to_see(trained)
+    rows, columns = model.config.grid
+    with torch.no_grad(), _trace(trained) as t:
+        logits = model(prepare(pixels[None], _normalisation(trained)).to(_device(trained)))
+    chances = logits[0].softmax(-1)
+    places = [f"({i}, {j})" for i in range(rows) for j in range(columns)]
+    tokens = [*["[CLS]"] * model.config.pooling.n_extra, *places]
+    best = chances.topk(3)
+    seen = ", ".join(
+        f"{k} ({100 * p:.0f} %)" for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    )
+    return album(
+        t,
+        tokens,
+        title=f"{name}: a {int(chances.argmax())}",
+        facts=_facts(trained) | {"seen": seen, "patches": f"{rows} × {columns}"},
+        image=pixels,
+        grid=(rows, columns),
+    )
+
+
+def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
+    """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
+    if not isinstance(trained.model, VisionTransformer):
+        raise _nothing_to_see(trained)
+    height, width = trained.model.config.image_size
+    if data is not None:
+        return _from_data(trained, given, data)
+    path = Path(given)
+    if not path.is_file():
+        raise DataError(
+            f"there is no picture {given}: give a PNG or JPEG file, or with --data the number of one of its pictures"
+        )
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingDependencyError("reading pictures needs pillow: pip install pillow") from error
+    try:
+        with Image.open(path) as opened:
+            # What is see-through lies on white paper.
+            colour = opened.convert("RGBA")
+            paper = Image.new("RGBA", colour.size, "white")
+            small = (
+                Image.alpha_composite(paper, colour)
+                .convert("RGB")
+                .resize((width, height), Image.Resampling.LANCZOS)
+            )
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"{given} cannot be read as a picture: {str(error).splitlines()[0]}") from error
+    return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
+
+
+def _from_data(trained: Trained, given: str, data: Path) -> Tensor:
+    task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
+    pixels: Tensor = task.validation.pixels
+    if not given.isdigit() or int(given) >= len(pixels):
+        raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(pixels) - 1}")
+    return pixels[int(given)]
+
+
+def _of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
+    with torch.no_grad(), _trace(trained) as t:
+        logits = trained.model(torch.tensor([ids], device=_device(trained)))
+    chances, best = logits[0, -1].softmax(-1).topk(3)
+    named = trained.tokenizer.tokens(best.cpu())
+    expected = ", ".join(f"{name} ({100 * p:.0f} %)" for name, p in zip(named, chances.tolist(), strict=True))
+    facts = _facts(trained) | {"tokens": str(len(ids)), "expects next": expected}
+    return album(t, trained.tokenizer.tokens(ids), title=title, facts=facts)
+
+
+def _trace(trained: Trained) -> Trace:
+    layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
+    if not layers:
+        raise _nothing_to_see(trained)
+    return trace(trained.model, *(f"{path}.weights" for path in layers), "**.blocks.*.output")
+
+
+def _nothing_to_see(trained: Trained) -> DataError:
+    kind = type(trained.model).__name__
+    return DataError(f"{trained.name} is a {kind} and has no attention to look at: choose a Transformer")
+
+
+def _normalisation(trained: Trained) -> Any:
+    choice = getattr(trained.recipe.data, "normalise", None)
+    if choice is None:
+        raise DataError(
+            f"{trained.name} does not say how its pictures were normalised: train it again, its folder will"
+        )
+    return choice
+
+
+def _facts(trained: Trained) -> dict[str, str]:
+    return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
+
+
+def _device(trained: Trained) -> torch.device:
+    first: nn.Parameter = next(trained.model.parameters())
+    return first.device

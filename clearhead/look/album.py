@@ -1,0 +1,241 @@
+"""An `Album`: all that there is to see of one run, made from a trace and the names of its tokens.
+
+with look.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
+    model(ids)
+album = look.album(t, tokens, title="A run")
+album.html()                    # the page, as text
+album.pictures[0].summary       # what the heads of the first layer do
+
+H heads   T queries   S keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.labels import Places
+from clearhead.look.measures import entropy, lengths_written, rollout
+from clearhead.look.patterns import matches
+from clearhead.look.picture import Picture
+from clearhead.look.trace import Trace
+
+__all__ = ["Album", "Labels", "album", "pictures"]
+
+ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices
+_CHECKED_ROWS = 256  # rows whose recomputed output is compared with the run's own
+
+# The tokens of a run: one list where queries and keys are the same text; or, by pattern of module path, those of the
+# queries and those of the keys. The first pattern that fits a layer counts. None: positions are named by their numbers.
+Labels = Sequence[str] | Mapping[str, tuple[Sequence[str], Sequence[str]]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Album:
+    """All that a page shows of one run: its pictures, and what else is known of it."""
+
+    title: str
+    pictures: Sequence[Picture]
+    facts: Mapping[str, str] = field(default_factory=dict)  # shown under the title
+    norms: Sequence[tuple[str, Tensor]] = ()  # (T,) after each block: the residual stream
+    image: Tensor | None = None  # (height, width) uint8: what an image model was shown
+
+    def __post_init__(self) -> None:
+        if not self.pictures:
+            raise ConfigError("an album needs at least one picture: trace at least one attention layer")
+
+    @property
+    def groups(self) -> dict[str, list[Picture]]:
+        """The pictures by stack, in the order of their layers."""
+        found: dict[str, list[Picture]] = {}
+        for picture in self.pictures:
+            found.setdefault(picture.group, []).append(picture)
+        return {group: sorted(some, key=lambda picture: picture.layer) for group, some in found.items()}
+
+    @property
+    def first(self) -> Picture:
+        """What views show first: of cross-attention the layer that aligns most sharply, else the last layer."""
+        stacks = list(self.groups.values())
+        cross = next((stack for stack in stacks if stack[0].kind == "cross"), None)
+        if cross is None:
+            return stacks[-1][-1]
+        return min(cross, key=lambda picture: float(entropy(picture.weights()).mean()))
+
+    def rollouts(self) -> dict[str, Tensor]:
+        """(T, T) for each stack of self-attention that was recorded whole and is no longer than 1,024 tokens."""
+        result = {}
+        for group, some in self.groups.items():
+            first = some[0]
+            whole = [picture.layer for picture in some] == list(range(len(some)))
+            alike = all(picture.rows == first.rows == picture.columns for picture in some)
+            short = len(first.rows) <= ROLLOUT_LIMIT
+            if first.kind != "cross" and whole and alike and short and len(some) > 1:
+                result[group] = rollout([picture.everything() for picture in some])
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measures of every head, for programs. Weights are not in it: ask a picture for those you want."""
+        return {
+            "title": self.title,
+            "facts": dict(self.facts),
+            "layers": [
+                {
+                    "path": picture.path,
+                    "kind": picture.kind,
+                    "rows": list(picture.rows),
+                    "columns": list(picture.columns),
+                    "difference": picture.difference,
+                    "tolerance": picture.tolerance,
+                    "heads": [
+                        {"head": head, "label": name.name, "scores": name.scores, "entropy": e, "distance": d}
+                        for head, (name, e, d) in enumerate(
+                            zip(
+                                picture.summary.labels,
+                                picture.summary.entropy,
+                                picture.summary.distance,
+                                strict=True,
+                            )
+                        )
+                    ],
+                }
+                for picture in self.pictures
+            ],
+            "norms": [{"path": path, "norms": norms.tolist()} for path, norms in self.norms],
+        }
+
+    def html(self) -> str:
+        """The page: one self-contained HTML file that needs no network."""
+        from clearhead.look.page import page
+
+        return page(self)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame of its own, which neither takes nor gives styles."""
+        return (
+            f'<iframe srcdoc="{escape(self.html())}" sandbox="allow-scripts" title="{escape(self.title)}" '
+            'style="width: 100%; height: 60rem; border: 0"></iframe>'
+        )
+
+
+def album(
+    trace: Trace,
+    labels: Labels = None,
+    *,
+    title: str,
+    facts: Mapping[str, str] | None = None,
+    image: Tensor | None = None,
+    grid: tuple[int, int] | None = None,
+    batch: int = 0,
+    run: int = -1,
+) -> Album:
+    """An album of one run of a trace; the residual stream is in it if the outputs of blocks were recorded."""
+    try:
+        norms = [(path, _of_batch(norm, batch, 1).float().cpu()) for path, norm in trace.norms(run=run)]
+    except ConfigError:  # no outputs of blocks were asked for
+        norms = []
+    return Album(
+        title=title,
+        pictures=pictures(trace, labels, grid=grid, batch=batch, run=run),
+        facts=facts or {},
+        norms=norms,
+        image=image,
+    )
+
+
+def pictures(
+    trace: Trace,
+    labels: Labels = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    batch: int = 0,
+    run: int = -1,
+) -> list[Picture]:
+    """A picture of every attention layer of a trace, for one sequence of the batch.
+
+    `grid` is for models of images: the rows and columns of patches that the tokens stand for.
+    """
+    return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
+
+
+def _picture(
+    trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int
+) -> Picture:
+    made = trace.heads(path, run=run)  # (B, H, T, E): only its sizes are wanted
+    values = _of_batch(trace.values(path, run=run), batch, 3)  # (H, S, E)
+    H, T, S = made.shape[-3], made.shape[-2], values.shape[-2]
+    rows, columns, cross = _named(path, labels, T, S)
+
+    def block(start: int, stop: int) -> Tensor:
+        return _of_batch(trace.weights(path, rows=slice(start, stop), run=run), batch, 3)
+
+    difference, tolerance = _checked(trace, path, T, run)
+    return Picture(
+        path=path,
+        rows=rows,
+        columns=columns,
+        n_heads=H,
+        block=block,
+        places=Places(T, S, offset=0 if cross else S - T, cross=cross, grid=grid),
+        written=_lengths(trace.module(path), values),
+        difference=difference,
+        tolerance=tolerance,
+    )
+
+
+def _named(path: str, labels: Labels, T: int, S: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """The names of queries and keys, and whether these are two different texts."""
+    if isinstance(labels, Mapping):
+        for pattern, (rows, columns) in labels.items():
+            if matches(pattern, path):
+                return _fit(path, tuple(rows), tuple(columns), T, S, tuple(rows) != tuple(columns))
+    elif labels is not None:
+        return _fit(path, tuple(labels), tuple(labels), T, S, False)
+    cross = "cross" in path
+    first = 0 if cross else S - T  # of a run that goes on from a cache, the queries are the last positions
+    return tuple(map(str, range(first, first + T))), tuple(map(str, range(S))), cross
+
+
+def _fit(
+    path: str, rows: tuple[str, ...], columns: tuple[str, ...], T: int, S: int, cross: bool
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    rows = rows[len(rows) - T :] if not cross and len(rows) == S else rows
+    if (len(rows), len(columns)) != (T, S):
+        raise ShapeError(
+            f"{path} has {T} queries and {S} keys, and there are names for {len(rows)} and {len(columns)}; give a token for "
+            "each, by pattern of module path where layers differ"
+        )
+    return rows, columns, cross
+
+
+def _checked(trace: Trace, path: str, T: int, run: int) -> tuple[float | None, float | None]:
+    """How far the recomputed output is from the run's own, and how far it may be; of a long run, for some rows."""
+    rows = None if T <= _CHECKED_ROWS else torch.linspace(0, T - 1, _CHECKED_ROWS).long().tolist()
+    try:
+        return trace.difference(path, rows=rows, run=run), trace.tolerance(path, rows=rows, run=run)
+    except ConfigError:  # in training, weights were dropped at random: there is nothing to compare with
+        return None, None
+
+
+def _lengths(layer: nn.Module, values: Tensor) -> Tensor | None:
+    """‖v W_O‖ where the layer has an output projection that we know."""
+    projection = getattr(layer, "o_proj", getattr(layer, "out_proj", None))
+    if not isinstance(projection, nn.Linear) or projection.in_features % values.shape[-1]:
+        return None
+    return lengths_written(values.detach().float(), projection.weight.detach().float()).cpu()
+
+
+def _of_batch(x: Tensor, batch: int, dims: int) -> Tensor:
+    """One sequence of a batch; `dims` is what one has."""
+    if x.dim() == dims:
+        return x
+    if not 0 <= batch < x.shape[0]:
+        raise ShapeError(
+            f"sequence {batch} was asked for and the batch has {x.shape[0]}: 0 … {x.shape[0] - 1}"
+        )
+    return x[batch]

@@ -1,0 +1,147 @@
+// Below the picture: the measures of all heads, attention rollout, and the residual stream.
+
+function gauge(share) {
+  const bar = make("span");
+  bar.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return make("td", { className: "gauge" }, bar);
+}
+
+class Measures {
+  static COLUMNS = [
+    ["stack", (head) => head.title.replace(/ self-attention$|-attention$/, "")],
+    ["layer", (head) => head.layer],
+    ["head", (head) => head.head],
+    ["pattern", (head) => head.label],
+    ["score", (head) => head.score],
+    ["entropy", (head) => head.entropy],
+    ["distance", (head) => head.distance],
+  ];
+
+  constructor(select) {
+    this.select = select;
+    this.heads = data.pictures.flatMap((picture, number) => picture.summary.map((head, h) =>
+      ({ ...head, number, head: h, layer: picture.layer, title: picture.title })));
+    this.by = null;
+    this.body = make("tbody");
+    this.head = make("tr");
+    const several = new Set(this.heads.map((head) => head.title)).size > 1;
+    this.columns = Measures.COLUMNS.filter(([name]) => several || name !== "stack");
+    for (const [name] of this.columns) {
+      const button = make("button", { type: "button", textContent: name, title: `Sort by ${name}` });
+      button.addEventListener("click", () => this.sort(name));
+      this.head.append(make("th", { scope: "col" }, button));
+    }
+    const table = make("table", { className: "measures" }, make("thead", {}, this.head), this.body);
+    table.setAttribute("aria-label", "Measures of every head");
+    this.box = make("div", {}, make("h2", { textContent: "All heads" }),
+      make("p", { className: "note", textContent: "Entropy in nats, means over the queries. Distance in tokens (patches in a picture). " +
+        "A pattern's score is the share of weight on its keys; below one half a head is called mixed." }),
+      make("div", { className: "scroll" }, table));
+    this.fill();
+  }
+
+  sort(name) {
+    this.down = this.by === name ? !this.down : !["stack", "layer", "head", "pattern"].includes(name);
+    this.by = name;
+    const key = Measures.COLUMNS.find(([column]) => column === name)[1], sign = this.down ? -1 : 1;
+    this.heads.sort((a, b) => sign * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
+    this.fill();
+  }
+
+  fill() {
+    [...this.head.children].forEach((cell, i) => {
+      if (this.columns[i][0] === this.by) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    });
+    this.body.replaceChildren(...this.heads.map((head) => this.line(head)));
+    this.current(this.here);
+  }
+
+  line(head) {
+    const row = make("tr");
+    for (const [name, key] of this.columns) {
+      const text = ["score", "entropy", "distance"].includes(name) ? key(head).toFixed(2) : String(key(head));
+      // The row takes clicks; its button takes the keyboard.
+      row.append(make("td", { className: "number" }, name === "head" ? make("button", { type: "button", textContent: text }) : text));
+    }
+    row.dataset.at = `${head.number}/${head.head}`;
+    row.addEventListener("click", () => this.select(head.number, head.head));
+    return row;
+  }
+
+  current(here) {
+    this.here = here;
+    for (const row of this.body.children) row.setAttribute("aria-current", String(row.dataset.at === here));
+  }
+}
+
+// Attention rollout of one stack: through all of its layers at once.
+function rolloutBox() {
+  const box = make("div"), view = make("div"), choices = make("div", { className: "choices", role: "group" });
+  choices.setAttribute("aria-label", "Stack");
+  const select = async (number) => {
+    const { rows, data: text } = data.rollouts[number], labels = tokens(rows);
+    [...choices.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
+    const whole = new Whole(labels.length, labels.length, 8, await unpack(text, 8));
+    box.said = make("p", { className: "note", textContent: " " });
+    view.replaceChildren(make("div"), box.said);
+    new MatrixView(view.firstChild, {
+      matrix: whole, rows: labels, columns: labels, row: null, palette: palette(), largest: 24, choose() {}, changed() {},
+      preview(i, j) { box.said.textContent = i === null ? " " : `${labels[i]} ← ${labels[j]}  ${show(whole.weight(i, j))}`; },
+    });
+  };
+  data.rollouts.forEach(({ title }, number) => {
+    const button = make("button", { type: "button", textContent: title });
+    button.addEventListener("click", () => select(number));
+    choices.append(button);
+  });
+  box.append(make("h2", { textContent: "Rollout" }),
+    make("p", { className: "note", textContent: "How much of each input position (across) reaches each output position (down) through all " +
+      "layers: half stays in place at every layer, half follows the mean of its heads." }));
+  if (data.rollouts.length > 1) box.append(choices);
+  view.style.marginTop = "0.75rem";
+  box.append(view);
+  return { box, draw: () => select(Math.max(0, [...choices.children].findIndex((one) => one.getAttribute("aria-pressed") === "true"))) };
+}
+
+// The length of the residual stream after each block: mean over the tokens, with the smallest and largest.
+function normsBox() {
+  const box = make("div"), canvas = make("canvas", { className: "plot", role: "img" }), rows = data.norms;
+  const means = rows.map(({ values }) => values.reduce((a, b) => a + b, 0) / values.length);
+  canvas.setAttribute("aria-label", rows.map(({ path }, i) => `${path}: ${means[i].toPrecision(3)}`).join("; "));
+  box.append(make("h2", { textContent: "Residual stream" }),
+    make("p", { className: "note", textContent: "The length of the vectors after each block: the mean over tokens, and the range from shortest to longest." }), canvas);
+  const draw = () => {
+    const wide = Math.min(560, box.clientWidth || 560), step = 24, high = rows.length * step + 26, ratio = devicePixelRatio || 1;
+    Object.assign(canvas, { width: wide * ratio, height: high * ratio });
+    Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
+    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name);
+    pen.scale(ratio, ratio);
+    pen.font = FONT;
+    pen.textBaseline = "middle";
+    const names = rows.map(({ path }) => (path.length > 28 ? `…${path.slice(-27)}` : path));
+    const left = 12 + Math.max(...names.map((name) => pen.measureText(name).width));
+    const most = Math.max(...rows.flatMap(({ values }) => values)), x = (value) => left + (value / most) * (wide - left - 60);
+    rows.forEach(({ values }, i) => {
+      const y = 8 + i * step + step / 2, low = Math.min(...values), top = Math.max(...values);
+      pen.fillStyle = colour("--soft");
+      pen.textAlign = "right";
+      pen.fillText(names[i], left - 12, y);
+      pen.strokeStyle = colour("--line");
+      pen.beginPath();
+      pen.moveTo(left, y);
+      pen.lineTo(wide - 50, y);
+      pen.stroke();
+      pen.fillStyle = colour("--heat");
+      pen.globalAlpha = 0.25;
+      pen.fillRect(x(low), y - 5, Math.max(1, x(top) - x(low)), 10);
+      pen.globalAlpha = 1;
+      pen.beginPath();
+      pen.arc(x(means[i]), y, 3.5, 0, 7);
+      pen.fill();
+      pen.fillStyle = colour("--ink");
+      pen.fillText(means[i].toPrecision(3), wide - 6, y);
+    });
+  };
+  return { box, draw };
+}

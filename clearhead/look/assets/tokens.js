@@ -1,0 +1,279 @@
+// Views that start from a token: the text itself, lines between tokens, and patches over a picture.
+
+// From this share of heat on, letters take the other colour: where both would be equally easy to read.
+const hot = () => (isDark.matches ? 0.6 : 0.8);
+
+// Pieces of text, each in a span that can be shaded. A line end in the text is one here.
+function textOf(labels, isQuery) {
+  const isWords = labels.some((label) => [...label.trim()].length > 1) && labels.length <= 256;
+  const box = make("div", { className: `text${labels.length > 256 ? " long" : ""}${isWords ? " words" : ""}` });
+  const spans = [];
+  labels.forEach((label, i) => {
+    const isMark = /^([␣⏎␍⇥]+|<.*>)$/.test(label);
+    const inner = label.trimStart() || label;
+    if (!isWords && inner !== label) box.append(" "); // the blank before a word is not shaded with it
+    const span = make("span", { className: `token${isMark ? " mark" : ""}`, textContent: inner });
+    span.dataset.at = i;
+    if (isQuery) Object.assign(span, { tabIndex: -1, role: "option" });
+    spans.push(span);
+    box.append(span);
+    if (label.includes("⏎")) box.append(make("br"));
+  });
+  if (isQuery) box.setAttribute("role", "listbox");
+  return { box, spans };
+}
+
+class TokenView {
+  constructor(box, context) {
+    Object.assign(this, context);
+    this.warm = [];
+    const isOne = this.picture.kind !== "cross";
+    const queries = textOf(this.rows, true), keys = isOne && sameText(this.rows, this.columns) ? queries : textOf(this.columns, false);
+    this.queries = queries.spans;
+    this.keys = keys.spans;
+    queries.box.classList.add("query");
+    queries.box.setAttribute("aria-label", "Queries: choose a token to see what it looks at");
+    const part = (title, text) => make("div", { className: "tokens" }, make("h3", { textContent: title }), text.box);
+    if (keys === queries) box.replaceChildren(part("Choose a token; what it looks at is shaded", queries));
+    else box.replaceChildren(part("Queries: choose a token", queries), part("Keys: shaded by their weight", keys));
+    this.listen(queries.box);
+    this.shade(this.row);
+    const chosen = this.queries[this.row];
+    if (queries.box.scrollHeight > queries.box.clientHeight) queries.box.scrollTop = chosen.offsetTop - queries.box.offsetTop - queries.box.clientHeight / 2;
+  }
+
+  listen(box) {
+    const at = (event) => (event.target.dataset?.at === undefined ? null : Number(event.target.dataset.at));
+    box.addEventListener("pointerover", (event) => { if (at(event) !== null) this.preview(at(event)); });
+    box.addEventListener("pointerleave", () => this.preview(null));
+    box.addEventListener("click", (event) => { if (at(event) !== null) this.choose(at(event)); });
+    box.addEventListener("focusin", (event) => { if (at(event) !== null) this.preview(at(event)); });
+    box.addEventListener("keydown", (event) => {
+      const here = at(event), steps = { ArrowLeft: -1, ArrowRight: 1, Home: -here, End: this.queries.length - 1 - here };
+      if (here === null) return;
+      if (event.key in steps) this.queries[Math.max(0, Math.min(this.queries.length - 1, here + steps[event.key]))].focus();
+      else if (event.key === "Enter" || event.key === " ") this.choose(here);
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  }
+
+  take(context) {
+    Object.assign(this, context);
+    this.shade(this.row);
+  }
+
+  shade(row) {
+    for (const span of this.warm) {
+      span.classList.remove("warm", "hot", "chosen");
+      span.removeAttribute("title");
+    }
+    this.warm = [];
+    for (const span of this.queries) if (span.tabIndex === 0) span.tabIndex = -1;
+    this.queries[row ?? 0]?.setAttribute("tabindex", "0"); // Tab comes to the chosen token, arrows go on from there
+    if (row === null) return;
+    const best = this.matrix.best(row, 256), most = Math.sqrt(best[0]?.weight || 1);
+    for (const { key, weight } of best) {
+      const span = this.keys[key], share = Math.sqrt(weight) / Math.max(most, 0.4);
+      if (share < 0.04) break;
+      span.classList.add("warm");
+      span.classList.toggle("hot", share > hot());
+      span.style.setProperty("--w", `${Math.round(share * 100)}%`);
+      span.title = show(weight);
+      this.warm.push(span);
+    }
+    for (const span of this.queries) if (span.getAttribute("aria-selected") === "true") span.setAttribute("aria-selected", "false");
+    this.queries[row].classList.add("chosen");
+    this.queries[row].setAttribute("aria-selected", "true");
+    this.warm.push(this.queries[row]);
+  }
+}
+
+// A short run: its tokens, and the matrix under them. Each follows the other.
+class ShortView {
+  constructor(box, context) {
+    const above = make("div"), below = make("div", { className: "below" });
+    box.replaceChildren(above, below);
+    this.tokens = new TokenView(above, context);
+    this.grid = new MatrixView(below, context);
+  }
+
+  get rows() { return this.tokens.rows; }
+  get columns() { return this.tokens.columns; }
+
+  take(context) {
+    this.tokens.take(context);
+    this.grid.take(context);
+  }
+
+  shade(row) {
+    this.tokens.shade(row);
+    this.grid.shade(row);
+  }
+}
+
+const sameText = (a, b) => a === b || (a.length === b.length && a.every((token, i) => token === b[i]));
+
+const SVG = "http://www.w3.org/2000/svg";
+
+class LineView {
+  static ROOM = 64; // tokens that are drawn all at once, at each side
+  static NEAR = 25; // queries drawn of a longer run, and how many keys at most
+  static KEYS = 36;
+
+  constructor(box, context) {
+    Object.assign(this, context, { box: make("div") });
+    box.replaceChildren(this.box);
+    // On the box, not on the drawing: that is made anew while the pointer is over it.
+    this.box.addEventListener("pointerleave", () => { this.row = null; this.preview(null); });
+    this.shade(this.row);
+  }
+
+  take(context) {
+    Object.assign(this, context);
+    this.shade(this.row);
+  }
+
+  // Which queries and keys are drawn: all of a short run; of a long one, queries near the chosen one and the keys,
+  // wherever they stand, that these give most weight.
+  drawn(row) {
+    const T = this.rows.length, S = this.columns.length, all = (length) => Array.from({ length }, (_, i) => i);
+    if (Math.max(T, S) <= LineView.ROOM) return [all(T), all(S), ""];
+    const near = Math.min(T, LineView.NEAR), first = Math.max(0, Math.min(T - near, row - (near >> 1)));
+    const queries = all(near).map((i) => first + i), sums = new Map();
+    for (const i of queries) {
+      for (const { key, weight } of this.matrix.best(i, 8)) sums.set(key, (sums.get(key) || 0) + weight * (i === row ? 100 : 1));
+    }
+    const keys = [...sums].sort((a, b) => b[1] - a[1]).slice(0, LineView.KEYS).map(([key]) => key).sort((a, b) => a - b);
+    return [queries, keys, `Drawn are the ${near} queries around the chosen one and the ${keys.length} keys that they look at most.`];
+  }
+
+  shade(row) {
+    const [queries, keys, note] = this.drawn(row ?? 0), step = 24, high = Math.max(queries.length, keys.length) * step + 8;
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("class", "lines");
+    svg.setAttribute("viewBox", `0 0 640 ${high}`);
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", "Lines from each query at the left to the keys at the right that it gives most weight");
+    const places = (some) => new Map(some.map((i, n) => [i, 4 + (n + 0.5) * step + (high - 8 - some.length * step) / 2]));
+    const left = places(queries), right = places(keys), linked = new Set(), isLong = note !== "";
+    for (const [i, from] of left) {
+      for (const { key, weight } of this.matrix.best(i, 8)) {
+        if (weight < (isLong ? 0.01 : 0.03) || !right.has(key)) continue;
+        if (i === row) linked.add(key);
+        svg.append(this.line(from, right.get(key), weight, i === row, row !== null));
+      }
+    }
+    const name = (labels, i) => (isLong ? `${labels[i].trim()} ${i}` : labels[i]);
+    for (const [i, y] of left) svg.append(this.label(name(this.rows, i), 190, y, "end", i, i === row ? "chosen" : ""));
+    for (const [j, y] of right) svg.append(this.label(name(this.columns, j), 450, y, "start", null, row === null || linked.has(j) ? "" : "off"));
+    this.box.replaceChildren(svg);
+    this.note(note);
+  }
+
+  line(from, to, weight, isChosen, isDim) {
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("d", `M200 ${from} C 310 ${from}, 330 ${to}, 440 ${to}`);
+    path.setAttribute("stroke-width", (0.75 + 4 * weight).toFixed(2));
+    path.setAttribute("stroke-opacity", (isChosen ? 0.3 + 0.7 * weight : (isDim ? 0.4 : 0.85) * Math.sqrt(weight)).toFixed(3));
+    if (isChosen) path.setAttribute("class", "chosen");
+    return path;
+  }
+
+  label(text, x, y, anchor, row, kind) {
+    const label = document.createElementNS(SVG, "text");
+    for (const [name, value] of Object.entries({ x, y, "text-anchor": anchor, "dominant-baseline": "central", class: kind })) {
+      label.setAttribute(name, value);
+    }
+    label.textContent = text.trim().length > 24 ? `${text.trim().slice(0, 23)}…` : text.trim() || text;
+    if (row !== null) {
+      label.addEventListener("pointerenter", () => { if (this.row !== row) { this.row = row; this.preview(row); } });
+      label.addEventListener("click", () => this.choose(row));
+    }
+    return label;
+  }
+}
+
+class PatchView {
+  constructor(box, context) {
+    Object.assign(this, context);
+    const side = 480, { height, width } = data.image;
+    this.canvas = make("canvas", { width: side, height: Math.round((side * height) / width), tabIndex: 0, role: "img" });
+    this.canvas.setAttribute("aria-label", "The picture with its patches, shaded by the weights of the chosen one. Arrow keys choose a patch.");
+    box.replaceChildren(make("div", { className: "patches" }, this.canvas));
+    this.listen();
+    this.shade(this.row);
+  }
+
+  take(context) {
+    Object.assign(this, context);
+    this.shade(this.row);
+  }
+
+  get patches() { return this.picture.grid; }
+  get extra() { return this.rows.length - this.patches[0] * this.patches[1]; } // tokens before the patches, such as [CLS]
+
+  listen() {
+    const at = (event) => {
+      const box = this.canvas.getBoundingClientRect(), [rows, columns] = this.patches;
+      const i = Math.floor(((event.clientY - box.top) / box.height) * rows), j = Math.floor(((event.clientX - box.left) / box.width) * columns);
+      return this.extra + Math.max(0, Math.min(rows - 1, i)) * columns + Math.max(0, Math.min(columns - 1, j));
+    };
+    this.canvas.addEventListener("pointermove", (event) => this.preview(at(event)));
+    this.canvas.addEventListener("pointerleave", () => this.preview(null));
+    this.canvas.addEventListener("click", (event) => this.choose(at(event)));
+    this.canvas.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.patches[1], ArrowDown: this.patches[1] }[event.key];
+      if (!step) return;
+      const next = (this.row ?? this.extra) + step;
+      if (next >= 0 && next < this.rows.length) this.choose(next);
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  }
+
+  shade(row) {
+    this.row = row ?? this.row;
+    const pen = this.canvas.getContext("2d"), { width: wide, height: high } = this.canvas, [rows, columns] = this.patches;
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(photograph(), 0, 0, wide, high);
+    if (row === null) return;
+    const best = this.matrix.best(row, this.rows.length), most = best[0]?.weight || 1;
+    const style = getComputedStyle(document.documentElement), tall = high / rows, broad = wide / columns;
+    // The picture steps back, then the weights light up where they fall.
+    pen.fillStyle = "rgb(10 14 20 / 0.35)";
+    pen.fillRect(0, 0, wide, high);
+    for (const { key, weight } of best) {
+      if (key < this.extra) continue;
+      const [i, j] = [Math.floor((key - this.extra) / columns), (key - this.extra) % columns];
+      pen.fillStyle = `rgb(255 176 32 / ${(0.72 * Math.sqrt(weight / most)).toFixed(3)})`;
+      pen.fillRect(j * broad, i * tall, broad, tall);
+    }
+    if (row >= this.extra) {
+      const [i, j] = [Math.floor((row - this.extra) / columns), (row - this.extra) % columns];
+      pen.strokeStyle = "#ffffff";
+      pen.lineWidth = 5;
+      pen.strokeRect(j * broad + 1, i * tall + 1, broad - 2, tall - 2);
+      pen.strokeStyle = style.getPropertyValue("--accent");
+      pen.lineWidth = 2.5;
+      pen.strokeRect(j * broad + 1, i * tall + 1, broad - 2, tall - 2);
+    }
+  }
+}
+
+let photo = null;
+
+// The grey picture that the model was shown, a pixel a pixel.
+function photograph() {
+  if (photo) return photo;
+  const { width, height, pixels } = data.image, grey = atob(pixels);
+  photo = Object.assign(document.createElement("canvas"), { width, height });
+  const pen = photo.getContext("2d"), image = pen.createImageData(width, height);
+  for (let i = 0; i < width * height; i++) {
+    const value = grey.charCodeAt(i);
+    image.data.set([value, value, value, 255], 4 * i);
+  }
+  pen.putImageData(image, 0, 0);
+  return photo;
+}

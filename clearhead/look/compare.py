@@ -1,0 +1,163 @@
+"""What moved between two runs: outputs by their relative change, attention by weight that went elsewhere, logits by KL.
+
+    before, after = look.trace(model, ...), look.trace(model, ...)      # the same patterns; the second with edits
+    print(look.compare(before, after))
+
+Only what both traces recorded is compared. The letters are the design's.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Bool, Float
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.text import table
+from clearhead.look.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """How far one thing moved, for every sequence (and head) and position: `amount` (B, T) or (B, H, T)."""
+
+    path: str
+    kind: str  # "output": |after − before| / |before|; "weights": the share of a query's weight that went elsewhere
+    amount: Tensor
+
+    @cached_property
+    def largest(self) -> float:
+        return float(self.amount.max()) if self.amount.numel() else 0.0
+
+    @cached_property
+    def mean(self) -> float:
+        return float(self.amount.mean()) if self.amount.numel() else 0.0
+
+    @property
+    def where(self) -> dict[str, int]:
+        """The sequence, head and position that moved furthest; nothing where nothing moved."""
+        if not self.largest > 0:
+            return {}
+        place = torch.unravel_index(self.amount.argmax(), self.amount.shape)
+        names = ("sequence", "position") if self.amount.dim() == 2 else ("sequence", "head", "position")
+        return {name: int(i) for name, i in zip(names, place, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers; None for a change that is infinite, because there was nothing before."""
+        sizes = {"largest": self.largest, "mean": self.mean}
+        plain = {name: size if math.isfinite(size) else None for name, size in sizes.items()}
+        return {"path": self.path, "kind": self.kind, **plain, **self.where}
+
+
+@dataclass(frozen=True, eq=False)
+class MovedLogits:
+    """How the model's own answer moved: KL(before ‖ after) in nats and whether the first choice changed, each (B, T)."""
+
+    kl: Float[Tensor, "B T"]
+    changed: Bool[Tensor, "B T"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kl_largest": float(self.kl.max()) if self.kl.numel() else 0.0,
+            "kl_mean": float(self.kl.mean()) if self.kl.numel() else 0.0,
+            "top1_changed": int(self.changed.sum()),
+            "positions": self.changed.numel(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What moved from one run to another: outputs and attention weights in the model's order, and the logits."""
+
+    outputs: list[Moved]
+    weights: list[Moved]
+    logits: MovedLogits | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "outputs": [moved.to_dict() for moved in self.outputs],
+            "weights": [moved.to_dict() for moved in self.weights],
+            "logits": None if self.logits is None else self.logits.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        rows = [("what", "largest", "mean", "where it is largest")]
+        for moved in (*self.outputs, *self.weights):
+            where = ", ".join(f"{name} {i}" for name, i in moved.where.items()) or "nowhere"
+            name = f"{moved.path or 'the model'} {moved.kind}"
+            rows.append((name, f"{moved.largest:.3g}", f"{moved.mean:.3g}", where))
+        if self.logits is not None:
+            found = self.logits.to_dict()
+            where = f"first choice changed at {found['top1_changed']} of {found['positions']} positions"
+            rows.append(
+                ("KL of the logits, nats", f"{found['kl_largest']:.3g}", f"{found['kl_mean']:.3g}", where)
+            )
+        return table(rows, right=(1, 2))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@torch.no_grad()
+def compare(run: Trace, edited: Trace, *, which: int = -1) -> Comparison:
+    """What moved from `run` to `edited`, two traces of the same input; `which` of their runs, the last by default."""
+    outputs = [path for path in run.outputs if path in edited.outputs]
+    layers = [path for path in run.paths if path in edited.paths]
+    if not outputs and not layers:
+        raise ConfigError("the two traces have nothing in common; record both with the same patterns")
+    return Comparison(
+        outputs=[_output(path, run, edited, which) for path in outputs],
+        weights=[_weights(path, run, edited, which) for path in layers],
+        logits=_logits(run, edited, which) if "" in outputs else None,
+    )
+
+
+def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
+    before, after = _both(path, run.output(path, run=which), edited.output(path, run=which))
+    size, change = before.norm(dim=-1), (after - before).norm(dim=-1)  # (B, T)
+    return Moved(path, "output", torch.where(change > 0, change / size, 0.0))
+
+
+def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
+    """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight went elsewhere."""
+    shape, other = (t.heads(path, run=which).shape[:-1] for t in (run, edited))
+    if shape != other:
+        raise _unequal(path, shape, other)
+    distance = torch.zeros(shape, dtype=torch.float64)  # (B, H, T)
+    for head in range(shape[-2]):
+        pieces = zip(run.blocks(path, head, run=which), edited.blocks(path, head, run=which), strict=True)
+        for (start, before), (_, after) in pieces:
+            if before.shape != after.shape:
+                raise _unequal(path, before.shape, after.shape)
+            half = (after.double() - before.double()).abs().sum(-1) / 2
+            distance[..., head, start : start + before.shape[-2]] = half.cpu()
+    return Moved(path, "weights", distance)
+
+
+def _logits(run: Trace, edited: Trace, which: int) -> MovedLogits:
+    before, after = _both("", run.output("", run=which), edited.output("", run=which))
+    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    kl = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1).clamp(min=0.0)
+    return MovedLogits(kl, before.argmax(-1) != after.argmax(-1))
+
+
+def _both(path: str, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (B, T, width) in float64; what has no positions gets one."""
+    if before.shape != after.shape:
+        raise _unequal(path, before.shape, after.shape)
+    first, second = (x.double().cpu() for x in (before, after))
+    return (first, second) if first.dim() > 2 else (first.unsqueeze(-2), second.unsqueeze(-2))
+
+
+def _unequal(path: str, before: Sequence[int], after: Sequence[int]) -> ShapeError:
+    return ShapeError(
+        f"{path or 'the model'} gave {tuple(before)} in one run and {tuple(after)} in the other; "
+        "compare runs of inputs of the same shape"
+    )

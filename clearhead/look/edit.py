@@ -1,0 +1,154 @@
+"""Changing a run from outside: what a module gives, or what single heads give, replaced while the model runs.
+
+    with look.trace(model, "output") as t:
+        t.edit("blocks.2.attention", look.Zero(heads=[3]))      # ablate a head
+        t.edit("blocks.1", look.Patch(clean, positions=[4]))    # take position 4 from another run
+        model(ids)
+
+An edit with `heads` works on what these heads of an attention layer give, (B, H, T, E), before the output projection; one
+without works on the output of any module, (B, T, M). `positions` are places in the sequence, also in generation with a
+cache, where a step computes only the newest. The attention itself runs as it always does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.recompute import Choice, chosen
+from clearhead.look.record import Moment
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What edits take from another run: a trace that recorded the path in question."""
+
+    def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Tensor: ...
+
+    def output(self, path: str = "", *, run: int = -1) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edit(ABC):
+    """Which heads (None: the module's output) and which positions (None: all) are changed."""
+
+    heads: Choice = None
+    positions: Choice = None
+
+    @abstractmethod
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        """What stands in place of `part`, (…, h, r, E) or (…, r, M), whose rows are at `places` in the sequence."""
+
+    def apply(self, x: Tensor, path: str, moment: Moment) -> Tensor:
+        """x with this edit made."""
+        rows = self._rows(x, path, moment)
+        if not rows:
+            return x
+        at = torch.tensor(rows, device=x.device)
+        past = moment.past or 0
+        places = [past + row for row in rows]
+        index: Any = (..., at, slice(None)) if x.dim() > 2 or self.heads is not None else (...,)
+        if self.heads is not None:
+            which = torch.tensor(chosen(self.heads, x.shape[-3], "head"), device=x.device)
+            index = (..., which[:, None], at, slice(None))
+        part = x[index]
+        new = self.new(part, path, places).to(x)
+        try:
+            new = new.expand_as(part)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"an edit of {path or 'the model'} gives {tuple(new.shape)} and replaces {tuple(part.shape)}; "
+                "expected a shape that broadcasts to it"
+            ) from error
+        changed = x.clone()
+        changed[index] = new
+        return changed
+
+    def _rows(self, x: Tensor, path: str, moment: Moment) -> list[int]:
+        """The rows of this call that are meant."""
+        if x.dim() < 3:
+            if self.positions is not None:
+                raise ShapeError(
+                    f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; leave positions out"
+                )
+            return [0]
+        T = x.shape[-2]
+        if moment.cache is None or self.positions is None:
+            return chosen(self.positions, T, "position")
+        past = moment.past or 0
+        if isinstance(self.positions, slice):
+            start, stop, step = self.positions.start or 0, self.positions.stop, self.positions.step
+            wanted: Sequence[int] = range(start, past + T if stop is None else stop, step or 1)
+        else:
+            wanted = [self.positions] if isinstance(self.positions, int) else list(self.positions)
+        if any(place < 0 for place in wanted):
+            raise ShapeError(
+                f"positions are {self.positions!r}; with a cache the end is not known, so count from the front"
+            )
+        return [place - past for place in wanted if past <= place < past + T]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Zero(Edit):
+    """Zeros: ablates heads, positions, or a whole module."""
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        return part.new_zeros(())
+
+
+@dataclass(frozen=True, eq=False)
+class Mean(Edit):
+    """The mean over all sequences and positions of another run: ablates without leaving the usual range."""
+
+    source: Source
+    run: int = -1
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        x = _taken(self, self.source, path, self.run)  # (B, h, T, E) or (B, T, M)
+        return x.mean(0) if x.dim() < 3 else x.mean(dim=(0, -2), keepdim=True).squeeze(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Replace(Edit):
+    """A tensor that broadcasts to what it replaces, or a function from what was there to what shall be."""
+
+    value: Tensor | Callable[[Tensor], Tensor]
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        return self.value if isinstance(self.value, Tensor) else self.value(part)
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Edit):
+    """The same heads and positions from another run; `path` says where there, if it is another module."""
+
+    source: Source
+    path: str | None = None
+    run: int = -1
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        x = _taken(self, self.source, path if self.path is None else self.path, self.run)
+        if x.dim() < 3:
+            return x
+        if max(places) >= x.shape[-2]:
+            raise ShapeError(
+                f"position {max(places)} of {path or 'the model'} is to be patched from a run of {x.shape[-2]} positions; "
+                "give positions that both runs have"
+            )
+        return x[..., torch.tensor(places, device=x.device), :]
+
+
+def _taken(edit: Edit, source: Source, path: str, run: int) -> Tensor:
+    if not isinstance(source, Source):
+        raise ConfigError(
+            f"{type(edit).__name__} got a {type(source).__name__}; expected the trace of another run"
+        )
+    return (
+        source.output(path, run=run) if edit.heads is None else source.heads(path, heads=edit.heads, run=run)
+    )

@@ -1,0 +1,322 @@
+"""Views as figures, for papers and pages: each function gives a matplotlib figure, and `save` writes it as PNG or SVG.
+
+H heads   T queries   S keys
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float
+from clearhead.errors import ConfigError, MissingDependencyError, ShapeError, StorageError
+from clearhead.look.measures import Contribution
+from clearhead.look.picture import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "arcs",
+    "contribution_bars",
+    "head_grid",
+    "heat",
+    "measures",
+    "norms",
+    "patches",
+    "rollout_map",
+    "save",
+]
+
+_LABELLED = 64  # tokens, up to which each is written at its row or column
+_INK, _SOFT, _HEAT = "#1c2127", "#5f6873", "#1d5fa8"
+_SHADES = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")
+
+
+def heat(
+    weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = ""
+) -> Figure:
+    """Queries down, keys across, darker for more weight."""
+    if tuple(weights.shape) != (len(rows), len(columns)):
+        raise ShapeError(
+            f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels"
+        )
+    cell = 0.32 if max(len(rows), len(columns)) <= _LABELLED else 0.0
+    size = (
+        max(3.2, min(11.0, 1.6 + cell * len(columns))) if cell else 7.0,
+        max(2.4, min(11.0, 1.3 + cell * len(rows))) if cell else 6.2,
+    )
+    figure = _figure(*size)
+    axes = figure.add_subplot()
+    image = _heat_map(axes, weights, rows, columns)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=18, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7, colors=_SOFT, length=0)
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
+    """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
+    most = max(picture.n_heads for picture in pictures)
+    figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3)
+    grid = figure.subplots(len(pictures), most, squeeze=False)
+    for line, picture in zip(grid, pictures, strict=True):
+        everything = picture.everything()
+        for head, axes in enumerate(line):
+            axes.set_axis_off()
+            if head >= picture.n_heads:
+                continue
+            axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
+            axes.set_title(
+                f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT
+            )
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def arcs(
+    weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = ""
+) -> Figure:
+    """Queries at the left, keys at the right, a line for each weight, stronger for more of it."""
+    if max(len(rows), len(columns)) > _LABELLED:
+        raise ShapeError(
+            f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
+            "draw a heat map, or give a part of the rows and columns"
+        )
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    high = max(len(rows), len(columns))
+    figure = _figure(4.2, max(2.0, 0.27 * high + 0.5))
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    left = [i + (high - len(rows)) / 2 for i in range(len(rows))]
+    right = [j + (high - len(columns)) / 2 for j in range(len(columns))]
+    for i, row in enumerate(weights.tolist()):
+        for j, weight in enumerate(row):
+            if weight < 0.03:
+                continue
+            points = [(0.0, left[i]), (0.45, left[i]), (0.55, right[j]), (1.0, right[j])]
+            curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+            axes.add_patch(
+                PathPatch(
+                    curve, fill=False, edgecolor=_HEAT, alpha=min(1.0, weight), linewidth=0.4 + 2.6 * weight
+                )
+            )
+    for place, label in zip(left, rows, strict=True):
+        axes.text(-0.03, place, _plain(label), ha="right", va="center", fontsize=9, color=_INK)
+    for place, label in zip(right, columns, strict=True):
+        axes.text(1.03, place, _plain(label), ha="left", va="center", fontsize=9, color=_INK)
+    axes.set(xlim=(-0.5, 1.5), ylim=(high - 0.4, -0.6))
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
+    """Entropy and distance of every head against its layer: a dot a head, named by its pattern's colour."""
+    figure = _figure(8.4, 3.6)
+    left, right = figure.subplots(1, 2)
+    names = list(dict.fromkeys(name.name for p in pictures for name in p.summary.labels))
+    for axes, attribute, what in ((left, "entropy", "entropy, nats"), (right, "distance", "distance")):
+        for number, name in enumerate(names):
+            points = [
+                (place + (head - p.n_heads / 2) * 0.06, getattr(p.summary, attribute)[head])
+                for place, p in enumerate(pictures)
+                for head, label in enumerate(p.summary.labels)
+                if label.name == name
+            ]
+            axes.scatter(*zip(*points, strict=True), s=16, color=f"C{number}", label=name, linewidth=0)
+        axes.set_xticks(range(len(pictures)), [_short(p) for p in pictures], fontsize=7, rotation=30)
+        axes.set_ylabel(what, fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(axis="y", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
+    """The residual stream's length after each block: mean over the tokens, in the range from shortest to longest."""
+    if not found:
+        raise ConfigError("there are no norms to draw; record the outputs of the blocks")
+    figure = _figure(6.0, 3.4)
+    axes = figure.add_subplot()
+    places = range(len(found))
+    # A line for each stack: from an encoder's last block to a decoder's first nothing flows along the stream.
+    stacks = [path.rpartition(".")[0] for path, _ in found]
+    for number, stack in enumerate(dict.fromkeys(stacks)):
+        mine = [i for i in places if stacks[i] == stack]
+        low, mean, high = (
+            [float(getattr(found[i][1], what)()) for i in mine] for what in ("min", "mean", "max")
+        )
+        said = ("shortest to longest", "mean") if not number else (None, None)
+        axes.fill_between(mine, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=said[0])
+        axes.plot(mine, mean, "o-", color=_HEAT, markersize=4, label=said[1])
+    axes.set_xticks(places, [path for path, _ in found], rotation=30, ha="right", fontsize=7)
+    axes.set_ylabel("length of the residual stream", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=7)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=7, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def contribution_bars(found: Sequence[Contribution], columns: Sequence[str], *, title: str = "") -> Figure:
+    """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
+    figure = _figure(5.6, max(1.8, 0.28 * len(found) + 0.9))
+    axes = figure.add_subplot()
+    names = [f"{_plain(columns[one.key])}, head {one.head}" for one in found]
+    axes.barh(range(len(found)), [100 * one.share for one in found], color=_HEAT, height=0.6)
+    axes.set_yticks(range(len(found)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the lengths of all that was added, %", fontsize=8)
+    axes.tick_params(labelsize=8, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=9, color=_INK)
+    return figure
+
+
+def rollout_map(matrix: Float[Tensor, "T T"], labels: Sequence[str], *, title: str = "") -> Figure:
+    """Attention rollout as a heat map: input positions across, output positions down."""
+    return heat(matrix, labels, labels, title=title)
+
+
+def patches(
+    image: Tensor,
+    weights: Float[Tensor, "H N"],
+    grid: tuple[int, int],
+    *,
+    chosen: int | None = None,
+    title: str = "",
+) -> Figure:
+    """The grey picture, and beside it the weights of each head over its patches; `chosen` frames the patch that looks."""
+    rows, columns = grid
+    if weights.shape[1] != rows * columns:
+        raise ShapeError(
+            f"there are {weights.shape[1]} weights for {rows}×{columns} patches; leave out tokens that stand for none"
+        )
+    weights, H = weights.detach().float().cpu(), weights.shape[0]
+    wide = min(5, H + 1)
+    figure = _figure(1.7 * wide, 1.85 * math.ceil((H + 1) / wide))
+    cells = figure.subplots(math.ceil((H + 1) / wide), wide, squeeze=False).flatten()
+    height, width = image.shape
+    for number, axes in enumerate(cells):
+        axes.set_axis_off()
+        if number > H:
+            continue
+        axes.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
+        if number:
+            over = (weights[number - 1] / weights[number - 1].max().clamp(min=1e-12)).view(rows, columns)
+            axes.imshow(
+                torch.ones(rows, columns).numpy(),
+                cmap="autumn",
+                vmin=0,
+                vmax=1.4,
+                alpha=(0.75 * over.sqrt()).numpy(),
+                extent=(0, width, height, 0),
+            )
+        axes.set_title("the picture" if not number else f"head {number - 1}", fontsize=7, color=_SOFT)
+        if chosen is not None:
+            _frame(axes, chosen, grid, (height, width))
+    if title:
+        figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as the file's name says: .png, .svg or .pdf. The same figure gives the same file."""
+    import matplotlib
+
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
+    # Without these, an SVG holds the date and random names.
+    told: dict[str, Any] = (
+        {} if path.suffix.lower() == ".png" else {"metadata": {_DATE[path.suffix.lower()]: None}}
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "path"}):
+            figure.savefig(path, dpi=160, **told)
+    except OSError as error:
+        raise StorageError(f"the figure cannot be written to {path}: {error.strerror}") from error
+    return path
+
+
+_DATE = {".svg": "Date", ".pdf": "CreationDate"}
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _shades() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("clearhead", _SHADES)
+
+
+def _heat_map(axes: Any, weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> Any:
+    image = axes.imshow(
+        weights.detach().float().cpu().numpy(),
+        cmap=_shades(),
+        vmin=0,
+        aspect="equal" if _is_squarish(weights) else "auto",
+    )
+    axes.tick_params(length=0, labelsize=9, colors=_INK)
+    axes.spines[:].set_visible(False)
+    if max(len(rows), len(columns)) <= _LABELLED:
+        axes.xaxis.tick_top()
+        axes.set_xticks(
+            range(len(columns)), [_plain(c) for c in columns], rotation=50, ha="left", rotation_mode="anchor"
+        )
+        axes.set_yticks(range(len(rows)), [_plain(r) for r in rows])
+    else:
+        axes.set_xlabel("keys", fontsize=8)
+        axes.set_ylabel("queries", fontsize=8)
+    return image
+
+
+def _is_squarish(weights: Tensor) -> bool:
+    T, S = weights.shape
+    return max(T, S) <= 3 * min(T, S)
+
+
+def _plain(label: str) -> str:
+    """A token as matplotlib is to write it: a dollar sign would start a formula."""
+    return (label.strip() or label).replace("$", r"\$")
+
+
+def _short(picture: Picture) -> str:
+    words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
+    return f"{words.get(picture.title, '')} {picture.layer}".strip()
+
+
+def _frame(axes: Any, patch: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
+    from matplotlib.patches import Rectangle
+
+    tall, wide = size[0] / grid[0], size[1] / grid[1]
+    corner = ((patch % grid[1]) * wide, (patch // grid[1]) * tall)
+    axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="#ff5a1f", linewidth=1.5))

@@ -1,0 +1,224 @@
+"""Attention that is not ours, in our words: torch's function and torch's layer as a `Call` of attention.
+
+`F.scaled_dot_product_attention` takes a bool mask whose True may attend, or a float mask that is added; its causal flag
+counts from the first key. `nn.MultiheadAttention` takes bool masks whose True is hidden. Both become the mask and bias of a
+`Call`, from which weights follow as they do for our own layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float
+from clearhead.attention import ScaledDot, Softmax
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import Scores
+from clearhead.errors import ConfigError
+from clearhead.look.recompute import Attended, dropout_of
+from clearhead.masks import Mask, allow, block, causal
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """score(q, k) = scale · qᵀk, with a scale of one's own."""
+
+    scale: float
+
+    def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
+        return (q * self.scale) @ k.mT
+
+    def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        return q, self.scale
+
+
+def plain(x: Tensor) -> Tensor:
+    """A nested tensor as a padded one; any other as it is."""
+    return torch.nested.to_padded_tensor(x, 0.0) if x.is_nested else x
+
+
+def nested_padding(x: Tensor) -> Tensor:
+    """(B, T) of a nested tensor of B sequences: True where there is nothing."""
+    lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
+    return torch.arange(int(lengths.max()), device=x.device) >= lengths[:, None]
+
+
+def call_of_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Call, None]:
+    """The arguments of `F.scaled_dot_product_attention` as ours; tensors without heads get one."""
+    q, k, v = (x.detach() if x.dim() > 3 else x.detach().unsqueeze(-3) for x in (query, key, value))
+    mask: Mask | None = causal() if is_causal else None
+    bias = None
+    if attn_mask is not None:
+        attn_mask = attn_mask.detach()
+        attn_mask = attn_mask.unsqueeze(-3) if query.dim() <= 3 and attn_mask.dim() > 2 else attn_mask
+        # A view: no T × S is made.
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])
+        if attn_mask.dtype == torch.bool:
+            mask = allow(attn_mask)
+        else:
+            bias = attn_mask
+    scores: Scores = ScaledDot() if scale is None else Scaled(scale)
+    return Call(q, k, v, mask, scores, Softmax(dropout=dropout_p), bias, 0), None
+
+
+class OfTorchLayer(Attended):
+    """One call of `nn.MultiheadAttention`, seen from outside: its inputs, and its output (B, T, M).
+
+    Queries, keys and values are projected again when they are asked for, with the weights that the layer has then; weights
+    that were changed in between (by an optimiser, say) are refused.
+    """
+
+    whole: ClassVar[bool] = True
+
+    def __init__(self, layer: nn.MultiheadAttention, given: Mapping[str, Any], output: Tensor) -> None:
+        self._layer = layer
+        self._inputs: list[Tensor] = [plain(given[name]) for name in ("query", "key", "value")]
+        self._padding: Tensor | None = given.get("key_padding_mask")
+        self._mask: Tensor | None = given.get("attn_mask")
+        if output.is_nested:  # rows of padding: what heads that give zeros would make
+            hidden, bias = nested_padding(output), layer.out_proj.bias
+            filler = 0.0 if bias is None else bias.detach()
+            output = torch.where(hidden[..., None], filler, plain(output))
+            self._mask = (
+                hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
+            )
+        self._out = output
+        self._edited: Tensor | None = None
+        self._differentiable = True
+        self._versions = [p._version for p in layer.parameters()]
+
+    @staticmethod
+    def arguments(
+        layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The layer's arguments by name."""
+        given = dict(inspect.signature(layer.forward).bind(*args, **kwargs).arguments)
+        if given["key"].is_nested:  # as nn.TransformerEncoder makes of padded batches
+            given["key_padding_mask"] = nested_padding(given["key"])
+        return given
+
+    @property
+    def how(self) -> str:
+        return "nn.MultiheadAttention"
+
+    def kept(self, edited: Tensor | None) -> OfTorchLayer:
+        """The same for keeping, without a graph; `edited` is what edits made of its heads."""
+        names = {"query": 0, "key": 1, "value": 2}
+        given = {name: self._inputs[i].detach() for name, i in names.items()}
+        masks = {"key_padding_mask": self._padding, "attn_mask": self._mask}
+        kept = OfTorchLayer(self._layer, {**given, **masks}, self._out.detach())
+        kept._edited = None if edited is None else edited.detach()
+        kept._differentiable = False
+        return kept
+
+    def given_back(self, heads: Tensor) -> Tensor:
+        """What the layer would have returned, had its heads given this: its output in its own layout."""
+        out = self.joined(heads)
+        return out[0] if self._out.dim() == 2 else out if self._layer.batch_first else out.transpose(0, 1)
+
+    @cached_property
+    def out(self) -> Tensor:
+        return self._batch_first(self._out)
+
+    @cached_property
+    def call(self) -> Call:
+        layer = self._layer
+        if [p._version for p in layer.parameters()] != self._versions:
+            raise ConfigError(
+                "the parameters of this nn.MultiheadAttention have changed since it ran, and its queries and keys are "
+                "made from them; ask for its weights before the next optimiser step"
+            )
+        with torch.set_grad_enabled(self._differentiable and torch.is_grad_enabled()):
+            q, k, v = self._projected()  # (B, H, T, D)
+            k, v, added = self._extended(k, v)
+        mask, bias = self._masks(added)
+        weights = Softmax(dropout=layer.dropout if layer.training else 0.0)
+        return Call(q, k, v, mask, ScaledDot(), weights, bias, 0)
+
+    def heads(self) -> Tensor:
+        """(B, H, T, D), attended anew by torch's function: the layer itself shows only their sum."""
+        if self._edited is not None:
+            return self._edited
+        call = self.call
+        allowed = call.allowed()
+        if call.bias is not None:
+            bias = call.bias.to(call.q.dtype)
+            allowed = bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
+        return F.scaled_dot_product_attention(
+            call.q, call.k, call.v, attn_mask=allowed, dropout_p=dropout_of(call)
+        )
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """(B, H, r, D) → (B, r, M), through the layer's output projection."""
+        projection = self._layer.out_proj
+        bias = None if projection.bias is None else projection.bias.to(heads.dtype)
+        return F.linear(heads.transpose(-2, -3).flatten(-2), projection.weight.to(heads.dtype), bias)
+
+    def _projected(self) -> list[Tensor]:
+        layer = self._layer
+        if layer.in_proj_weight is not None:
+            matrices = layer.in_proj_weight.chunk(3)
+        else:
+            matrices = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        biases = (None, None, None) if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+        inputs = [self._batch_first(x) for x in self._inputs]
+        return [
+            F.linear(x, matrix, bias).unflatten(-1, (layer.num_heads, -1)).transpose(-2, -3)
+            for x, matrix, bias in zip(inputs, matrices, biases, strict=True)
+        ]
+
+    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+        """With the keys and values that the layer itself adds at the end, and how many these are."""
+        layer, before = self._layer, k.shape[-2]
+        if layer.bias_k is not None and layer.bias_v is not None:
+            own = [
+                x.reshape(1, layer.num_heads, 1, -1).expand(k.shape[0], -1, -1, -1)
+                for x in (layer.bias_k, layer.bias_v)
+            ]
+            k, v = torch.cat((k, own[0]), -2), torch.cat((v, own[1]), -2)
+        if layer.add_zero_attn:
+            k, v = (torch.cat((x, x.new_zeros(*x.shape[:-2], 1, x.shape[-1])), -2) for x in (k, v))
+        return k, v, k.shape[-2] - before
+
+    def _masks(self, added: int) -> tuple[Mask | None, Tensor | None]:
+        """Both masks of torch's layer, each a bool whose True is hidden or a float that is added."""
+        T, S = self.out.shape[-2], self._batch_first(self._inputs[1]).shape[-2] + added
+        mask: Mask | None = None
+        bias: Tensor | None = None
+        for given, is_padding in ((self._mask, False), (self._padding, True)):
+            if given is None:
+                continue
+            x = F.pad(given.detach(), (0, added))
+            if is_padding:
+                x = x.reshape(-1, 1, 1, S)  # (B, 1, 1, S)
+            elif x.dim() == 3:
+                x = x.reshape(-1, self._layer.num_heads, T, S)  # (B·H, T, S)
+            if x.dtype == torch.bool:
+                hidden = block(x.expand(*x.shape[:-2], T, S))
+                mask = hidden if mask is None else mask & hidden
+            else:
+                bias = x if bias is None else bias + x
+        return mask, bias
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        """(B, T, M), whatever way round the layer is used."""
+        if x.dim() == 2:
+            return x[None]
+        return x if self._layer.batch_first else x.transpose(0, 1)

@@ -1,0 +1,180 @@
+"""What a head does, as far as a few simple patterns can say it: computed from its weights, with a score for each.
+
+A score is a share from 0 to 1. For a pattern that names keys (the previous token, the first, …) it is the share of the
+weight that those keys get. "broad" is the number of keys in effect (e to the entropy) as a share of the keys that can be
+seen. A head is called by its best pattern if that reaches one half, and "mixed" otherwise.
+
+    H heads   T queries   S keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Bool, Float
+from clearhead.errors import ShapeError
+from clearhead.look.measures import entropy
+
+__all__ = ["HeadLabel", "Places", "Tally", "label"]
+
+ENOUGH = 0.5
+MIXED = "mixed"
+
+
+@dataclass(frozen=True)
+class HeadLabel:
+    """The name of a head's pattern, and the score of every pattern that was tried."""
+
+    name: str
+    scores: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        """The score of the name; of the best pattern where the name is "mixed"."""
+        return max(self.scores.values(), default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.score:.2f}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where queries stand among the keys, which is what patterns are about.
+
+    Queries and keys of self-attention stand in one line (`offset` is the first query's place among the keys), or on one
+    grid of patches. In cross-attention they are two lines of lengths T and S, laid along each other.
+    """
+
+    n_rows: int
+    n_columns: int
+    offset: int = 0
+    cross: bool = False
+    grid: tuple[int, int] | None = None  # rows and columns of patches; tokens before them stand outside
+
+    def at(self, start: int, stop: int) -> Float[Tensor, "r"]:
+        """The place of each of these queries on the line of keys."""
+        rows = torch.arange(start, stop, dtype=torch.float32)
+        if self.cross:
+            return rows * (max(self.n_columns - 1, 0) / max(self.n_rows - 1, 1))
+        return rows + self.offset
+
+    def apart(self, start: int, stop: int) -> Float[Tensor, "r S"]:
+        """How far each key is from each of these queries: along the line, or on the grid in patches."""
+        if self.grid is None:
+            return (self.at(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
+        y, x = self._on_grid()
+        here = slice(start, stop)
+        apart = ((y[here, None] - y) ** 2 + (x[here, None] - x) ** 2).sqrt()
+        return apart.nan_to_num(nan=0.0)  # a token that stands outside the grid is near everything
+
+    def targets(self, start: int, stop: int) -> dict[str, Bool[Tensor, "r S"]]:
+        """The keys that each pattern of places names, for these queries."""
+        keys = torch.arange(self.n_columns, dtype=torch.float32)
+        at = self.at(start, stop)[:, None]
+        if self.grid is not None:
+            y, x = self._on_grid()
+            here, itself = slice(start, stop), keys == at
+            return {
+                "diagonal": itself,
+                "neighbours": (self.apart(start, stop) == 1) & ~itself,
+                "same row": (y[here, None] == y) & ~itself,
+                "same column": (x[here, None] == x) & ~itself,
+            }
+        if self.cross:
+            return {"diagonal": (keys - at).abs() <= 1}
+        return {"previous token": keys == at - 1, "next token": keys == at + 1, "diagonal": keys == at}
+
+    def _on_grid(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every token; NaN, which equals nothing, for those outside."""
+        rows, columns = self.grid or (0, 0)
+        places = torch.arange(self.n_columns, dtype=torch.float32) - (self.n_columns - rows * columns)
+        inside = places >= 0
+        nowhere = torch.full_like(places, torch.nan)
+        return (
+            torch.where(inside, (places / columns).floor(), nowhere),
+            torch.where(inside, places % columns, nowhere),
+        )
+
+
+@dataclass
+class Tally:
+    """Scores of one layer's heads, added up over blocks of rows."""
+
+    places: Places
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    _sums: dict[str, Tensor] = field(default_factory=dict)  # each (H,)
+    _counts: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(
+        self, weights: Float[Tensor, "H r S"], start: int, spread: Float[Tensor, "H r"] | None = None
+    ) -> None:
+        """Count rows start, start + 1, … in. A row that sees fewer than two keys has no choice and is left out.
+
+        A key is seen where any head gives it weight: one head's zero may be its choice, a zero in all of them is a mask.
+        `spread` is the weights' entropy, where it is known already.
+        """
+        weights = weights.float().cpu()
+        stop = start + weights.shape[1]
+        seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
+        chooses = seen >= 2
+        for name, keys in self.places.targets(start, stop).items():
+            # Only rows that have such a key: the first token has no previous one.
+            self._count(name, (weights * keys).sum(-1), chooses & keys.any(-1))
+        ends = {"first token": 0, "last token": -1} if self.places.grid is None else {}
+        for name, key in ends.items():
+            self._count(name, weights[..., key], chooses)
+        if self.rows is not None and self.columns is not None and self.places.grid is None:
+            same = self._same(self.rows[start:stop], self.columns, start)
+            self._count("same token", (weights * same).sum(-1), chooses)
+        spread = entropy(weights) if spread is None else spread
+        self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
+
+    def labels(self) -> list[HeadLabel]:
+        """The label of each head."""
+        means = {name: self._sums[name] / self._counts[name].clamp(min=1) for name in self._sums}
+        n_heads = len(next(iter(means.values()))) if means else 0
+        return [_named({name: float(mean[h]) for name, mean in means.items()}) for h in range(n_heads)]
+
+    def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, torch.zeros(())) + (scores * counted).sum(-1)
+        self._counts[name] = self._counts.get(name, torch.zeros(())) + counted.sum(-1)
+
+    def _same(self, rows: Sequence[str], columns: Sequence[str], start: int) -> Tensor:
+        """Keys elsewhere that carry the query's own token."""
+        number = {token: i for i, token in enumerate(dict.fromkeys((*columns, *rows)))}
+        keys = torch.tensor([number[token] for token in columns])
+        queries = torch.tensor([number[token] for token in rows])
+        same = queries[:, None] == keys
+        return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
+
+
+def label(
+    weights: Float[Tensor, "H T S"],
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    places: Places | None = None,
+) -> list[HeadLabel]:
+    """A label for each head of one layer. Self-attention unless `places` says otherwise.
+
+    With the tokens of queries (`rows`) and keys (`columns`, the same unless given), "same token" is tried too.
+    """
+    T, S = weights.shape[1:]
+    columns = rows if columns is None else columns
+    if rows is not None and columns is not None and (len(rows), len(columns)) != (T, S):
+        raise ShapeError(
+            f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels"
+        )
+    tally = Tally(Places(T, S, offset=S - T) if places is None else places, rows, columns)
+    tally.add(weights, 0)
+    return tally.labels()
+
+
+def _named(scores: dict[str, float]) -> HeadLabel:
+    best = max(scores, key=lambda name: scores[name])
+    return HeadLabel(best if scores[best] >= ENOUGH else MIXED, scores)

@@ -1,0 +1,142 @@
+"""What a watch hears, filed into the tapes of a trace and changed by its edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import KVCache
+from clearhead.attention.kernels.call import Call
+from clearhead.errors import ConfigError
+from clearhead.look.edit import Edit
+from clearhead.look.foreign import OfTorchLayer, plain
+from clearhead.look.patterns import Asked
+from clearhead.look.recompute import Seen
+from clearhead.look.record import Moment, Shelf
+
+
+class Listener:
+    """Keeps what was asked for, and nothing else; answers with what an edit makes of it, or None for no change."""
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], asked: Asked, edits: Mapping[str, list[Edit]], kept: Shelf
+    ) -> None:
+        self._modules = modules
+        self._asked = asked
+        self._edits = edits
+        self._kept = kept
+        self.made: set[Edit] = set()
+
+    def entering(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], moment: Moment) -> None:
+        """A module is called."""
+        asked = path in self._asked.input and not _recomputing()
+        given = _first_tensor((*args, *kwargs.values())) if asked else None
+        if given is not None:
+            self._kept.keep(self._kept.input, path, plain(given.detach()), moment)
+
+    def leaving(
+        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
+    ) -> Any:
+        """A module returns."""
+        module, before = self._modules[path], output
+        if isinstance(module, nn.MultiheadAttention):
+            output = self._torch_layer(module, path, args, kwargs, output, moment)
+        outer = [edit for edit in self._edits.get(path, ()) if edit.heads is None]
+        if outer:
+            output = _with_first(output, lambda x: self._edited(x, outer, path, moment))
+        given = _first_tensor(output) if path in self._asked.output and not _recomputing() else None
+        if given is not None:
+            self._kept.keep(self._kept.output, path, plain(given.detach()), moment)
+        return None if output is before else output
+
+    def wants(self, path: str) -> bool:
+        """Whether to be told when this module attends. torch's layer is heard as a whole, when it returns."""
+        if isinstance(self._modules[path], nn.MultiheadAttention):
+            return False
+        return path in self._asked.weights or path in self._edits
+
+    def attended(
+        self, path: str, call: Callable[[], tuple[Call, str | None]], output: Tensor, moment: Moment
+    ) -> Tensor | None:
+        """`attend`, or torch's function, was called by this module itself; `call` reads its arguments."""
+        inner = self._of_heads(path)
+        real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
+        edited = self._edited(real, inner, path, moment)
+        if path in self._asked.weights and not _recomputing():
+            seen = Seen(*call(), real.detach(), edited.detach())
+            # Without a cache, calls belong together that one call of the module makes over the same keys.
+            together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
+            self._kept.attend(path, seen, together, rows=real.shape[-2], batch=real.shape[0])
+        return edited.reshape(output.shape) if inner else None
+
+    def reordered(self, cache: KVCache, rows: Tensor) -> None:
+        """A search has reordered the batch of a cache."""
+        rows = rows.cpu().long()
+        for tape in self._kept.tapes():
+            tape.reorder(cache, rows)
+
+    def _of_heads(self, path: str) -> list[Edit]:
+        return [edit for edit in self._edits.get(path, ()) if edit.heads is not None]
+
+    def _edited(self, x: Tensor, edits: list[Edit], path: str, moment: Moment) -> Tensor:
+        self.made.update(edits)
+        for edit in edits:
+            x = edit.apply(x, path, moment)
+        return x
+
+    def _torch_layer(
+        self,
+        layer: nn.MultiheadAttention,
+        path: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        moment: Moment,
+    ) -> Any:
+        inner = self._of_heads(path)
+        asked = path in self._asked.weights
+        if not asked and not inner:
+            return output
+        if inner and output[0].is_nested:
+            raise ConfigError(
+                f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder with "
+                "enable_nested_tensor=False"
+            )
+        seen = OfTorchLayer(layer, OfTorchLayer.arguments(layer, args, kwargs), output[0])
+        edited = self._edited(seen.heads(), inner, path, moment) if inner else None
+        if asked and not _recomputing():
+            rows, batch = seen.out.shape[-2], seen.out.shape[0]
+            self._kept.attend(path, seen.kept(edited), moment, rows=rows, batch=batch)
+        return output if edited is None else (seen.given_back(edited), *output[1:])
+
+
+def _recomputing() -> bool:
+    """Whether this is a backward pass: checkpointing then runs the model again, which is no run of its own."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """The tensor that is meant where a module returns or is given several things: logits, or the first."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Mapping):
+        value = (value["logits"],) if "logits" in value else tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((found for found in map(_first_tensor, value) if found is not None), None)
+    return None
+
+
+def _with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same thing with its first tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        name = "logits" if "logits" in value else next(k for k, v in value.items() if isinstance(v, Tensor))
+        return type(value)(**{**value, name: change(value[name])})
+    if isinstance(value, (tuple, list)) and value:
+        return type(value)((_with_first(value[0], change), *value[1:]))
+    return value

@@ -1,0 +1,184 @@
+"""The page: one HTML file with the weights of a run in it, which needs no network and nothing beside it.
+
+What it looks like and does is in `assets/`; here its data are put together. At thousands of tokens the page holds tiles
+and each query's largest weights instead of whole matrices (see `packing`), so that it stays small and quick.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_max_pool2d
+
+from clearhead.errors import ConfigError, StorageError
+from clearhead.look.album import ROLLOUT_LIMIT, Album
+from clearhead.look.packing import BUDGET, Plan, encode, packing, plan, quantise, with_mean
+from clearhead.look.picture import Measuring, Picture
+
+__all__ = ["page", "save_page"]
+
+_ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
+_THUMB = 34  # cells of a thumbnail's side
+_MOST_TOKENS = 1 << 16  # a kept key's number has 16 bits
+
+
+def page(album: Album, *, budget: int = BUDGET) -> str:
+    """The whole page as text. `budget` bounds the bytes of weights in it, before compression."""
+    longest = max(max(len(picture.rows), len(picture.columns)) for picture in album.pictures)
+    if longest > _MOST_TOKENS:
+        raise ConfigError(
+            f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; make pictures of a part of its rows"
+        )
+    text = json.dumps(_data(album, budget), ensure_ascii=False, separators=(",", ":"))
+    parts = {
+        "title": html.escape(album.title),
+        "style": _asset("page.css"),
+        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        # Inside a script element only "</" and "<!--" could end it: no "<" is left.
+        "data": text.replace("<", "\\u003c"),
+    }
+    result = _asset("page.html")
+    for name, part in parts.items():
+        before, after = result.split("{{" + name + "}}")
+        result = before + part + after
+    return result
+
+
+def save_page(album: Album, path: str | Path, *, budget: int = BUDGET) -> Path:
+    """Write the page to a file."""
+    path, text = Path(path), page(album, budget=budget)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"the page cannot be written to {path}: {error.strerror}") from error
+    return path
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _data(album: Album, budget: int) -> dict[str, Any]:
+    pictures = list(album.pictures)
+    texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
+    for picture in pictures:
+        for labels in (picture.rows, picture.columns):
+            texts.setdefault(labels, len(texts))
+    how = plan(pictures, budget)
+    first = pictures.index(album.first)
+    in_order = [picture for some in album.groups.values() for picture in some]
+    title_of = {picture.group: picture.title for picture in pictures}
+    return {
+        "title": album.title,
+        "facts": list(album.facts.items()),
+        "texts": [list(labels) for labels in texts],
+        "pictures": [_layer(picture, texts, how) for picture in pictures],
+        "order": [pictures.index(picture) for picture in in_order],
+        "start": {"number": first, "head": pictures[first].n_heads},  # all heads together
+        "rollouts": [
+            {
+                "title": title_of[group],
+                "rows": texts[album.groups[group][0].rows],
+                "data": encode(quantise(matrix, 8), 8),
+            }
+            for group, matrix in album.rollouts().items()
+        ],
+        "norms": [{"path": path, "values": _short(norms)} for path, norms in album.norms],
+        "image": _image(album.image),
+        "foot": _foot(pictures),
+    }
+
+
+def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
+    measuring, thumbs, packed = Measuring(picture), _Thumbs(picture), packing(picture, how)
+    picture.walk(measuring, thumbs, packed)
+    summary = measuring.result()
+    return {
+        "path": picture.path,
+        "group": picture.group,
+        "title": picture.title,
+        "layer": picture.layer,
+        "kind": picture.kind,
+        "grid": picture.places.grid,
+        "heads": picture.n_heads,
+        "rows": texts[picture.rows],
+        "columns": texts[picture.columns],
+        "thumbs": thumbs.result(),
+        "pack": packed.result(),
+        "written": _written(picture.written),
+        "summary": [
+            {
+                "label": label.name,
+                "score": label.score,
+                "scores": {name: round(score, 4) for name, score in label.scores.items()},
+                "entropy": round(entropy, 4),
+                "distance": round(distance, 4),
+            }
+            for label, entropy, distance in zip(
+                summary.labels, summary.entropy, summary.distance, strict=True
+            )
+        ],
+    }
+
+
+class _Thumbs:
+    """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._rows = len(picture.rows)
+        R, C = min(self._rows, _THUMB), min(len(picture.columns), _THUMB)
+        self._cells = torch.zeros(picture.n_heads + 1, R, C)
+
+    def add(self, block: Tensor, start: int) -> None:
+        _, R, C = self._cells.shape
+        narrow = adaptive_max_pool2d(with_mean(block), (block.shape[1], C))
+        rows = torch.arange(start, start + block.shape[1]) * R // self._rows
+        self._cells.scatter_reduce_(1, rows[None, :, None].expand_as(narrow), narrow, "amax")
+
+    def result(self) -> dict[str, Any]:
+        _, R, C = self._cells.shape
+        return {"rows": R, "columns": C, "codes": encode(quantise(self._cells, 8), 8)}
+
+
+def _written(written: Tensor | None) -> dict[str, Any] | None:
+    if written is None:
+        return None
+    most = float(written.max())
+    return {"most": most, "data": encode(quantise(written.float() / (most or 1.0), 16), 16)}
+
+
+def _short(norms: Tensor) -> list[float]:
+    return [float(f"{value:.4g}") for value in norms.tolist()]
+
+
+def _image(image: Tensor | None) -> dict[str, Any] | None:
+    if image is None:
+        return None
+    height, width = image.shape
+    return {
+        "height": height,
+        "width": width,
+        "pixels": base64.b64encode(image.to(torch.uint8).contiguous().numpy().tobytes()).decode(),
+    }
+
+
+def _foot(pictures: list[Picture]) -> str:
+    said = ["Made by clearhead look."]
+    known = [(p.difference, p.tolerance or 0.0) for p in pictures if p.difference is not None]
+    if known:
+        worst, allowed = max(known)
+        said.append(
+            "The run stayed on its fast path; the weights were recomputed from what each layer was given. Times the values, "
+            f"they differ from what the run itself produced by {worst:.1g} at most (allowed: {allowed:.1g})."
+        )
+    if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in pictures):
+        said.append(f"Rollout is left out above {ROLLOUT_LIMIT:,} tokens.")
+    return " ".join((*said, "Everything on this page is in this file."))

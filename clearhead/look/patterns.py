@@ -1,0 +1,105 @@
+"""What a trace is asked to keep: patterns over module paths, and what each of them means for a given model.
+
+    blocks.*.attention.weights     the attention weights of these layers
+    blocks.*.output                what these modules return
+    head.input                     what this module is given
+    blocks.*.attention             no ending: weights of an attention layer, the output of anything else
+
+`*` stands for one name between dots (or a part of one), `**` for any number of names. The model itself has the empty path:
+`output` is what it returns. A module that is really called `output` is meant before the ending is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.errors import ConfigError
+
+KINDS = ("weights", "output", "input")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Module paths, by what is to be kept of them."""
+
+    weights: set[str] = field(default_factory=set)
+    output: set[str] = field(default_factory=set)
+    input: set[str] = field(default_factory=set)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether this is an attention layer by its type."""
+    return isinstance(module, (MultiHeadAttention, nn.MultiheadAttention))
+
+
+def may_attend(module: nn.Module) -> bool:
+    """Whether its code may call attention: any class can, but of torch's own only `nn.MultiheadAttention` does."""
+    return is_attention(module) or not type(module).__module__.startswith("torch.nn.modules.")
+
+
+def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> Asked:
+    """The modules that these patterns name; without patterns, the weights of everything that attends."""
+    asked = Asked()
+    if not patterns:
+        asked.weights.update(path for path, module in modules.items() if may_attend(module))
+    for pattern in patterns:
+        _add(asked, pattern, modules)
+    return asked
+
+
+def _add(asked: Asked, pattern: str, modules: Mapping[str, nn.Module]) -> None:
+    bare = [path for path in modules if matches(pattern, path)]
+    for path in bare:
+        (asked.weights if is_attention(modules[path]) else asked.output).add(path)
+    if bare:
+        return
+    front, _, ending = pattern.rpartition(".")
+    if ending in KINDS:
+        found = [path for path in modules if matches(front, path)]
+        if ending == "weights":
+            found = [path for path in found if may_attend(modules[path])]
+        getattr(asked, ending).update(found)
+        if found:
+            return
+    raise _unknown(pattern, front if ending in KINDS else pattern, modules)
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a module path is one of those that a pattern (without an ending) names."""
+    return _expression(pattern).fullmatch(f"{path}." if path else "") is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    """The pattern for paths in which every name, the last one too, is followed by a dot."""
+    names = pattern.split(".") if pattern else []
+    return re.compile("".join(r"(?:[^.]+\.)*" if name == "**" else _name(name) + r"\." for name in names))
+
+
+def _name(pattern: str) -> str:
+    """One name: `*` any characters, `?` one, `[01]` one of these, `[!01]` any other."""
+    parts = re.split(r"(\*|\?|\[!?[^\]]+\])", pattern)
+    special = {"*": "[^.]*", "?": "[^.]"}
+    return "".join(
+        special.get(part)
+        or (part.replace("[!", "[^") if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
+        for part in parts
+    )
+
+
+def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
+    layers = [path for path, module in modules.items() if is_attention(module)]
+    close = difflib.get_close_matches(front, modules, n=3, cutoff=0.5)
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    shown = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
+    return ConfigError(
+        f"nothing in this model is called {pattern!r}{meant}; its attention layers are: {shown or 'none'} "
+        f"(* stands for one name between dots, ** for any number; endings are .weights, .output and .input)"
+    )

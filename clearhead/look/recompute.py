@@ -1,0 +1,264 @@
+"""Weights for the heads and rows asked for, from what a call of attention was given: never T × T for a few rows.
+
+The arithmetic is the reference's (`attention/kernels/reference.py`): scores, bias and softmax in float32 or wider, and the
+mask asked for these rows only. The letters are the design's; h heads and r rows are those that were chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.attention import Gumbel, ScaledDot, Softmax
+from clearhead.attention.attend import choose
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.reference import statistics_dtype
+from clearhead.attention.scores import Scores
+from clearhead.attention.weights import Weights
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.masks import Full, Mask
+
+Choice = int | Sequence[int] | slice | range | None
+"""Which heads, or which rows: one, several, a slice, or None for all."""
+
+_SCALED_DOT = ScaledDot()
+_SOFTMAX = Softmax()
+
+_CELLS = 1 << 24
+"""How many weights are made at a time where a whole layer is walked through."""
+
+
+class Attended(ABC):
+    """One call of attention: what it was given, and what came out of it."""
+
+    whole: ClassVar[bool] = False
+    """Whether heads can be compared only all together, because they were joined before anything could be seen."""
+
+    @property
+    @abstractmethod
+    def call(self) -> Call:
+        """What `attend` was given, or would have been."""
+
+    @property
+    @abstractmethod
+    def out(self) -> Tensor:
+        """What the fast path gave: (B, H, T, E), or (B, T, M) where heads were joined."""
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """What ran."""
+
+    @abstractmethod
+    def heads(self) -> Tensor:
+        """(B, H, T, E): what the heads gave, edits included."""
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """(B, h, r, E), what heads give, made comparable with rows of `out`."""
+        return heads
+
+    @cached_property
+    def wide(self) -> torch.dtype:
+        """The dtype in which the reference makes scores and weights of this call."""
+        return statistics_dtype(self.call)
+
+
+class Seen(Attended):
+    """A call of `attend` (by the implementation `impl`), or of torch's function (None), seen with its output."""
+
+    def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
+        self._call, self._impl, self._out, self._edited = call, impl, out, edited
+
+    @property
+    def call(self) -> Call:
+        return self._call
+
+    @property
+    def out(self) -> Tensor:
+        return self._out
+
+    @property
+    def how(self) -> str:
+        if self._impl is None:
+            return "scaled_dot_product_attention"
+        return f"attend, {choose(self._call, self._impl).__module__.rpartition('.')[2]}"
+
+    def heads(self) -> Tensor:
+        return self._edited
+
+
+def call_of_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    *,
+    scores: Scores = _SCALED_DOT,
+    weights: Weights = _SOFTMAX,
+    bias: Tensor | None = None,
+    offset: int | None = None,
+    impl: str = "auto",
+) -> tuple[Call, str]:
+    """The arguments of an `attend` that has run, with references to its tensors, and the implementation asked for."""
+    mask = None if isinstance(mask, Full) else mask
+    q, k, v = q.detach(), k.detach(), v.detach()
+    return Call(q, k, v, mask, scores, weights, None if bias is None else bias.detach(), offset or 0), impl
+
+
+def chosen(choice: Choice, size: int, what: str) -> list[int]:
+    """A choice as a list of numbers from 0 to size − 1; negative ones count from the end."""
+    if choice is None:
+        return list(range(size))
+    if isinstance(choice, slice):
+        return list(range(size))[choice]
+    wanted = [choice] if isinstance(choice, int) else list(choice)
+    for i in wanted:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise DtypeError(
+                f"{what} are {choice!r}; expected a whole number, several, a slice, or None for all"
+            )
+        if not -size <= i < size:
+            raise ShapeError(f"{what} {i} was asked for; this layer has {size}: 0 … {size - 1}")
+    return [i % size for i in wanted]
+
+
+def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
+    """The entries of one dimension, as a view where they are a run of numbers."""
+    if index and index == list(range(index[0], index[-1] + 1)):
+        return x.narrow(dim, index[0], len(index))
+    return x.index_select(dim, torch.tensor(index, dtype=torch.long, device=x.device))
+
+
+@torch.no_grad()
+def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
+    """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
+    with torch.autocast(call.q.device.type, enabled=False):
+        scores = _scores(call, heads, rows, wide)
+        allowed = _allowed(call, heads, rows)
+        if call.bias is not None:
+            bias = _part(call.bias, heads, rows)
+            scores = scores + bias.to(wide)
+            allowed = _and(allowed, bias > -math.inf)  # −∞ is how a float mask hides a key
+        return without_dropout(call.weights)(scores, allowed)
+
+
+@torch.no_grad()
+def values_of(call: Call, heads: list[int]) -> Tensor:
+    """(B, h, S, E): the values that each of these query heads averages."""
+    return pick(call.v, -3, [head // call.groups for head in heads])
+
+
+def without_dropout(weights: Weights) -> Weights:
+    """How weights are made before dropout. What was drawn at random cannot be drawn again."""
+    if isinstance(weights, Gumbel):
+        raise ConfigError(
+            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace the model with Softmax weights"
+        )
+    return replace(weights, dropout=0.0) if isinstance(weights, Softmax) else weights
+
+
+def dropout_of(call: Call) -> float:
+    return call.weights.dropout if isinstance(call.weights, Softmax) else 0.0
+
+
+def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
+    """The rows in pieces, each of which makes a bounded number of weights."""
+    batch = math.prod(call.q.shape[:-3])
+    size = max(1, _CELLS // max(1, batch * heads * call.S))
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+# ---------------------------------------------------------------------- against what really ran
+
+
+@torch.no_grad()
+def difference_of(attended: Attended, heads: list[int], rows: list[int]) -> float:
+    """The largest difference between recomputed weights times values and what the fast path gave."""
+    call, wide, largest = attended.call, attended.wide, 0.0
+    for part in row_blocks(call, len(heads), rows):
+        ours = attended.joined(_averaged(call, heads, part, wide, wide))
+        largest = max(largest, _apart(ours, _actual(attended, heads, part)))
+    return largest
+
+
+@torch.no_grad()
+def tolerance_of(attended: Attended, heads: list[int], rows: list[int]) -> float:
+    """How large `difference_of` may be.
+
+    The house lets a fast path err at most twice as much against float64 as the reference does in that dtype, and two
+    roundings of the largest entry; the recomputation is the reference's arithmetic and may err once more. In float64 the
+    reference is the yardstick itself: there the bound is that of summing in another order, over D and over S.
+    """
+    call, error, largest = attended.call, 0.0, 0.0
+    for part in row_blocks(call, len(heads), rows):
+        exact = attended.joined(_averaged(call, heads, part, torch.float64, torch.float64))
+        plain = attended.joined(_averaged(call, heads, part, attended.wide, call.v.dtype))
+        error = max(error, _apart(plain, exact))
+        largest = max(largest, float(exact.abs().max()) if exact.numel() else 0.0)
+    dtype = attended.out.dtype
+    terms = call.q.shape[-1] + call.S if dtype == torch.float64 else 2
+    return 3 * error + terms * torch.finfo(dtype).eps * largest
+
+
+def _averaged(call: Call, heads: list[int], rows: list[int], wide: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """(B, h, r, E): weights made in `wide`, times values in `dtype`."""
+    return weights_of(call, heads, rows, wide).to(dtype) @ values_of(call, heads).to(dtype)
+
+
+def _actual(attended: Attended, heads: list[int], rows: list[int]) -> Tensor:
+    out = attended.out if attended.whole else pick(attended.out, -3, heads)
+    return pick(out, -2, rows)
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+# ---------------------------------------------------------------------- the parts of the equation
+
+
+def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
+    """(B, h, r, S). Score functions with weights of their own, maybe a set a head, are asked for all heads first."""
+    own = isinstance(call.scores, nn.Module)
+    every = list(range(call.q.shape[-3]))
+    q = pick(pick(call.q, -2, rows), -3, every if own else heads).to(wide)
+    dot = call.scores.as_dot(q)
+    if dot is None:
+        return pick(call.scores(q, _keys(call, every).to(wide)), -3, heads)
+    turned, factor = dot
+    return ((pick(turned, -3, heads) if own else turned) * factor) @ _keys(call, heads).to(wide).mT
+
+
+def _keys(call: Call, heads: list[int]) -> Tensor:
+    """(B, h, S, D): the keys of each of these query heads."""
+    return pick(call.k, -3, [head // call.groups for head in heads])
+
+
+def _allowed(call: Call, heads: list[int], rows: list[int]) -> Tensor | None:
+    """The mask for these rows, broadcastable to (B, h, r, S)."""
+    if call.mask is None:
+        return None
+    device = call.q.device
+    p = torch.tensor(rows, dtype=torch.long, device=device)[:, None] + call.offset  # (r, 1)
+    j = torch.arange(call.S, device=device)[None]  # (1, S)
+    allowed = call.mask.allows(p, j, keys=call.S, offset=call.offset)
+    return pick(allowed, -3, heads) if allowed.dim() > 2 and allowed.shape[-3] > 1 else allowed
+
+
+def _part(x: Tensor, heads: list[int], rows: list[int]) -> Tensor:
+    """The heads and rows of what broadcasts to (B, H, T, S)."""
+    if x.dim() > 1 and x.shape[-2] > 1:
+        x = pick(x, -2, rows)
+    return pick(x, -3, heads) if x.dim() > 2 and x.shape[-3] > 1 else x
+
+
+def _and(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b

@@ -1,0 +1,180 @@
+"""What a trace has kept, in order: steps of runs, so that generation with a cache makes one picture.
+
+A *run* is one sequence (or batch of them) through a module. Without a cache every call is a run of its own. With one, the
+calls that go on from it are steps of the same run, their rows one under another. When a search reorders the cache, the rows
+that were kept follow it; rows of the batch that are dropped because they have ended stay in the picture, as they are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from clearhead.attention import KVCache
+from clearhead.look.recompute import Attended
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something was kept: in which call of its module, and how far a cache had come by then."""
+
+    call: object = None  # equal for what belongs together although there is no cache
+    cache: KVCache | None = None
+    past: int | None = 0  # tokens seen before; None: as many as there are
+
+
+@dataclass
+class Step(Generic[Kept]):
+    """What one call left: `length` rows from row `start` of its run."""
+
+    value: Kept
+    start: int
+    length: int
+    places: Tensor | None = (
+        None  # (P,) where each sequence of the run is in this call's batch, −1: nowhere; None: as is
+    )
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """(batch, …) of this call → (P, …) of the run, zeros for the sequences that were not in it."""
+        if self.places is None:
+            return x
+        places = self.places.to(x.device)
+        found = x.index_select(0, places.clamp(min=0))
+        absent = (places < 0).reshape(-1, *[1] * (x.dim() - 1))
+        return found.masked_fill(absent, 0)
+
+
+@dataclass
+class Run(Generic[Kept]):
+    """The steps of one sequence, or of a batch of them."""
+
+    call: object  # what the calls of a run without a cache have in common; None: it is one call
+    first: int = 0  # the position of row 0: more than 0 where the cache was not empty when the trace began
+    steps: list[Step[Kept]] = field(default_factory=list)
+    cache: weakref.ref[KVCache] | None = None
+    live: Tensor | None = None  # (batch now,) which sequences of the run are still computed; None: all
+    size: int = 0  # P, how many sequences the run has
+
+    @property
+    def length(self) -> int:
+        return self.steps[-1].start + self.steps[-1].length if self.steps else 0
+
+    def goes_on(self, moment: Moment) -> bool:
+        if moment.cache is None:
+            return self.cache is None and moment.call is not None and moment.call == self.call
+        same = self.cache is not None and self.cache() is moment.cache
+        return same and (moment.past is None or 0 < moment.past <= self.first + self.length)
+
+    def add(self, value: Kept, *, length: int, batch: int, past: int | None) -> None:
+        if past is not None and past > 0:
+            self._forget_from(past - self.first)
+        if not self.steps:
+            self.size = batch
+        places = None
+        if self.live is not None:
+            places = torch.full((self.size,), -1)
+            places[self.live] = torch.arange(len(self.live))
+        self.steps.append(Step(value, self.length, length, places))
+
+    def _forget_from(self, row: int) -> None:
+        """A cache that was truncated goes on earlier than it had come: what was kept beyond is void."""
+        while self.steps and self.steps[-1].start >= row:
+            self.steps.pop()
+        if self.steps and self.length > row:
+            self.steps[-1].length = row - self.steps[-1].start
+
+    def reorder(self, rows: Tensor) -> None:
+        """What `KVCache.reorder` does to the batch. Rows that are only left out have ended, and stay in the picture."""
+        live = torch.arange(self.size) if self.live is None else self.live
+        if bool((rows[1:] > rows[:-1]).all()):
+            self.live = live[rows]
+            return
+        parents = live[rows]
+        for step in self.steps:
+            step.places = parents if step.places is None else step.places[parents]
+        self.live, self.size = None, len(rows)
+
+
+class Tape(Generic[Kept]):
+    """The runs of one module, oldest first; only the newest `limit` are kept (None: all)."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.runs: list[Run[Kept]] = []
+        self._limit = limit
+
+    def add(self, value: Kept, moment: Moment, *, length: int, batch: int) -> None:
+        newest = self.runs[-1:] if moment.cache is None else reversed(self.runs)  # caches may take turns
+        run = next((run for run in newest if run.goes_on(moment)), None)
+        if run is None:
+            cache = None if moment.cache is None else weakref.ref(moment.cache)
+            run = Run(moment.call, first=moment.past or 0, cache=cache)
+            self.runs.append(run)
+            if self._limit is not None:
+                del self.runs[: -self._limit]
+        run.add(value, length=length, batch=batch, past=moment.past if moment.cache is not None else None)
+
+    def reorder(self, cache: KVCache, rows: Tensor) -> None:
+        for run in self.runs:
+            if run.cache is not None and run.cache() is cache and run.steps:
+                run.reorder(rows)
+
+
+class Shelf:
+    """All the tapes of a trace, by module path."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self.attention: dict[str, Tape[Attended]] = {}
+        self.output: dict[str, Tape[Tensor]] = {}
+        self.input: dict[str, Tape[Tensor]] = {}
+
+    def tapes(self) -> list[Tape[Attended] | Tape[Tensor]]:
+        return [*self.attention.values(), *self.output.values(), *self.input.values()]
+
+    def attend(self, path: str, seen: Attended, moment: Moment, *, rows: int, batch: int) -> None:
+        tape = self.attention.setdefault(path, Tape(self._limit))
+        tape.add(seen, moment, length=rows, batch=batch)
+
+    def keep(self, tapes: dict[str, Tape[Tensor]], path: str, x: Tensor, moment: Moment) -> None:
+        """A module's output or input."""
+        dim = _sequence(x)
+        rows, batch = 1 if dim is None else x.shape[dim], x.shape[0] if x.dim() else 1
+        tapes.setdefault(path, Tape(self._limit)).add(x, moment, length=rows, batch=batch)
+
+
+def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[int], list[int]]]:
+    """Rows of a run, by the step that made them: the step, their places in `rows`, and their numbers in the step."""
+    starts = [step.start for step in run.steps]
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(bisect.bisect_right(starts, row) - 1, []).append(place)
+    for i, own in sorted(places.items()):
+        yield run.steps[i], own, [rows[place] - starts[i] for place in own]
+
+
+def stitched(run: Run[Kept], tensor: Callable[[Kept], Tensor]) -> Tensor:
+    """The tensors of all steps as one, along the sequence; of what has none, the last."""
+    parts = []
+    for step in run.steps:
+        x = step.gathered(tensor(step.value))
+        dim = _sequence(x)
+        if dim is None:
+            parts = [x]
+        else:
+            parts.append(x if x.shape[dim] == step.length else x.narrow(dim, 0, step.length))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, _sequence(parts[0]) or 0)
+
+
+def _sequence(x: Tensor) -> int | None:
+    """Which dimension of a module's output (or input) is the sequence: (B, …, T, width), or (B, T) for ids."""
+    if x.dim() > 2:
+        return -2
+    return -1 if x.dim() == 2 and not x.is_floating_point() else None

@@ -1,0 +1,221 @@
+"""Seeing attention from outside: hooks on modules, and stand-ins for the functions that attend, inside a `with` only.
+
+What a layer's `attend` really received (q, k, v, mask, bias) cannot be had from a hook on the layer, because it is made
+inside. So, while a watch is on, the names by which the model's own source files call `attend` and torch's
+`scaled_dot_product_attention` lead to a stand-in that calls the real function and hands its arguments on: references, no
+copies, nothing computed, nothing waited for. Hooks say which module is running, which is the name the call is filed under,
+and how far its cache had come. `nn.MultiheadAttention` has several ways to run, some of them a single operator, so it is
+watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is torch's own rule.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.attention import KVCache, attend
+from clearhead.attention.kernels.call import Call
+from clearhead.errors import ConfigError
+from clearhead.look.foreign import call_of_sdpa
+from clearhead.look.listen import Listener
+from clearhead.look.recompute import call_of_attend
+from clearhead.look.record import Moment
+
+Reader = Callable[..., tuple[Call, str | None]]
+"""Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
+
+
+class Running(NamedTuple):
+    """A module whose forward is being executed."""
+
+    path: str
+    call: int  # counts the calls of modules
+    cache: KVCache | None
+    past: int | None
+
+
+class Watch:
+    """Hooks and stand-ins, put in place by `start` and taken away by `stop`, whatever happened in between."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], listener: Listener) -> None:
+        _refuse_compiled(modules)
+        self._paths = {module: path for path, module in modules.items()}
+        self._listener = listener
+        self._hooked: set[nn.Module] = set()
+        self._running: list[Running] = []
+        self._calls = 0
+        self._inside = 0  # stand-ins at work: torch's function inside `attend` is no call of its own
+        self._stack = ExitStack()
+        self.on = False
+
+    def start(self, modules: Iterable[nn.Module]) -> None:
+        """Hears of these modules, and of those that show how far a cache has come."""
+        readers: list[tuple[Callable[..., Tensor], Reader]] = [
+            (attend, call_of_attend),
+            (F.scaled_dot_product_attention, call_of_sdpa),
+        ]
+        try:
+            for module in (*_outermost_with_cache(self._paths), *modules):
+                self.hook(module)
+            for function, reader in readers:
+                for place, name in _bindings(self._paths, function):
+                    self._swap(place, name, self._stand_in(getattr(place, name), reader))
+            self._swap(KVCache, "reorder", self._reorderer(KVCache.reorder))
+        except BaseException:
+            self.stop()
+            raise
+        self.on = True
+
+    def stop(self) -> None:
+        self.on = False
+        self._stack.close()
+        self._hooked.clear()
+        self._running.clear()
+
+    def hook(self, module: nn.Module) -> None:
+        """Tell the listener of this module's calls."""
+        if module in self._hooked:
+            return
+        self._hooked.add(module)
+        path = self._paths[module]
+        before = module.register_forward_pre_hook(
+            functools.partial(self._enter, path), with_kwargs=True, prepend=True
+        )
+        after = module.register_forward_hook(
+            functools.partial(self._leave, path), with_kwargs=True, always_call=True
+        )
+        self._stack.callback(before.remove)
+        self._stack.callback(after.remove)
+
+    # -- which module is running ------------------------------------------------------------------------------------
+
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache: Any = kwargs.get("cache")
+        past: int | None = 0
+        outer = self._running[-1] if self._running else None
+        if outer is not None and outer.cache is not None:
+            cache, past = outer.cache, outer.past  # the outermost knows how far it had come at the start
+        elif isinstance(cache, KVCache):
+            past = None if cache.holds_memory else cache.length
+        else:
+            cache = None
+        self._calls += 1
+        self._running.append(Running(path, self._calls, cache, past))
+        self._listener.entering(path, args, kwargs, self._moment())
+
+    def _leave(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        while self._running and self._running[-1].path != path:  # left behind by an error inside
+            self._running.pop()
+        if not self._running:
+            return None
+        try:
+            if output is None:  # nothing was returned, or an error passes through
+                return None
+            return self._listener.leaving(path, args, kwargs, output, self._moment())
+        finally:
+            self._running.pop()
+
+    def _moment(self) -> Moment:
+        running = self._running[-1]
+        return Moment(cache=running.cache, past=running.past)
+
+    def _method(self) -> Running | None:
+        """Nothing is running, yet something attended: a method of the model that is not its forward, or somebody else."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module):
+                return Running(self._paths[owner], 0, None, 0) if owner in self._paths else None
+            frame = frame.f_back
+        return None
+
+    # -- stand-ins ----------------------------------------------------------------------------------------------------
+
+    def _swap(self, place: Any, name: str, value: Any) -> None:
+        self._stack.callback(setattr, place, name, getattr(place, name))
+        setattr(place, name, value)
+
+    def _stand_in(self, real: Callable[..., Tensor], reader: Reader) -> Callable[..., Tensor]:
+        @functools.wraps(real)
+        def stand_in(*args: Any, **kwargs: Any) -> Tensor:
+            if self._inside:
+                return real(*args, **kwargs)
+            self._inside += 1
+            try:
+                output = real(*args, **kwargs)
+            finally:
+                self._inside -= 1
+            now = self._running[-1] if self._running else self._method()
+            if now is None or not self._listener.wants(now.path):
+                return output
+            moment = Moment(call=now.call, cache=now.cache, past=now.past)
+            call = functools.partial(reader, *args, **kwargs)
+            changed = self._listener.attended(now.path, call, output, moment)
+            return output if changed is None else changed
+
+        return stand_in
+
+    def _reorderer(self, real: Callable[[KVCache, Tensor], None]) -> Callable[[KVCache, Tensor], None]:
+        @functools.wraps(real)
+        def reorder(cache: KVCache, rows: Tensor) -> None:
+            real(cache, rows)
+            self._listener.reordered(cache, rows)  # parts of a tree are told too, and belong to nobody
+
+        return reorder
+
+
+def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
+    """A compiled graph calls neither hooks nor stand-ins."""
+    for path, module in modules.items():
+        if "_orig_mod" in module._modules:
+            what, instead = "is compiled", "what was compiled, its `_orig_mod`, which has the same weights"
+        elif getattr(module, "_compiled_call_impl", None) is not None:
+            what, instead = "was compiled in place by .compile()", "a copy that was not"
+        else:
+            continue
+        raise ConfigError(
+            f"{path or 'the model'} {what}, and a compiled graph cannot be watched; trace {instead}"
+        )
+
+
+def _outermost_with_cache(paths: Mapping[nn.Module, str]) -> list[nn.Module]:
+    """The modules that are given a cache by somebody else than a module that is given one."""
+    found: dict[str, nn.Module] = {}
+    for module, path in paths.items():  # parents come before their children
+        parents = [path[:i] for i, letter in enumerate(path) if letter == "."]
+        if _takes_cache(type(module).forward) and not any(parent in found for parent in ("", *parents)):
+            found[path] = module
+    return list(found.values())
+
+
+@functools.lru_cache(maxsize=1024)
+def _takes_cache(forward: Callable[..., Any]) -> bool:
+    return "cache" in inspect.signature(forward).parameters
+
+
+def _bindings(modules: Iterable[nn.Module], function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
+    """Where the source files of these modules (and torch's own) have this function under some name."""
+    kinds = {kind for module in modules for kind in type(module).__mro__}
+    files = {F, *(sys.modules[name] for name in {kind.__module__ for kind in kinds} if name in sys.modules)}
+    wanted = inspect.unwrap(function)
+    return [(file, name) for file in files for name in _names(file, wanted, len(vars(file)))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(file: ModuleType, function: Callable[..., Any], size: int) -> tuple[str, ...]:
+    """The names that a function has in a file; kept for as long as the file has as many names."""
+    return tuple(
+        name
+        for name, value in list(vars(file).items())
+        if isinstance(value, (FunctionType, BuiltinFunctionType)) and inspect.unwrap(value) is function
+    )
