@@ -10,8 +10,12 @@ import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from clearhead.cost import report
+from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -37,7 +41,72 @@ def models() -> str:
     return _table(("model", "what it does", "weights", "measured"), rows)
 
 
-TABLES = {"core": core, "models": models}
+def cost() -> str:
+    """Predicted beside measured, from `python -m clearhead.cost.measure`; the file has every row."""
+    document = report.read(RESULTS / "cost.json")
+    return report.summary(document)
+
+
+def sparse() -> str:
+    """Masks against attention without one, from `clearhead bench sparse`, at the size of the most rows."""
+    document = json.loads((RESULTS / "sparse.json").read_text(encoding="utf-8"))
+    sizes = Counter((row["length"], row["width"]) for row in document["rows"])
+    (length, width), _ = sizes.most_common(1)[0]
+    rows = []
+    for row in document["rows"]:
+        if (row["length"], row["width"]) != (length, width) or row["fraction"] is None:
+            continue
+        mask = row["mask"] if len(row["mask"]) <= 60 else row["name"]
+        cells = [
+            _wanted(row["fraction"], row["wanted"]),
+            _wanted(row["fraction_both"], row["wanted_both"]),
+        ]
+        rows.append((f"`{mask}`".replace("|", "\\|"), f"{row['density']:.4f}", *cells))
+    columns = ("mask", "density", "forward", "forward + backward")
+    first = document["rows"][0]
+    where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
+    sizes_told = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
+    return _table(columns, rows) + f"\n\nMeasured on one {where}, {sizes_told}; the plan is made before."
+
+
+def _wanted(fraction: float, wanted: float | None) -> str:
+    return f"{fraction:.3f}" if wanted is None else f"{fraction:.3f} (wanted {wanted:g})"
+
+
+def look() -> str:
+    """What watching costs, from `clearhead bench look`."""
+    document = json.loads((RESULTS / "look.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            f"`{row['mask']}`".replace("|", "\\|"),
+            f"{row['ratio']:.3f}",
+            f"{row['extra_peak_bytes'] / 2**20:.0f} MiB",
+            f"{row['rows_ms']:.1f} ms",
+            f"{row['square_bytes'] / 2**20:,.0f} MiB",
+        )
+        for row in document["rows"]
+    ]
+    first = document["rows"][0]
+    columns = (
+        "mask",
+        "forward, traced / not",
+        "memory kept",
+        f"{first['rows']} rows of a head afterwards",
+        "its whole T×T would be",
+    )
+    where = f"{document['machine']['gpu']}, {first['length']:,} tokens, {first['layers']} layers, {first['dtype']}"
+    return _table(columns, rows) + f"\n\nMeasured on one {where}."
+
+
+def work() -> str:
+    """The attention weights of the de-duplicating decoder, as its sheet has them, in exact numbers."""
+    sheet = show.markdown(solve("sort-dedup"))
+    section = next(part for part in sheet.split("\n## ") if "(`weights`)" in part.partition("\n")[0])
+    exact = section.partition("\n\nIn decimals:")[0]
+    return exact[exact.index("|") :]
+
+
+TABLES = {"core": core, "models": models, "cost": cost, "sparse": sparse, "look": look, "work": work}
 
 
 def updated(text: str) -> str:

@@ -1,8 +1,9 @@
 """`clearhead bench sparse`: what masks cost, as fractions of attention without a mask, measured in one run.
 
 Each row is one mask at one length and width: dense attention (cuDNN on a GPU), FlexAttention compiled for the mask (on a
-GPU), and ours, forward and forward + backward. Rows are written as they are measured, most important first, so that a run
-that is cut short loses nothing.
+GPU), and ours, forward and forward + backward. On a GPU the times are the device's own: it has work to do while the calls
+are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they are
+measured, most important first, so that a run that is cut short loses nothing.
 
     python -m clearhead.bench.sparse --out sparse.json --seconds 240
 """
@@ -34,6 +35,7 @@ from clearhead.masks import Causal, Mask
 
 LENGTHS = (16384, 4096, 65536, 131072)
 WIDTHS = (64, 128)
+_HEAD_START = 20_000_000  # cycles of the device, about 10 ms
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Row:
     flex_both: float | None = None
     ours: float | None = None
     ours_both: float | None = None
+    host: float | None = None  # ms that the host takes to issue our forward pass
     peak_bytes: int | None = None  # of our forward + backward, beyond the inputs
     wanted: float | None = None
     wanted_both: float | None = None
@@ -147,7 +150,7 @@ def _measure_row(
     row.density = mask.density(T)
     row.computed = made.density
     try:
-        row.ours, row.ours_both, row.peak_bytes = _ours(mask, tensors)
+        row.ours, row.ours_both, row.host, row.peak_bytes = _ours(mask, tensors)
     except (RuntimeError, torch.OutOfMemoryError) as error:
         row.notes = f"ours: {str(error)[:200]}"
     if options.flex and q.is_cuda and time.monotonic() < deadline:
@@ -190,7 +193,10 @@ def _dense_times(tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float,
     return _forward(run, tensors), _both(run, tensors)
 
 
-def _ours(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float, int | None]:
+def _ours(
+    mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[float, float, float | None, int | None]:
+    """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
     from clearhead.attention.attend import attend
 
     impl = "fused" if isinstance(mask, Causal) else "gathered"
@@ -199,11 +205,13 @@ def _ours(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[f
         return attend(q, k, v, mask, impl=impl)  # type: ignore[arg-type]
 
     forward = _forward(run, tensors)
-    if tensors[0].is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    if not tensors[0].is_cuda:
+        return forward, _both(run, tensors), None, None
+    host = _host_time(lambda: run(*tensors[:3]))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     both = _both(run, tensors)
-    return forward, both, torch.cuda.max_memory_allocated() - before if tensors[0].is_cuda else None
+    return forward, both, host, torch.cuda.max_memory_allocated() - before
 
 
 def _flex(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float]:
@@ -217,6 +225,7 @@ def _flex(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[f
     def predicate(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return mask._test(q_idx, kv_idx, Grid(T, 0))
 
+    torch._dynamo.reset()  # a graph for every mask; the limit on recompilations is meant for one function
     block_mask = create_block_mask(predicate, None, None, T, T, device=tensors[0].device)
     compiled = torch.compile(flex_attention, dynamic=False)
 
@@ -250,19 +259,32 @@ def _time(call: Callable[[], object], cuda: bool, repeats: int = 11) -> float:
     """The median in ms, by the device's own clock where there is one."""
     for _ in range(3):
         call()
-    times = []
-    for _ in range(repeats):
-        if cuda:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        else:
+    if not cuda:
+        times = []
+        for _ in range(repeats):
             begin = time.perf_counter()
             call()
             times.append(1e3 * (time.perf_counter() - begin))
+        return median(times)
+    # The device sleeps while the first calls are issued: from then on it never waits for the host.
+    torch.cuda._sleep(_HEAD_START)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return median(start.elapsed_time(end) for start, end in events)
+
+
+def _host_time(call: Callable[[], object], repeats: int = 11) -> float:
+    """The median in ms until the call returns, which is before the device has done its work."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - begin))
     return median(times)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from clearhead.errors import ConfigError
 from clearhead.generation import Beam, Greedy, How, Sample
+from clearhead.pretrained.translate import LENGTH_PENALTY as LENGTH_PENALTY
 
 BeamWidth = Annotated[int | None, typer.Option("--beam", help="Beam search of this width.")]
 LengthPenalty = Annotated[float, typer.Option(help="For --beam: scores are divided by length to this power.")]

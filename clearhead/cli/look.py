@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.how import BeamWidth, LengthPenalty, searching
+from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import Json, console, show_json, show_picture, table
 from clearhead.errors import ConfigError
 
@@ -56,7 +56,7 @@ def look(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = 1.0,
+    length_penalty: LengthPenalty = LENGTH_PENALTY,
     json: Json = False,
 ) -> None:
     """Look inside a run: a translation, a text, a sorting, or a picture, with what attends to what.

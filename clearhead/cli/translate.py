@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.how import BeamWidth, LengthPenalty, searching
+from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import Json, console, show_json, show_picture
 from clearhead.errors import DataError
 
@@ -25,7 +25,7 @@ def translate(
     model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "en-es",
     file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = 1.0,
+    length_penalty: LengthPenalty = LENGTH_PENALTY,
     look: Annotated[
         bool, typer.Option("--look", help="Show the cross-attention beside each translation.")
     ] = False,

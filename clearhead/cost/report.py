@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.errors import StorageError
 
-__all__ = ["markdown", "read", "worst"]
+__all__ = ["markdown", "read", "summary", "worst"]
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -48,6 +48,35 @@ def markdown(document: dict[str, Any]) -> str:
         f"{machine['name']}: {rates}, {machine['bandwidth'] / 1e12:.2f} TB/s; torch {versions['torch']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def summary(document: dict[str, Any]) -> str:
+    """One line for each model, dtype and mode: over which sizes, and the ratios from the lowest to the highest."""
+    groups: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    for row in document["rows"]:
+        groups.setdefault((row["model"], row["dtype"], row["training"]), []).append(row)
+    lines = [
+        "| model | | tokens | peak memory, predicted / measured | time, predicted / measured |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for (model, dtype, training), rows in groups.items():
+        tokens = ", ".join(f"{row['tokens']:,}" for row in rows)
+        cells = [_range([row["ratio"][what] for row in rows]) for what in ("memory", "time")]
+        how = f"{dtype}, {'training' if training else 'inference'}"
+        lines.append(f"| `{model}` | {how} | {tokens} | {cells[0]} | {cells[1]} |")
+    machine, versions = document["machine"], document["versions"]
+    near = sum(abs(row["ratio"]["time"] - 1) <= 0.2 for row in document["rows"])
+    lines += [
+        "",
+        f"Measured on one {machine['name']}, torch {versions['torch']}: memory within "
+        f"{100 * worst(document)['memory']:.1f} % everywhere, time within 20 % in {near} of {len(document['rows'])} cases.",
+    ]
+    return "\n".join(lines)
+
+
+def _range(ratios: list[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def worst(document: dict[str, Any]) -> dict[str, float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.data.files import write_atomically
-from clearhead.generation import Beam
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.store import CARD, Trained, load, read_card
+from clearhead.pretrained.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
 WRITTEN = ("about", "data", "licence", "command", "trained_on", "seconds")
@@ -25,7 +25,7 @@ def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
     card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
     results = {"greedy": evaluate(trained, data)}
     if trained.task == "translation":
-        results["beam 5"] = evaluate(trained, data, how=Beam(5, length_penalty=1.0))
+        results["beam 5"] = evaluate(trained, data, how=DEFAULT)
     return {
         **card,
         "task": trained.task,
