@@ -4,7 +4,8 @@
          + lists of columns for blocks of queries, given to the gathered kernel
     merged exactly through their log-sum-exps
 
-A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same plan.
+A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same plan,
+until a tensor inside of the mask is changed in place.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import View
+from clearhead.attention.planning.atoms import View, versions_of
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
+from clearhead.attention.planning.listed import Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.lists import Lists
 from clearhead.attention.planning.split import Part, row_blocks, split, whole_columns, whole_triangle
 from clearhead.masks import Drawing, Mask, as_mask
@@ -29,6 +31,9 @@ from clearhead.masks.geometry import Grid
 
 KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
+
+_ON_CPU = 1 << 17
+"""Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Plan:
     columns: Tensor | None  # (C,) the keys that every query sees, where a dense call takes them
     triangle: bool  # whether a dense causal call takes all of causal()
     rest: Mask | None  # what is left for the gathered kernel
+    memo: dict[Scatter, Pairs] = field(default_factory=dict)  # what both sides need
 
     @cached_property
     def progression(self) -> tuple[int, int, int] | None:
@@ -85,8 +91,18 @@ class Plan:
         found: list[Lists] = []
         for part in split(self.rest, n_rows):
             keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
-            found.append(_build(self, part, by_key, n_rows, M, keep_empty))
+            if part.scatter is None:
+                found.append(_build(self, part, by_key, n_rows, M, keep_empty))
+            else:
+                shape = (self.S, self.T) if by_key else (self.T, self.S)
+                found.append(lists_of(self._pairs(part.scatter), shape, M, by_key, keep_empty))
         return tuple(found)
+
+    def _pairs(self, scatter: Scatter) -> Pairs:
+        """The pairs that a `scattered` names, kept for the other side."""
+        if scatter not in self.memo:
+            self.memo[scatter] = pairs_of(scatter, self.T, Grid(self.S, self.offset), self.device)
+        return self.memo[scatter]
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -135,18 +151,22 @@ class Plan:
     ) -> float:
         """The time that this plan should take for `heads` (batch × heads) of `width`, on its device."""
         rates = rates_of(self.device) if rates is None else rates
-        per_pattern = heads / max(self._batch, 1)
-        full = sum(lists.pairs - lists.partial_pairs for lists in self.queries) * per_pattern
-        partial = sum(lists.partial_pairs for lists in self.queries) * per_pattern
-        launches = (self.dense_pairs > 0) * 2 + len(self.queries)
-        return rates.milliseconds(
-            dense=float(self.dense_pairs * heads),
-            full=full,
-            partial=partial,
-            width=width,
-            launches=launches,
-            backward=backward,
-        )
+        work = self.work(heads, rates)
+        return rates.milliseconds(**work, width=width, backward=backward)
+
+    def work(self, heads: int, rates: Rates) -> dict[str, float]:
+        """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for."""
+        beyond = min(rates.causal_tile, self.S) / 2 * self.T if self.triangle else 0
+        dense = float(min(self.dense_pairs + beyond, self.T * self.S) * heads)
+        work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * 2.0}
+        each = max(heads // max(self._batch, 1), 1)
+        for lists in self.queries:
+            pairs, launches = lists.chunked(each) if rates.in_chunks else (lists.pairs * each, 1)
+            partial = lists.partial_pairs / max(lists.pairs, 1)
+            work["full"] += pairs * (1 - partial)
+            work["partial"] += pairs * partial
+            work["launches"] += launches
+        return work
 
     # -- for people ---------------------------------------------------------------------------------------------------
 
@@ -181,15 +201,17 @@ def plan(
     position = mask.check(T, S, offset)
     where = torch.device(device)
     blocking = Blocking() if blocking is None else blocking
-    key = (mask, T, S, position, where, blocking)
+    versions = versions_of(mask)
+    key = (mask, versions, T, S, position, where, blocking)
     with _LOCK:
-        found = _KEPT.get(key)
+        found = None if versions is None else _KEPT.get(key)
         if found is not None:
             _KEPT.move_to_end(key)
             return found
     made = _make(mask, T, S, position, where, blocking)
     with _LOCK:
-        found = _KEPT.setdefault(key, made)
+        # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
+        found = made if versions is None else _KEPT.setdefault(key, made)
         _BY_HANDLE[found.handle] = found
         while len(_KEPT) > KEPT:
             _KEPT.popitem(last=False)
@@ -241,10 +263,13 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
 def _build(made: Plan, part: Part, by_key: bool, n_rows: int, M: int, keep_empty: bool) -> Lists:
     first = 0 if by_key else made.offset
     columns = (made.offset, made.offset + made.T) if by_key else (0, made.S)
-    indices = row_blocks(part, by_key, n_rows, first, M, made.device)
+    # A plan is a hundred small operations, each with an answer that the next one waits for: a GPU would mostly wait, too.
+    few = part.mask.is_structural and n_rows <= _ON_CPU
+    indices = row_blocks(part, by_key, n_rows, first, M, torch.device("cpu") if few else made.device)
     in_order = indices.shape[0] * M - n_rows < M and torch.equal(
         indices.flatten()[:n_rows], torch.arange(n_rows, device=indices.device)
     )
     rows = torch.where(indices >= 0, indices + first, -1)
-    view = View(part.mask, rows, *columns, Grid(made.S, made.offset), n_rows, by_key)
-    return build(view, indices=None if in_order else indices, keep_empty=keep_empty).to(made.device)
+    view = View(part.mask, rows, *columns, Grid(made.S, made.offset), n_rows, by_key, in_order)
+    lists = build(view, indices=None if in_order else indices, keep_empty=keep_empty, device=made.device)
+    return lists.to(made.device)

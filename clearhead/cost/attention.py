@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from clearhead.attention.kernels.gathered import saves
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.cost import rates_of
+from clearhead.attention.planning.cost import WORTH_PLANNING, rates_of
 from clearhead.cost.amounts import ZERO, Amount, exact_ratio
 from clearhead.cost.layers import Setting, Shape, dropout, elementwise, linear
 from clearhead.cost.program import Kernel, Look, Made, Op
@@ -28,7 +29,6 @@ from clearhead.positions import Rotary
 __all__ = ["Heads", "Pairs", "Sight", "attention", "pairs_of"]
 
 _WIDE = 4
-_WORTH_PLANNING = 1 << 20  # pairs from which `attend` considers a plan
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,10 @@ def _gathers(s: Setting, pairs: Pairs, heads: Heads) -> bool:
         return False
     if s.impl == "gathered":
         return True
-    if T * S < _WORTH_PLANNING:
+    if T * S < WORTH_PLANNING:
         return False
     rates = rates_of(torch.device(s.device))
-    all_heads, width = s.B.value * heads.H.value, heads.D.value
-    everything = float(all_heads) * T * S
-    masked = pairs.mask.depends_on_query
-    ours = pairs.plan.predicted_ms(heads=all_heads, width=width, rates=rates, backward=s.training)
-    return ours < rates.milliseconds(
-        dense=0.0 if masked else everything,
-        masked=everything if masked else 0.0,
-        width=width,
-        backward=s.training,
-    )
+    return saves(pairs.plan, s.B.value * heads.H.value, heads.D.value, s.training, rates)
 
 
 def _offset(mask: Mask, T: int, S: int) -> int | None:

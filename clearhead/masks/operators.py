@@ -41,9 +41,10 @@ class _Compound(Mask):
     def versions(self) -> tuple[int, ...] | None:
         found: tuple[int, ...] = ()
         for part in self.parts:
-            if part.versions is None:
+            versions = part.versions  # asked once: a part may be as deep as this one
+            if versions is None:
                 return None
-            found = found + part.versions
+            found = found + versions
         return found
 
     def _reads(self, swapped: bool) -> bool:

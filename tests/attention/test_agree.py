@@ -134,6 +134,14 @@ def test_bias(mask, dtype):
     compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+@pytest.mark.parametrize("mask", [None, causal(), padding([3, 7])], ids=str)
+def test_a_temperature_divides_the_bias_too(mask, temperature):
+    bias = torch.randn(3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for dtype in DTYPES[:2]:
+        compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias, weights=Softmax(temperature))
+
+
 def test_the_gradient_of_the_bias():
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
     grads = []

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from clearhead.attention import Bilinear, Dot, Hard, Softmax, attend
 from clearhead.attention.attend import choose
-from clearhead.attention.kernels import fused, gathered
+from clearhead.attention.kernels import fused, gathered, gathered_ops
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.scores import ScaledDot
 from clearhead.bench.sparse_masks import CATALOGUE
@@ -30,6 +32,8 @@ from clearhead.masks import (
     stride,
     window,
 )
+from clearhead.models import tiny_decoder
+from clearhead.positions import NoPositions, RelativeBias
 from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -119,6 +123,26 @@ def test_bias(shape):
     compare((2, 3, 3, 139, 139, 5, 5), torch.float32, mask=SMALL[0], bias=bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3, 139, 139), (2, 1, 139, 139), (1, 3, 1, 139), (1, 139)], ids=str)
+def test_the_gradient_of_a_bias(shape, dtype):
+    """It is added up over whatever the bias is broadcast over."""
+    generator = torch.Generator().manual_seed(3)
+    bias = torch.randn(shape, dtype=torch.float64, generator=generator)
+    inputs = [torch.randn(2, n, 139, 5, dtype=torch.float64, generator=generator) for n in (3, 1, 1, 3)]
+
+    def gradient(impl, dtype):
+        q, k, v, cotangent = (x.to(dtype) for x in inputs)
+        learned = bias.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+        out = attend(q, k, v, SMALL[1], bias=learned, weights=Softmax(0.5), impl=impl)
+        out.backward(cotangent)
+        return [learned.grad]
+
+    plain, fast = gradient("reference", dtype), gradient("gathered", dtype)
+    exact = gradient("reference", torch.float64)
+    assert_errs_at_most_twice(fast, plain, exact, terms=2 * 3 * 139)
+
+
 @settings(max_examples=30)
 @given(
     mask=MASKS,
@@ -174,7 +198,6 @@ def test_results_repeat_bit_for_bit():
         ({"mask": None}, "nothing to skip.*fused"),
         ({"mask": causal(), "weights": Softmax(dropout=0.5)}, "dropout"),
         ({"mask": causal(), "weights": Hard()}, "not a softmax.*reference"),
-        ({"mask": causal(), "bias": torch.zeros(5, 5, requires_grad=True)}, "bias needs a gradient"),
     ],
 )
 def test_what_cannot_run_says_why(kwargs, reason):
@@ -205,15 +228,96 @@ def test_auto_does_not_plan_for_small_calls():
     assert choose(call) is fused.run
 
 
+@pytest.fixture
+def counted(monkeypatch):
+    """How often the gathered operator has run."""
+    calls = []
+    forward = gathered_ops._forward_cpu
+    monkeypatch.setattr(gathered_ops, "_forward_cpu", lambda *args: calls.append(1) or forward(*args))
+    return calls
+
+
+def results_of(run, inputs):
+    out = run(*inputs)
+    return [out, *torch.autograd.grad(out.sum(), inputs)]
+
+
 @pytest.mark.compiled
-def test_compiles_as_one_graph_with_its_backward():
-    mask = window(2, 2) | every(4)
-    inputs = [torch.randn(2, 3, 131, 8, requires_grad=True) for _ in range(3)]
-    compiled = torch.compile(
-        lambda q, k, v: attend(q, k, v, mask, impl="gathered").square(), fullgraph=True, backend="aot_eager"
-    )
-    results = []
-    for run in (compiled, lambda q, k, v: attend(q, k, v, mask, impl="reference").square()):
-        out = run(*inputs)
-        results.append([out, *torch.autograd.grad(out.sum(), inputs)])
-    torch.testing.assert_close(results[0], results[1])
+@pytest.mark.parametrize("impl", ["gathered", "auto"])
+def test_compiles_as_one_graph_with_its_backward(impl, counted):
+    """Also where the mask is put together inside of the graph."""
+
+    def way(impl):
+        return lambda q, k, v: attend(q, k, v, window(2, 2) | every(4), impl=impl).square()
+
+    inputs = [torch.randn(1, 2, 1031, 8, requires_grad=True) for _ in range(3)]
+    torch.compiler.reset()
+    compiled = torch.compile(way(impl), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(results_of(compiled, inputs), results_of(way("reference"), inputs))
+    assert counted
+
+
+@pytest.mark.compiled
+def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
+    """Sizes that change, and masks that hold tensors."""
+    torch.compiler.reset()
+    for mask, lengths in (
+        (window(2, 2) | every(4), (1031, 1033)),
+        (documents(torch.arange(1031) // 100), (1031,)),
+    ):
+        compiled = torch.compile(
+            lambda q, k, v, mask=mask: attend(q, k, v, mask), fullgraph=True, backend="aot_eager"
+        )
+        for length in lengths:
+            inputs = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
+            if len(lengths) > 1:
+                for x in inputs:
+                    torch._dynamo.mark_dynamic(x, 2)
+            torch.testing.assert_close(
+                results_of(compiled, inputs),
+                results_of(lambda q, k, v, mask=mask: attend(q, k, v, mask, impl="reference"), inputs),
+            )
+    assert not counted
+
+
+@pytest.mark.compiled
+def test_a_compiled_model_gathers(counted):
+    """The model joins its own mask with the caller's inside of the graph."""
+    mask = causal() & (window(9, 0) | every(64))
+    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=mask)
+    model = config.build().eval()
+    ids = torch.randint(0, 11, (1, 1031))
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)(ids)
+        assert len(counted) == 1
+        torch.testing.assert_close(compiled, model(ids))
+
+
+@pytest.mark.parametrize("impl", ["gathered", "auto"])
+def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
+    """`RelativeBias` is learned, so that its gradient must come out of whichever way is chosen."""
+    torch.manual_seed(0)
+    module = RelativeBias(n_buckets=8, max_distance=64).build(2)
+    q, k, v = (torch.randn(1, 2, 1031, 8) for _ in range(3))
+    gradients = []
+    for way in (impl, "reference"):
+        module.zero_grad()
+        out = attend(
+            q, k, v, causal() & (window(9, 0) | every(64)), bias=module(1031, 1031, 0, q.device), impl=way
+        )
+        out.square().sum().backward()
+        gradients.append(next(module.parameters()).grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
+    """The Triton kernels have no gradient for it. Their own refusals are asked here, where there may be no GPU."""
+    q = torch.randn(1, 2, 1031, 8)
+    bias = torch.zeros(2, 1031, 1031)
+    monkeypatch.setattr(gathered, "_HAS_TRITON", True)
+    monkeypatch.setattr(gathered, "why_not", gathered._why_not_triton)
+    for learned, chosen in ((False, gathered), (True, fused)):
+        bias.requires_grad_(learned)
+        call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
+        assert choose(call) is chosen.run

@@ -57,10 +57,16 @@ def run(call: Call) -> Tensor:
         dropout_p=call.weights.dropout,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=call.groups != 1,
+        enable_gqa=_is_grouped(call),
     )
     out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
     return out if seen is None else out.masked_fill(~seen, 0.0)
+
+
+def _is_grouped(call: Call) -> bool:
+    if call.groups != 1:  # noqa: SIM103  (a plain bool, as in `_is_plain_causal`)
+        return True
+    return False
 
 
 def _is_plain_causal(call: Call) -> bool:
@@ -114,6 +120,9 @@ def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
         return allowed
     # CPU kernels add a float32 bias to half-precision scores; CUDA's want the query's dtype.
     bias = call.bias.to(call.q.dtype if call.q.is_cuda else torch.promote_types(call.q.dtype, torch.float32))
+    assert isinstance(call.weights, Softmax)  # why_not has said so
+    if call.weights.temperature != 1.0:
+        bias = bias / call.weights.temperature  # it divides scores and bias together
     return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
 
 

@@ -1,7 +1,8 @@
 """The gathered way: each block of queries is computed with the keys it may see, and with no others.
 
 The work follows the plan of the mask (`attention.plan`), for any mask at all: keys that every query sees go through a dense
-kernel, the rest through a kernel that gathers columns. On a GPU that is Triton, on the CPU torch operations.
+kernel, the rest through a kernel that gathers columns. On a GPU that is Triton, on the CPU torch operations. A bias that is
+learned gets its gradient from the torch operations; the Triton kernels give none, and leave such calls to the fused kernel.
 """
 
 from __future__ import annotations
@@ -15,13 +16,24 @@ from clearhead.attention.kernels import gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.fused import why_not as why_not_fused
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.cost import rates_of
+from clearhead.attention.planning.atoms import leaves, versions_of
+from clearhead.attention.planning.constant import Spelling, is_static, spell
+from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Mask
+from clearhead.masks.structural import Stride
 
 _WIDEST = 256
-_SMALLEST = 1 << 20
-"""Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
 
 
 def why_not(call: Call) -> str | None:
@@ -34,8 +46,8 @@ def why_not(call: Call) -> str | None:
     assert isinstance(call.weights, Softmax)
     if call.weights.dropout:
         return "dropout of weights is not gathered"
-    if call.bias is not None and call.bias.requires_grad:
-        return "the bias needs a gradient"
+    if torch.compiler.is_compiling() and _constant(call) is None:
+        return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
     if call.q.is_cuda:
         return _why_not_triton(call)
     if call.q.device.type != "cpu":
@@ -44,8 +56,10 @@ def why_not(call: Call) -> str | None:
 
 
 def _why_not_triton(call: Call) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not _HAS_TRITON:
         return "Triton is not installed"
+    if call.bias is not None and call.bias.requires_grad:
+        return "the bias needs a gradient, which the kernel does not give"
     if call.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"the kernel is for float16, bfloat16 and float32, not {call.q.dtype}"
     widest = max(call.q.shape[-1], call.v.shape[-1])
@@ -63,35 +77,66 @@ def run(call: Call) -> Tensor:
     lead = q.shape[:-3]
     mask = call.mask if len(lead) == 1 or not call.mask.batch_shape else _folded(call.mask, call, lead)
     if torch.compiler.is_compiling():
-        handle = constant_handle(mask, call.T, call.S, call.offset, q.device, blocking_for(call))
+        spelling = _constant(call)
+        assert spelling is not None  # why_not has said so
+        handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, blocking_for(call))
     else:
         made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
         handle = made.handle
     four = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, call.k, call.v)]
-    bias = None if call.bias is None else _four_bias(call, lead)
+    bias = None if call.bias is None else _four_bias(call, lead) / call.weights.temperature
     out, _ = gathered(*four, bias, handle, scale / call.weights.temperature)
     return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
 
 def worth(call: Call) -> bool:
-    """Whether the plan predicts that gathering is faster than the fused kernel. Not asked while a graph is compiled."""
-    if torch.compiler.is_compiling():
+    """Whether the plan predicts that gathering is faster than the fused kernel."""
+    if call.mask is None or isinstance(call.mask, Causal) or why_not(call) is not None:
         return False
-    if call.mask is None or call.T * call.S < _SMALLEST or isinstance(call.mask, Causal):
+    if call.T * call.S < WORTH_PLANNING:
         return False
-    made = plan_for(call)
     heads = 1
     for n in call.q.shape[:-2]:
-        heads *= n
+        heads = heads * n
     width = max(call.q.shape[-1], call.v.shape[-1])
-    backward = call.q.requires_grad or call.k.requires_grad or call.v.requires_grad
-    ours = made.predicted_ms(heads=heads, width=width, backward=backward)
-    pairs = float(heads) * call.T * call.S
-    plain = call.mask.depends_on_query
-    fused = rates_of(call.q.device).milliseconds(
-        dense=0.0 if plain else pairs, masked=pairs if plain else 0.0, width=width, backward=backward
+    backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
+    if not torch.compiler.is_compiling():
+        # Without a count of their changes, tensors in a mask would have to be planned for in every call.
+        return versions_of(call.mask) is not None and saves(plan_for(call), heads, width, backward)
+    from clearhead.attention.kernels.gathered_ops import constant_saves
+
+    spelling = _constant(call)
+    if spelling is None or not is_static(heads) or not is_static(width):
+        return False
+    sizes = (call.T, call.S, call.offset)
+    work = (heads, width, backward)
+    return constant_saves(spelling, sizes, call.q.device, blocking_for(call), work)
+
+
+def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates | None = None) -> bool:
+    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
+
+    `rates` are those of the plan's own device, unless it is made for another one than the one it lies on.
+    """
+    rates = rates_of(made.device) if rates is None else rates
+    ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
+    each = float(made.T * made.S)
+    tested = made.mask.depends_on_query
+    fused = rates.milliseconds(
+        dense=0.0 if tested else heads * each,
+        masked=heads * each if tested else 0.0,
+        width=width,
+        backward=backward,
     )
-    return ours < fused
+    strides = sum(isinstance(leaf, Stride) for leaf, _ in leaves(made.mask, False))
+    return ours < fused + strides * each * rates.remainder / 1e9
+
+
+def _constant(call: Call) -> Spelling | None:
+    """The mask in words, where it and the sizes are constants of the graph that is being compiled."""
+    if call.mask is None or not all([is_static(n) for n in (call.T, call.S, call.offset)]):
+        return None
+    return spell(call.mask)
 
 
 def plan_for(call: Call) -> Plan:
@@ -104,12 +149,19 @@ def plan_for(call: Call) -> Plan:
 
 def blocking_for(call: Call) -> Blocking:
     """Rows of a block as the kernels want them, and dense calls only where there is a dense kernel."""
-    dense = gathered_dense.can_run(call.q, call.v) and call.bias is None
-    if not call.q.is_cuda:
+    return blocking_on(
+        call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None
+    )
+
+
+def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:
+    """The same for any device, whether it is here or not."""
+    dense = dense and gathered_dense.can_run(device, dtype, D, E)
+    if device.type != "cuda":
         return Blocking(64, 64, 128 if dense else None, dense)
     from clearhead.attention.kernels.gathered_launch import tiles_for
 
-    tiles = tiles_for(call.q.dtype, max(call.q.shape[-1], call.v.shape[-1]))
+    tiles = tiles_for(dtype, max(D, E))
     return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense)
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import Lists
+from clearhead.attention.planning.lists import Lists, alike
 
-_PAIRS_AT_ONCE = 1 << 20
-"""Scores that are worked on at a time: few enough to stay in the cache between one operation and the next."""
 _KEPT_PAIRS = 1 << 26
 """Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for each call."""
 
@@ -52,13 +50,8 @@ def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
         order = lists.order[pattern].long()
         order = order[order >= 0] + pattern * lists.N
         lengths = lists.total[order].tolist()
-        at = 0
-        while at < len(lengths) and len(heads):
+        for at, end in alike(lengths, lists.M, len(heads)) if len(heads) else ():
             L = max(lengths[at], 1)
-            room = max(1, _PAIRS_AT_ONCE // (L * lists.M * len(heads)))
-            end = at + 1
-            while end < len(lengths) and end - at < room and lengths[end] * 4 >= L * 3:
-                end += 1
             blocks = order[at:end].sort().values
             columns = lists.columns(blocks, L)
             rows = lists.row_indices(blocks)
@@ -75,7 +68,6 @@ def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
                 hidden,
                 span,
             )
-            at = end
 
 
 def _span(rows: Tensor) -> slice | None:
@@ -155,9 +147,12 @@ def _merge(out: Tensor, lse: Tensor, chunk: Chunk, here: Tensor, lse_here: Tenso
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lists: Lists, patterns: Tensor,
-    grad: Tensor, lse: Tensor, delta: Tensor, into: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor, lse: Tensor, delta: Tensor, into: tuple[Tensor, Tensor, Tensor], dbias: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype."""
+    """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype, and to dbias.
+
+    `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there.
+    """
     dq, dk, dv = into
     groups = q.shape[0] // max(k.shape[0], 1)
     lse = torch.where(lse == -math.inf, math.inf, lse)
@@ -173,6 +168,9 @@ def backward(
         _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
         ds = weights * (torch.matmul(g, v_here.mT) - delta[rows].reshape(-1, R, M, 1))
         _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q_here) * scale)
+        if dbias is not None:
+            assert bias is not None
+            _add_bias(dbias, bias.shape[1], chunk, ds)
         dq_here = (torch.matmul(ds, k_here) * scale).flatten(1, 2)
         dq[(chunk.heads[:, None], chunk.rows[chunk.there][None])] += dq_here[:, chunk.there]
 
@@ -183,3 +181,18 @@ def _add(total: Tensor, heads: Tensor, columns: Tensor, part: Tensor) -> None:
     S = total.shape[1]
     flat = (heads[:, None] * S + columns[None]).flatten()
     total.view(-1, total.shape[2]).index_add_(0, flat, part.flatten(0, 1))
+
+
+def _add_bias(total: Tensor, H: int, chunk: Chunk, ds: Tensor) -> None:
+    """total (B or 1, H or 1, T or 1, S or 1) += ds (h, R, M, L) at the chunk's pairs."""
+    R, M, _ = chunk.seen.shape
+    steps = [step if n > 1 else 0 for n, step in zip(total.shape, total.stride(), strict=True)]
+    heads = (chunk.heads // H) * steps[0] + (chunk.heads % H) * steps[1]
+    place = heads.reshape(-1, 1, 1, 1)
+    # What a bias is broadcast over is added up first: by torch's sums, which lose less than one addition after another.
+    for dim, at in ((2, chunk.rows.reshape(R, M, 1)), (3, chunk.columns[:, None])):
+        if steps[dim]:
+            place = place + at * steps[dim]
+        else:
+            ds = ds.sum(dim, keepdim=True)
+    total.view(-1).index_add_(0, place.expand_as(ds).flatten(), ds.flatten())

@@ -14,13 +14,28 @@ from torch import Tensor
 
 from clearhead.attention.kernels import gathered_cpu, gathered_dense, gathered_launch
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
-from clearhead.masks import Mask
+from clearhead.attention.planning.constant import Spelling, read
 
 
 @torch.compiler.assume_constant_result
-def constant_handle(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> int:
+def constant_handle(
+    spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Blocking
+) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(plan(mask, T, S, offset=offset, device=device, blocking=blocking))
+    return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=blocking))
+
+
+@torch.compiler.assume_constant_result
+def constant_saves(
+    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, blocking: Blocking,
+    work: tuple[int, int, bool],
+) -> bool:  # fmt: skip
+    """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset."""
+    from clearhead.attention.kernels.gathered import saves
+
+    T, S, offset = sizes
+    made = plan(read(spelling), T, S, offset=offset, device=device, blocking=blocking)
+    return saves(made, *work)
 
 
 def uses_triton(q: Tensor) -> bool:
@@ -58,26 +73,32 @@ def _(
     "clearhead::gathered_backward",
     mutates_args=(),
     schema=(
-        "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, int handle, float scale)"
-        " -> (Tensor, Tensor, Tensor)"
+        "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, int handle, float scale,"
+        " bool learned) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
 )
 def gathered_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v."""
+    scale: float, learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
     made = by_handle(handle)
-    way = _backward_triton if uses_triton(q) else _backward_cpu
-    return way(made, grad, q, k, v, bias, out, lse, scale)
+    if uses_triton(q):
+        return *_backward_triton(made, grad, q, k, v, bias, out, lse, scale), q.new_empty(0)
+    if bias is None or not learned:
+        return *_backward_cpu(made, grad, q, k, v, bias, out, lse, scale, None), q.new_empty(0)
+    dbias = torch.zeros(bias.shape, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    dq, dk, dv = _backward_cpu(made, grad, q, k, v, bias, out, lse, scale, dbias)
+    return dq, dk, dv, dbias.to(bias.dtype)
 
 
 @gathered_backward.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    scale: float, learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dbias = bias.new_empty(bias.shape) if bias is not None and learned else q.new_empty(0)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -94,8 +115,9 @@ def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, AN
     q, k, v, bias, out, lse = ctx.saved_tensors
     if grad is None:
         return None, None, None, None, None, None
-    dq, dk, dv = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale)
-    return dq, dk, dv, None, None, None
+    learned = bias is not None and ctx.needs_input_grad[3]
+    dq, dk, dv, dbias = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale, learned)
+    return dq, dk, dv, dbias if learned else None, None, None
 
 
 gathered.register_autograd(_backward, setup_context=_setup)
@@ -184,7 +206,7 @@ def _forward_cpu(
 
 def _backward_cpu(
     plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
-    scale: float,
+    scale: float, dbias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     wide = torch.promote_types(q.dtype, torch.float32)
     found = _dense_backward(plan, grad, q, k, v, out, lse, scale)
@@ -210,6 +232,7 @@ def _backward_cpu(
             lse.flatten(0, 1),
             delta.flatten(0, 1),
             into,
+            dbias,
         )
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.geometry import Grid
+from clearhead.masks.geometry import Grid, Keys
 from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.structural import Blocks, Causal, Full, Window
 
 V = TypeVar("V")
+Key = tuple[Leaf, bool]
+"""A leaf, and whether it stands under an odd number of `.T`."""
+
+# Leaves whose interval moves one way only as the position grows: the first and the last row of a block say all.
+_MONOTONE = (Full, Causal, Window, Blocks)
 
 
 @dataclass(frozen=True)
 class View:
     """Rows in blocks, and the columns they may see.
 
-    `rows` (N, M) are positions, −1 where a block is not full. `by_key` says that rows are keys and columns are queries.
+    `rows` (N, M) are positions in increasing order, −1 where a block is not full. `by_key` says that rows are keys and
+    columns are queries.
     """
 
     mask: Mask
@@ -36,15 +43,26 @@ class View:
     grid: Grid
     n_rows: int  # how many rows there are in all, in these blocks or not
     by_key: bool = False
+    consecutive: bool = False  # whether the blocks are simply rows 0, 1, 2, …
 
-    @property
+    @cached_property
     def valid(self) -> Tensor:
         return self.rows >= 0
 
-    @property
+    @cached_property
     def filled(self) -> Tensor:
         """The rows with gaps filled by the block's first row, which then decides nothing."""
         return torch.where(self.valid, self.rows, self.rows[:, :1])
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """(N, 2) the first and the last row of each block."""
+        return torch.stack([self.rows[:, 0], self.rows.amax(1)], 1)
+
+    @cached_property
+    def functions(self) -> dict[Key, Callable[[Tensor], Keys] | None]:
+        """For every leaf the function from rows to the columns they see; None where it has no such form."""
+        return {(leaf, swapped): leaf.keys_of(swapped) for leaf, swapped in leaves(self.mask, self.by_key)}
 
     @property
     def batch(self) -> int:
@@ -56,7 +74,7 @@ class View:
 class Atom:
     """One leaf: row r of block n sees start ≤ column < stop with column ≡ residue (mod modulus).
 
-    `start`, `stop`, `residue` are numbers or tensors (batch · N, M).
+    `start`, `stop`, `residue` are numbers or tensors (batch · N, m), for the m rows of a block that were asked about.
     """
 
     start: Tensor | int
@@ -64,17 +82,28 @@ class Atom:
     modulus: int
     residue: Tensor | int
 
-    def test(self, columns: Tensor, blocks: Tensor) -> Tensor:
-        """The exact answer for these blocks (R,) and columns (R, L): (R, M, L), or smaller where it broadcasts."""
+    def __getitem__(self, blocks: Tensor) -> Atom:
+        """The same for some of the blocks."""
+
+        def chosen(value: Tensor | int) -> Tensor | int:
+            return value[blocks] if isinstance(value, Tensor) else value
+
+        return Atom(chosen(self.start), chosen(self.stop), self.modulus, chosen(self.residue))
+
+    def test(self, columns: Tensor) -> Tensor:
+        """The exact answer for a list of columns (R, L) for each block: (R, m, L), or smaller where it broadcasts."""
         at = columns.unsqueeze(1)  # (R, 1, L)
 
         def row(value: Tensor | int) -> Tensor | int:
-            return value[blocks].unsqueeze(-1) if isinstance(value, Tensor) else value
+            return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
         found = (at >= row(self.start)) & (at < row(self.stop))
         if self.modulus > 1:
-            found = found & ((at - row(self.residue)) % self.modulus == 0)
+            found = found & (at % self.modulus == row(self.residue) % self.modulus)
         return found
+
+
+Atoms = dict[Key, Atom]
 
 
 def fold(
@@ -97,9 +126,9 @@ def fold(
     return leaf(mask, swapped)
 
 
-def leaves(mask: Mask, swapped: bool) -> list[tuple[Leaf, bool]]:
+def leaves(mask: Mask, swapped: bool) -> list[Key]:
     """Every leaf once, with whether it stands under an odd number of `.T`."""
-    found: dict[tuple[Leaf, bool], None] = {}
+    found: dict[Key, None] = {}
 
     def note(leaf: Leaf, parity: bool) -> None:
         found[leaf, parity] = None
@@ -111,9 +140,47 @@ def leaves(mask: Mask, swapped: bool) -> list[tuple[Leaf, bool]]:
     return list(found)
 
 
-def atoms_of(view: View) -> dict[tuple[Leaf, bool], Atom] | None:
-    """What each leaf says of each row, or None where some leaf has no such form (it must be tested pair by pair)."""
-    rows = view.filled
+def versions_of(mask: Mask) -> tuple[int, ...] | None:
+    """How often each tensor inside was changed in place; None where some tensor does not count its changes."""
+    found: tuple[int, ...] = ()
+    for leaf, _ in leaves(mask, False):
+        mine = leaf.versions
+        if mine is None:
+            return None
+        found += mine
+    return found
+
+
+def outline_of(view: View) -> Atoms | None:
+    """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
+
+    Leaves that move one way only are asked about the ends of a block, the others about all of its rows.
+    """
+    found: Atoms = {}
+    for key in view.functions:
+        monotone = isinstance(key[0], _MONOTONE)
+        atom = _atom(view, key, view.ends if monotone else view.filled)
+        if atom is None:
+            return None
+        found[key] = atom
+    return found
+
+
+def atoms_at(view: View, blocks: Tensor) -> Atoms:
+    """What each leaf says of every row of these blocks (R,), b · N + n for block n of batch element b."""
+    found: Atoms = {}
+    for key in view.functions:
+        # With a batch the answers for one row of blocks are many: ask for all, and choose.
+        atom = _atom(view, key, view.filled if view.batch > 1 else view.filled[blocks])
+        assert atom is not None  # the outline has it
+        found[key] = atom[blocks] if view.batch > 1 else atom
+    return found
+
+
+def _atom(view: View, key: Key, rows: Tensor) -> Atom | None:
+    function = view.functions[key]
+    if function is None:
+        return None
     flat = rows.reshape(-1)
     shape = (view.batch * rows.shape[0], rows.shape[1])
 
@@ -123,12 +190,6 @@ def atoms_of(view: View) -> dict[tuple[Leaf, bool], Atom] | None:
         value = value.to(rows.device).broadcast_to((*view.mask.batch_shape, flat.shape[0]))
         return value.reshape(shape)
 
-    found: dict[tuple[Leaf, bool], Atom] = {}
-    for leaf, swapped in leaves(view.mask, view.by_key):
-        function = leaf.keys_of(swapped)
-        if function is None:
-            return None
-        device = leaf._device()
-        keys = function(flat if device is None else flat.to(device))
-        found[leaf, swapped] = Atom(spread(keys.start), spread(keys.stop), keys.modulus, spread(keys.residue))
-    return found
+    device = key[0]._device()
+    keys = function(flat if device is None else flat.to(device))
+    return Atom(spread(keys.start), spread(keys.stop), keys.modulus, spread(keys.residue))

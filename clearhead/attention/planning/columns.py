@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import Atom, View, fold
+from clearhead.attention.planning.atoms import Atom, Atoms, Key, View, fold
 from clearhead.masks.base import Leaf
 
 MAX_MODULUS = 1 << 20
@@ -23,8 +23,6 @@ MAX_CLASSES = 16
 """How many kinds of residues are told apart."""
 MAX_PROGRESSIONS = 4
 """Full columns that need more progressions than this in one stretch are treated as partial."""
-
-Atoms = dict[tuple[Leaf, bool], Atom]
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Residues:
     of: Tensor  # (modulus,)
     count: int
     shift: Tensor | int
-    truth: dict[tuple[Leaf, bool], Tensor]  # (count,) bool for atoms that are known by class
+    truth: dict[Key, Tensor]  # (count,) bool for atoms that are known by class
 
     def members(self, kind: int) -> Tensor:
         return (self.of == kind).nonzero().flatten()
@@ -69,7 +67,7 @@ def residues_of(atoms: Atoms, device: torch.device) -> Residues:
         truth = torch.tensor([True, False][: min(modulus, 2)], device=device)
         return Residues(modulus, of, len(truth), shift, dict.fromkeys(moving, truth))
     modulus = 1
-    known: list[tuple[Leaf, bool]] = []
+    known: list[Key] = []
     for key, atom in fixed.items():
         common = math.lcm(modulus, atom.modulus)
         if common <= MAX_MODULUS and len(known) < 16:

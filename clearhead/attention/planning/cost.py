@@ -1,30 +1,53 @@
-"""What a plan should cost: pairs over a rate, for each kind of work, plus a fixed cost for each kernel.
+"""What a plan should cost: pairs times the cost of a pair, for each kind of work, plus a fixed cost for each kernel.
 
-The H200's rates `dense`, `full` and `partial` were measured at 16,384 tokens, 32 heads of width 64, bfloat16 (dense
-attention by cuDNN, and `window(256, 256)` by the gathered kernel). `masked`, `launch` and all of the CPU's are estimates:
-good enough to order the ways to run, not to quote. `python -m clearhead.bench.sparse` is the command that measures. A
-device that was never measured gets those of the nearest kind.
+The constants are measured; `python -m clearhead.bench.calibrate` measures a device and fits them. A device that was never
+measured gets those of the nearest kind: what decides between implementations is their ratios.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
+class Cost(NamedTuple):
+    """Picoseconds for each pair of a query and a key, and for each pair and unit of width."""
+
+    pair: float
+    width: float
+
+    def of(self, width: int) -> float:
+        return self.pair + self.width * width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What each kind of work costs; a launch in milliseconds."""
+
+    dense: Cost  # fused kernel without a mask
+    masked: Cost  # fused kernel with a (T, S) mask
+    full: Cost  # gathered kernel, tiles that need no test
+    partial: Cost  # gathered kernel, tiles with a test
+    launch: float
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Billions of (pair × width) a second, forward; how many times as long backward takes; and ms for each launch."""
+    """A device: its costs forward, and forward and backward together, and how its kernels go about it.
+
+    A dense causal kernel takes `causal_tile` keys at a time and computes the last tile of a row whole. `remainder` is what
+    each `stride` of a mask adds for each of the T × S pairs (picoseconds) where the fused kernel is given it as a tensor.
+    `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel.
+    """
 
     name: str
-    dense: float  # fused kernel without a mask
-    masked: float  # fused kernel with a (T, S) mask
-    full: float  # gathered kernel, tiles that need no test
-    partial: float  # gathered kernel, tiles with a test
-    launch: float
-    backward: float = 2.65  # dense: five products instead of two, at a lower rate
-    gathered_backward: float = 3.5  # seven products: scores are made twice
+    forward: Costs
+    training: Costs
+    causal_tile: int
+    remainder: float = 0.0
+    in_chunks: bool = False
 
     def milliseconds(
         self,
@@ -34,30 +57,67 @@ class Rates:
         full: float = 0.0,
         partial: float = 0.0,
         width: int,
-        launches: int = 1,
+        launches: float = 1,
         backward: bool = False,
     ) -> float:
         """The predicted time of so many pairs of each kind (all heads together)."""
-        by_fused = (dense / self.dense + masked / self.masked) * (1 + self.backward * backward)
-        by_gathered = (full / self.full + partial / self.partial) * (1 + self.gathered_backward * backward)
-        return (by_fused + by_gathered) * width / 1e6 + launches * self.launch * (1 + 2 * backward)
+        costs = self.training if backward else self.forward
+        picoseconds = (
+            dense * costs.dense.of(width)
+            + masked * costs.masked.of(width)
+            + full * costs.full.of(width)
+            + partial * costs.partial.of(width)
+        )
+        return picoseconds / 1e9 + launches * costs.launch
 
 
+WORTH_PLANNING = 1 << 18
+"""Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
+
+# Dense by cuDNN and gathered by `window(256, 256)`, at 16,384 tokens, 32 heads of width 64, bfloat16; `masked` and `launch`
+# are estimates.
 H200 = Rates(
     "NVIDIA H200",
-    dense=121_000.0,
-    masked=40_000.0,
-    full=85_000.0,
-    partial=65_000.0,
-    launch=0.02,
-    backward=2.7,
-    gathered_backward=3.2,
+    Costs(
+        dense=Cost(0.0, 0.00826),
+        masked=Cost(0.0, 0.0250),
+        full=Cost(0.0, 0.01176),
+        partial=Cost(0.0, 0.01538),
+        launch=0.02,
+    ),
+    Costs(
+        dense=Cost(0.0, 0.0306),
+        masked=Cost(0.0, 0.0925),
+        full=Cost(0.0, 0.0494),
+        partial=Cost(0.0, 0.0646),
+        launch=0.06,
+    ),
+    causal_tile=128,
 )
+# One core, float32, at 512 to 2,048 tokens, 2 heads of width 16 and 64; the least of several runs each:
+# `python -m clearhead.bench.calibrate --device cpu --lengths 512 1024 2048 --widths 16 64`.
 CPU = Rates(
-    "CPU", dense=20.0, masked=16.0, full=8.0, partial=8.0, launch=0.3, backward=3.0, gathered_backward=3.0
+    "CPU",
+    Costs(
+        dense=Cost(494.0, 40.5),
+        masked=Cost(1460.0, 42.8),
+        full=Cost(2060.0, 54.1),
+        partial=Cost(3310.0, 68.3),
+        launch=0.13,
+    ),
+    Costs(
+        dense=Cost(2000.0, 144.0),
+        masked=Cost(3200.0, 146.0),
+        full=Cost(4760.0, 207.0),
+        partial=Cost(8210.0, 237.0),
+        launch=0.529,
+    ),
+    causal_tile=512,
+    remainder=6000.0,
+    in_chunks=True,
 )
 
 
 def rates_of(device: torch.device) -> Rates:
-    """The rates of the nearest measured kind of device. Only ratios decide between implementations."""
+    """The rates of the nearest measured kind of device."""
     return CPU if device.type == "cpu" else H200

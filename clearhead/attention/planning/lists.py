@@ -8,12 +8,16 @@ alike share one description.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+PAIRS_AT_ONCE = 1 << 18
+"""Scores that torch operations work on at a time: a megabyte or two, which stay in a core's cache."""
 
 Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends in the list
 
@@ -85,6 +89,20 @@ class Lists:
         }
         return Lists(**moved)
 
+    def chunked(self, heads: int) -> tuple[int, int]:
+        """Pairs with torch operations, filled up as they are there, and operations, for so many heads of each pattern."""
+        key = ("chunked", heads)
+        if key not in self.memo:
+            pairs = chunks = 0
+            for pattern, order in enumerate(self.order.long()):
+                lengths = self.total[order[order >= 0] + pattern * self.N].tolist()
+                for first, end in alike(lengths, self.M, heads):
+                    pairs += (end - first) * max(lengths[first], 1) * self.M * heads
+                    chunks += 1
+            self.memo[key] = (pairs, chunks)
+        found: tuple[int, int] = self.memo[key]
+        return found
+
     def row_indices(self, blocks: Tensor) -> Tensor:
         """(R, M) indices of the rows of these blocks, −1 for none."""
         n = blocks % self.N
@@ -136,6 +154,23 @@ class Lists:
         if result.max() > 1:
             raise AssertionError("a pair is listed twice")
         return result > 0
+
+
+def alike(lengths: list[int], M: int, heads: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of lists that are worked on together with torch operations, from lengths in decreasing order.
+
+    They are filled up to the first, so the shortest has three quarters of its length; and few enough scores to stay in the
+    cache between one operation and the next.
+    """
+    at = 0
+    while at < len(lengths):
+        longest = max(lengths[at], 1)
+        room = max(1, PAIRS_AT_ONCE // (longest * M * heads))
+        end = at + 1
+        while end < len(lengths) and end - at < room and lengths[end] * 4 >= longest * 3:
+            end += 1
+        yield at, end
+        at = end
 
 
 def expand(segments: Segments, length: int, pool: Tensor | None) -> Tensor:

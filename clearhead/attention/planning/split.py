@@ -2,7 +2,8 @@
 
 A row that sees columns by its remainder (`stride`, `every(…).T`) would make every block of neighbouring rows see
 everything. So rows that an `every` singles out get blocks of their own (`row_blocks`), and what `stride` allows becomes a
-piece of its own whose blocks hold rows of equal remainder (`split`).
+piece of its own whose blocks hold rows of equal remainder (`split`). What `scattered` adds is a piece too, made of the pairs
+that it names.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.planning.atoms import leaves
+from clearhead.attention.planning.listed import Scatter
 from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.operators import And, Not, Or, Transposed
-from clearhead.masks.structural import Causal, Every, Stride
+from clearhead.masks.structural import Causal, Every, Scattered, Stride
 
-MIN_ROWS = 32
-"""A remainder must have this many rows to be worth blocks of its own."""
+MIN_ROWS = 16
+"""Rows that a remainder of `stride` must have to be worth blocks of its own, which are mostly empty with fewer."""
+MIN_CHOSEN = 2
+"""Rows that an `every` must single out to get blocks of their own; each would else show its block everything."""
 
 
 @dataclass(frozen=True)
@@ -27,24 +31,32 @@ class Part:
 
     mask: Mask
     step: int = 1
+    scatter: Scatter | None = None  # the mask again, where it is the pairs that a `scattered` names
 
 
 def split(mask: Mask, n_rows: int) -> list[Part]:
-    """Parts without common pairs that together are the mask: one with neighbouring rows, one for each `stride`."""
+    """Parts without common pairs that are the mask: one with neighbouring rows, one for each `stride` and `scattered`."""
     parts: list[Part] = []
     rest: Mask | None = mask
     for leaf, swapped in leaves(mask, False):
-        if rest is None or not isinstance(leaf, Stride) or leaf.step < 2 or n_rows < MIN_ROWS * leaf.step:
-            continue
-        if not _only_adds(rest, leaf):
+        if rest is None or not _stands_apart(leaf, mask, n_rows) or not _only_adds(rest, leaf):
             continue
         without = substitute(rest, leaf, False)
         within = substitute(rest, leaf, True)
         own: Mask = leaf.T if swapped else leaf
-        piece = own if within is None else own & within
-        parts.append(Part(piece if without is None else piece & ~without, leaf.step))
+        also = within if without is None else ~without if within is None else within & ~without
+        step = leaf.step if isinstance(leaf, Stride) else 1
+        scatter = Scatter(leaf, swapped, also) if isinstance(leaf, Scattered) else None
+        parts.append(Part(own if also is None else own & also, step, scatter))
         rest = without
     return ([] if rest is None else [Part(rest)]) + parts
+
+
+def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
+    """Whether what this leaf allows is worth a piece of its own."""
+    if isinstance(leaf, Scattered):
+        return not mask.batch_shape  # its pairs are listed once, for all
+    return isinstance(leaf, Stride) and leaf.step >= 2 and n_rows >= MIN_ROWS * leaf.step
 
 
 def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
@@ -113,7 +125,7 @@ def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device
     if part.step > 1:
         kind = (index + first) % part.step
     for leaf, swapped in leaves(part.mask, by_key):
-        if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_ROWS * leaf.stride:
+        if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
             position = index + first
             chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
             kind = kind * 2 + chosen

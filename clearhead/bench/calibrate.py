@@ -1,0 +1,288 @@
+"""Measures a device and fits the constants of the cost model (`attention/planning/cost.py`), by which "auto" chooses.
+
+    python -m clearhead.bench.calibrate --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
+    python -m clearhead.bench.calibrate --samples rates.json                             fit again, anywhere
+    python -m clearhead.bench.calibrate --sparse sparse.json --samples rates.json        and with rows of `bench sparse`
+
+It prints the constants as they stand in cost.py, to be pasted there, and for each mask what "auto" would lose by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.attend import Impl, attend
+from clearhead.attention.kernels.gathered import blocking_on
+from clearhead.attention.plan import plan
+from clearhead.attention.planning.cost import Cost, Costs, Rates, rates_of
+from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.masks import Mask, window
+
+KINDS = ("dense", "masked", "full", "partial")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured call: pairs of each kind (all heads), kernels launched, and ms forward and forward + backward."""
+
+    name: str
+    width: int
+    dense: float = 0.0
+    masked: float = 0.0
+    full: float = 0.0
+    partial: float = 0.0
+    launches: float = 1
+    forward: float | None = None
+    training: float | None = None
+
+
+# -- the fit ----------------------------------------------------------------------------------------------------------
+
+
+def fit(samples: Sequence[Sample], device: Rates) -> Rates:
+    """The device with the costs that explain the samples best, relatively and without negative ones."""
+    return replace(device, forward=_fit(samples, "forward"), training=_fit(samples, "training"))
+
+
+def _fit(samples: Sequence[Sample], what: str) -> Costs:
+    used = [sample for sample in samples if getattr(sample, what)]
+    rows = [
+        [
+            *(x for kind in KINDS for x in (getattr(s, kind) / 1e9, getattr(s, kind) * s.width / 1e9)),
+            s.launches,
+        ]
+        for s in used
+    ]
+    times = torch.tensor([[getattr(s, what)] for s in used], dtype=torch.float64)
+    # Divided by its time each sample asks for 1: errors count relatively.
+    table = torch.tensor(rows, dtype=torch.float64).reshape(len(used), 2 * len(KINDS) + 1) / times
+    if len({s.width for s in used}) < 2:
+        table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # a single width cannot tell a pair from its width
+    found = robust(table, torch.ones(len(used), dtype=torch.float64)).tolist()
+    costs = {kind: Cost(found[2 * n], found[2 * n + 1]) for n, kind in enumerate(KINDS)}
+    return Costs(**costs, launch=found[-1])
+
+
+def robust(table: Tensor, wanted: Tensor, rounds: int = 8) -> Tensor:
+    """x ≥ 0 with about the least Σ |table · x − wanted|: a call that was disturbed while measured weighs little."""
+    weight = torch.ones_like(wanted)
+    x = non_negative(table, wanted)
+    for _ in range(rounds):
+        weight = 1 / (table @ x - wanted).abs().clamp(min=0.03).sqrt()
+        x = non_negative(table * weight[:, None], wanted * weight)
+    return x
+
+
+def non_negative(table: Tensor, wanted: Tensor) -> Tensor:
+    """x ≥ 0 with the least |table · x − wanted|², exactly: the columns are few, so every choice of them is tried."""
+    n = table.shape[1]
+    scale = table.abs().amax(0)
+    columns = [i for i in range(n) if scale[i] > 0]
+    best, least = torch.zeros(n, dtype=table.dtype), float((wanted**2).sum())
+    for size in range(1, len(columns) + 1):
+        for chosen in itertools.combinations(columns, size):
+            part = table[:, chosen] / scale[list(chosen)]
+            found = torch.linalg.lstsq(part, wanted[:, None], driver="gelsd").solution[:, 0]
+            error = float(((part @ found - wanted) ** 2).sum())
+            if bool((found >= 0).all()) and error < least * (1 - 1e-9):
+                best, least = torch.zeros_like(best), error
+                best[list(chosen)] = found / scale[list(chosen)]
+    return best
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    device: str, lengths: Sequence[int], widths: Sequence[int], heads: int, seconds: float
+) -> Iterator[Sample]:
+    """Dense and masked calls of the fused kernel, and gathered ones for the catalogue, until the time is over."""
+    deadline = time.monotonic() + seconds
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for length, width in itertools.product(lengths, widths):
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (1, heads, length, width)
+        tensors = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)]
+        pairs = float(heads * length * length)
+        tag = f"T {length} D {width}"
+        yield Sample(f"dense {tag}", width, dense=pairs, **_times(None, "fused", tensors))
+        masked = window(length // 8, length // 8)
+        yield Sample(f"masked {tag}", width, masked=pairs, **_times(masked, "fused", tensors))
+        for pattern in CATALOGUE:
+            if time.monotonic() > deadline:
+                return
+            mask = pattern.mask(length)
+            yield Sample(
+                f"{pattern.name} {tag}",
+                width,
+                **_work(mask, length, heads, device, dtype, width),
+                **_times(mask, "gathered", tensors),
+            )
+
+
+def from_sparse(path: Path) -> Iterator[Sample]:
+    """The rows of `clearhead bench sparse` on a GPU: planned again here, as they were planned there."""
+    dense: set[tuple[int, int]] = set()
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        length, width, heads = row["length"], row["width"], row["batch"] * row["heads"]
+        tag = f"T {length} D {width}"
+        if (length, width) not in dense:
+            dense.add((length, width))
+            pairs = float(heads * length * length)
+            yield Sample(f"dense {tag}", width, dense=pairs, forward=row["dense"], training=row["dense_both"])
+        mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == row["name"])
+        if row["ours"] and row["name"] != "causal":  # which is the fused kernel's own
+            work = _work(mask, length, heads, "cuda", torch.bfloat16, width)
+            yield Sample(
+                f"{row['name']} {tag}", width, **work, forward=row["ours"], training=row["ours_both"]
+            )
+
+
+def _work(
+    mask: Mask, length: int, heads: int, device: str, dtype: torch.dtype, width: int
+) -> dict[str, float]:
+    blocking = blocking_on(torch.device(device), dtype, width, width)
+    return plan(mask, length, blocking=blocking).work(heads, rates_of(torch.device(device)))
+
+
+def _times(mask: Mask | None, impl: Impl, tensors: Sequence[Tensor]) -> dict[str, float]:
+    q, k, v, grad = tensors
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+
+    def forward() -> None:
+        attend(q, k, v, mask, impl=impl)
+
+    def training() -> None:
+        for x in leaves:
+            x.grad = None
+        attend(leaves[0], leaves[1], leaves[2], mask, impl=impl).backward(grad)
+
+    cuda = grad.is_cuda
+    return {"forward": _milliseconds(forward, cuda), "training": _milliseconds(training, cuda)}
+
+
+def _milliseconds(call: Callable[[], None], cuda: bool, repeats: int = 7) -> float:
+    """The median by the device's own clock; on a CPU the least, because whatever else runs there only adds."""
+    times = []
+    for number in range(repeats + 2):
+        if cuda:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            begin = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - begin))
+        if number > 2 and sum(times) > 2000:
+            break
+    return median(times[2:]) if cuda else min(times[1:])
+
+
+# -- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def source(rates: Rates) -> str:
+    """The constants as they stand in cost.py."""
+
+    def costs(of: Costs) -> str:
+        kinds = "".join(
+            f"        {kind}=Cost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n"
+            for kind in KINDS
+        )
+        return f"    Costs(\n{kinds}        launch={of.launch:.3g},\n    ),\n"
+
+    return f'Rates(\n    "{rates.name}",\n{costs(rates.forward)}{costs(rates.training)}    …\n)'
+
+
+def report(samples: Sequence[Sample], rates: Rates) -> str:
+    """How well the rates explain each sample, and what choosing by them costs against the better of fused and gathered."""
+    lines = [f"{'':48} {'ms':>9} {'predicted':>10}   {'training':>9} {'predicted':>10}   chosen (lost by it)"]
+    fused = {s.name.removeprefix("masked "): s for s in samples if s.name.startswith("masked ")}
+    for s in samples:
+        cells, chosen = [], []
+        other = fused.get("T " + s.name.split(" T ")[-1])
+        for what in ("forward", "training"):
+            real, guess = getattr(s, what), _predict(s, rates, what == "training")
+            cells.append(f"{real or 0:9.2f} {guess:10.2f}")
+            theirs = None if other is None or s.masked or "dense T" in s.name else getattr(other, what)
+            if theirs and real:
+                assert other is not None
+                gathers = guess < _predict(other, rates, what == "training")
+                lost = (real if gathers else theirs) / min(real, theirs) - 1
+                chosen.append(f"{'gathered' if gathers else 'fused'} ({100 * lost:.0f} %)")
+        lines.append(f"{s.name:48} {'   '.join(cells)}   {', '.join(chosen)}")
+    return "\n".join(lines)
+
+
+def _predict(s: Sample, rates: Rates, backward: bool) -> float:
+    work = {kind: getattr(s, kind) for kind in KINDS}
+    return rates.milliseconds(**work, width=s.width, launches=s.launches, backward=backward)
+
+
+def merged(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples of one name as one, with the least of their times: what disturbs a measurement only makes it longer."""
+    found: dict[str, Sample] = {}
+    for sample in samples:
+        before = found.setdefault(sample.name, sample)
+        found[sample.name] = replace(
+            before,
+            forward=_least(before.forward, sample.forward),
+            training=_least(before.training, sample.training),
+        )
+    return list(found.values())
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    return min(a, b) if a and b else a or b
+
+
+def _read(path: Path) -> list[Sample]:
+    names = {field.name for field in fields(Sample)}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [Sample(**{key: row[key] for key in names & row.keys()}) for row in found]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description="Measure a device and fit the cost model's constants.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--lengths", type=int, nargs="+")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--heads", type=int)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--samples", type=Path, nargs="+", default=[])
+    parser.add_argument("--sparse", type=Path, nargs="+", default=[])
+    chosen = parser.parse_args(arguments)
+    samples = [sample for path in chosen.samples for sample in _read(path)]
+    samples += [sample for path in chosen.sparse for sample in from_sparse(path)]
+    if not samples:
+        cpu = chosen.device == "cpu"
+        lengths = chosen.lengths or ([512, 1024, 2048, 4096] if cpu else [16384, 4096])
+        heads = chosen.heads or (2 if cpu else 32)
+        for sample in measure(chosen.device, lengths, chosen.widths, heads, chosen.seconds):
+            print(f"{sample.name:48} {sample.forward:9.3f} {sample.training:9.3f}", flush=True)
+            samples.append(sample)
+            if chosen.out is not None:
+                chosen.out.write_text(json.dumps([asdict(s) for s in samples], indent=1), encoding="utf-8")
+    samples = merged(samples)
+    rates = fit(samples, rates_of(torch.device(chosen.device)))
+    print(report(samples, rates))
+    print(source(rates))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The Triton kernels on a GPU, forward and backward, against the float64 reference, for every kind of mask and shape.
+
+    python3 -m pytest tests/attention/test_gathered_gpu.py -q -p no:cacheprovider
+
+Nearly all of the time goes into compiling kernels, so the cases are shared out among processes. The tolerance is that of
+`test_agree.py`: at most twice the reference's own error in the same dtype, and a few roundings of the largest entry.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from clearhead.attention import attend
+from clearhead.attention.kernels import gathered
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import ScaledDot
+from clearhead.attention.weights import Softmax
+from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.masks import (
+    Full,
+    Mask,
+    allow,
+    block,
+    blocks,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+from clearhead.positions import ALiBi, RelativeBias
+from tests.attention.test_agree import forward_backward
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="there is no CUDA GPU here; test_gathered_triton.py runs the same kernels in Triton's interpreter",
+)
+
+WORKERS = min(12, os.cpu_count() or 1)
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: a mask (or its name, where it is made of random data), (B, H, K, T, S, D, E), and what is special."""
+
+    mask: Mask | str
+    shape: tuple[int, int, int, int, int, int, int]
+    dtype: torch.dtype = BRAIN
+    offset: int = 0
+    bias: str | None = None
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        extra = f" + {self.bias}" * (self.bias is not None) + " twice" * self.deterministic
+        return f"{self.mask}{extra} {self.shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+def square(T: int, D: int = 64) -> tuple[int, int, int, int, int, int, int]:
+    return (1, 2, 1, T, T, D, D)
+
+
+LANDMARKS = causal() & (window(40, 0) | every(32))
+LEAVES = [
+    causal(),
+    window(9, 5),
+    window(70, 70),
+    every(7),
+    every(32, offset=5),
+    stride(3),
+    stride(8),
+    prefix(40),
+    prefix(150),
+    blocks(48),
+    scattered(5, seed=2),
+]
+SHAPES = [  # (shape, offset): no size is a multiple of anything, and T and S differ in both directions
+    ((1, 2, 1, 397, 397, 64, 64), 0),
+    ((2, 4, 2, 131, 523, 64, 64), 203),
+    ((1, 3, 3, 523, 257, 64, 64), 31),
+    ((1, 2, 2, 67, 67, 24, 40), 0),
+]
+
+
+def expression(random_: random.Random, depth: int) -> Mask:
+    if depth == 0 or random_.random() < 0.2:
+        return random_.choice(LEAVES)
+    kind = random_.randrange(5)
+    mask = expression(random_, depth - 1)
+    if kind == 0:
+        return ~mask
+    if kind == 1:
+        return mask.T
+    other = expression(random_, depth - 1)
+    return mask & other if kind == 2 else mask | other
+
+
+def expressions(count: int) -> list[Case]:
+    """Random expressions, the same in every process."""
+    random_ = random.Random(403)
+    found: list[Case] = []
+    while len(found) < count:
+        mask = expression(random_, 3)
+        if isinstance(mask, Full):
+            continue
+        shape, offset = SHAPES[len(found) % len(SHAPES)]
+        found.append(Case(mask, shape, (BRAIN, HALF, SINGLE)[len(found) // 4 % 3], offset))
+    return found
+
+
+CASES = [
+    *(Case(pattern.mask(1021), square(1021)) for pattern in CATALOGUE),
+    *(
+        Case(LANDMARKS, square(331, D), dtype)
+        for D in (16, 32, 64, 128, 256)
+        for dtype in (HALF, BRAIN, SINGLE)
+    ),
+    # Enough columns that every query sees for a dense call beside the gathered one; and the triangle.
+    *(
+        Case(mask, (1, 4, 2, 4099, 4099, D, D), dtype)
+        for mask in (window(2, 2) | every(4), causal() | prefix(301))
+        for D, dtype in ((64, BRAIN), (128, HALF))
+    ),
+    Case(LANDMARKS, (1, 2, 1, 331, 331, 5, 11), SINGLE),
+    Case(window(9, 5) | every(7), (1, 2, 2, 331, 331, 80, 48), HALF),
+    *(
+        Case(mask, (2, 4, 2, 397, 397, 64, 64), dtype, bias=bias)
+        for bias, dtype in (("ALiBi", BRAIN), ("RelativeBias", SINGLE), ("row", HALF))
+        for mask in (LANDMARKS, window(2, 2) | every(4))
+    ),
+    *(
+        Case(name, (2, 4, 2, 397, 397, 64, 64))
+        for name in ("padding", "documents", "allow by batch", "block by head")
+    ),
+    Case(window(3, 0) & every(16), square(331), SINGLE),  # most rows see nothing
+    Case(~full(), square(331)),
+    Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
+    Case(causal() & (window(9, 0) | every(3)), square(2053), deterministic=True),
+    Case(window(2, 2) | every(4), (1, 4, 2, 4099, 4099, 64, 64), deterministic=True),
+    *expressions(40),
+]
+
+
+def mask_of(case: Case) -> Mask:
+    if isinstance(case.mask, Mask):
+        return case.mask
+    B, H, _, T, S, _, _ = case.shape
+    generator = torch.Generator().manual_seed(5)
+    if case.mask == "padding":
+        return causal() & padding([T // 3, T], before=[11, 0])
+    if case.mask == "documents":
+        return documents((torch.rand(B, T, generator=generator) < 0.02).cumsum(-1))
+    size = (B, 1, T, S) if case.mask == "allow by batch" else (H, T, S)
+    chosen = torch.rand(size, generator=generator) < 0.1
+    return allow(chosen) if case.mask == "allow by batch" else block(~chosen)
+
+
+def bias_of(case: Case, device: str) -> torch.Tensor | None:
+    if case.bias is None:
+        return None
+    _, H, _, T, S, _, _ = case.shape
+    if case.bias == "row":
+        return torch.randn(H, 1, S, generator=torch.Generator().manual_seed(6)).to(device)
+    torch.manual_seed(7)
+    module = (ALiBi() if case.bias == "ALiBi" else RelativeBias()).build(H).to(device)
+    with torch.no_grad():
+        return module(T, S, case.offset, device)
+
+
+def errors(case: Case, device: str) -> list[dict[str, float]]:
+    """For out, dq, dk, dv: how far gathered and reference are from float64, and what roundings explain."""
+    B, H, K, T, S, D, E = case.shape
+    generator = torch.Generator().manual_seed(T + S + D)
+    *inputs, cotangent = (
+        torch.randn(size, generator=generator).to(device, case.dtype)
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
+    )
+    bias = bias_of(case, device)
+    arguments = {"mask": mask_of(case), "offset": case.offset}
+    wide = None if bias is None else bias.double()
+    exact = forward_backward([x.double() for x in inputs], cotangent, "reference", bias=wide, **arguments)
+    plain = forward_backward(inputs, cotangent, "reference", bias=bias, **arguments)
+    torch.use_deterministic_algorithms(case.deterministic)
+    fast = forward_backward(inputs, cotangent, "gathered", bias=bias, **arguments)
+    again = fast
+    if case.deterministic:
+        again = forward_backward(inputs, cotangent, "gathered", bias=bias, **arguments)
+    torch.use_deterministic_algorithms(False)
+    # Where one key is visible its weight is 1 and the gradient exactly zero, as the difference of two float32 sums over
+    # E terms that are not: one rounding for each term may be left.
+    largest = max(e.abs().max().item() for e in exact)
+    roundings = 2 * torch.finfo(case.dtype).eps + E * torch.finfo(SINGLE).eps
+    return [
+        {
+            "finite": bool(f.isfinite().all()),
+            "same": torch.equal(f, a),
+            "fast": (f.double() - e).abs().max().item(),
+            "plain": (p.double() - e).abs().max().item(),
+            "rounding": roundings * largest,
+        }
+        for f, a, p, e in zip(fast, again, plain, exact, strict=True)
+    ]
+
+
+def run(number: int) -> list[dict[str, float]] | str:
+    """One case in a process of its own; what went wrong comes back as text, so that the other cases still count."""
+    torch.set_num_threads(1)
+    try:
+        return errors(CASES[number], "cuda")
+    except Exception:
+        return traceback.format_exc()
+
+
+@pytest.fixture(scope="module")
+def results():
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
+        return list(pool.map(run, range(len(CASES))))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: str(CASES[n]))
+def test_errs_at_most_twice_as_much_as_the_reference(results, number):
+    rows = results[number]
+    assert not isinstance(rows, str), rows
+    for name, row in zip(("out", "dq", "dk", "dv"), rows, strict=True):
+        assert row["finite"], name
+        assert row["same"], f"{name} differs from one run to the next"
+        assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
+
+
+def test_the_dense_cases_have_a_dense_piece():
+    """Else the cases above would not show that pieces are merged rightly."""
+    for case in CASES:
+        B, H, K, T, S, D, E = case.shape
+        if T != 4099 or case.deterministic:
+            continue
+        q, k, v = (
+            torch.empty(size, dtype=case.dtype, device="cuda")
+            for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+        )
+        made = gathered.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
+        assert made.triangle or made.columns is not None
+
+
+@pytest.mark.compiled
+def test_compiles_as_one_graph_with_its_backward():
+    q, k, v = (torch.randn(1, 2, 1031, 64, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
+    mask = window(9, 5) | every(32)
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, mask, impl="gathered").float().square()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=False)
+    found = []
+    for way in (compiled, step):
+        out = way(q, k, v)
+        found.append([out, *torch.autograd.grad(out.sum(), (q, k, v))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,63 @@
+"""The cost model's fit finds what is there, and costs are never negative; masks survive being spelled out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.attention.planning.constant import read, spell
+from clearhead.attention.planning.cost import CPU, H200
+from clearhead.bench.calibrate import KINDS, Sample, fit, non_negative
+from clearhead.masks import documents, padding, window
+from tests.masks.strategies import masks
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1000), rows=st.integers(3, 12), columns=st.integers(1, 5))
+def test_least_squares_without_negative_numbers(seed, rows, columns):
+    """By the conditions that only the solution meets: no slope where x > 0, and none downhill where x = 0."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.rand(rows, columns, generator=generator, dtype=torch.float64)
+    wanted = torch.randn(rows, generator=generator, dtype=torch.float64)
+    x = non_negative(table, wanted)
+    slope = table.T @ (table @ x - wanted)
+    assert (x >= 0).all()
+    torch.testing.assert_close(slope * (x > 0), torch.zeros_like(slope), atol=1e-9, rtol=0)
+    assert (slope >= -1e-9).all()
+
+
+@pytest.mark.parametrize("rates", [CPU, H200], ids=lambda rates: rates.name)
+def test_the_fit_finds_the_rates_that_made_the_samples(rates):
+    generator = torch.Generator().manual_seed(7)
+    samples = []
+    for number in range(40):
+        width = (16, 64, 128)[number % 3]
+        pairs = dict.fromkeys(KINDS, 0.0)
+        for kind in [("dense",), ("masked",), ("full", "partial"), ("dense", "partial")][number % 4]:
+            pairs[kind] = float(torch.randint(1, 10**9, (), generator=generator))
+        launches = 1 + number % 5
+        times = [
+            rates.milliseconds(**pairs, width=width, launches=launches, backward=backward)
+            for backward in (False, True)
+        ]
+        # One call in ten is disturbed, and takes three times as long.
+        times = [t * (3 if number % 10 == 7 else 1) for t in times]
+        samples.append(Sample("", width, **pairs, launches=launches, forward=times[0], training=times[1]))
+    found = fit(samples, rates)
+    for ours, theirs in ((found.forward, rates.forward), (found.training, rates.training)):
+        for kind in KINDS:
+            for width in (16, 128):
+                cost = getattr(theirs, kind).of(width)
+                assert abs(getattr(ours, kind).of(width) - cost) < 0.05 * cost, (kind, width)
+
+
+@given(masks)
+def test_a_mask_survives_being_spelled(mask):
+    assert read(spell(mask)) == mask
+
+
+def test_masks_with_tensors_are_not_spelled():
+    assert spell(padding([3, 5])) is None
+    assert spell(window(2, 2) & ~documents([0, 0, 1])) is None
