@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.check import x_transformers
 from clearhead.check.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.masks import Mask, causal, full, window
 
@@ -31,7 +32,7 @@ def guess(module: Any) -> Subject | None:
     picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
     if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
         return _timm(module, picture)
-    return None
+    return x_transformers.guess(module)
 
 
 # ---------------------------------------------------------------------- transformers
@@ -63,6 +64,8 @@ def _transformers(model: Any) -> Subject | None:
             pads=True,
             # Only relative positions do not notice that the source has moved; no argument could tell the encoder.
             left=hasattr(config, "relative_attention_num_buckets"),
+            pads_target="decoder_attention_mask" in names,
+            left_target=hasattr(config, "relative_attention_num_buckets"),
             caching=_transformers_cache(pair=True),
             max_len=room,
         )
@@ -132,6 +135,8 @@ def _run_pair(model: Any, batch: Batch) -> Any:
     extra: dict[str, Any] = {}
     if batch.source_keep is not None:
         extra["attention_mask"] = batch.source_keep.long()
+    if batch.keep is not None:
+        extra["decoder_attention_mask"] = batch.keep.long()
     if batch.cache is not None:
         extra["past_key_values"] = batch.cache
     else:
@@ -209,6 +214,7 @@ def _torch_pair(module: nn.Module) -> Subject:
             tgt_mask=_causal_mask(batch.x),
             src_key_padding_mask=_as_float(hidden, batch.x),
             memory_key_padding_mask=_as_float(hidden, batch.x),
+            tgt_key_padding_mask=_target_hidden(batch),
         )
         return turn(out)
 
@@ -220,7 +226,10 @@ def _torch_decoder(module: nn.Module) -> Subject:
 
     def run(model: Any, batch: Batch) -> Any:
         hidden = None if batch.source_keep is None else ~batch.source_keep
-        extra = {"memory_key_padding_mask": _as_float(hidden, batch.x)}
+        extra = {
+            "memory_key_padding_mask": _as_float(hidden, batch.x),
+            "tgt_key_padding_mask": _target_hidden(batch),
+        }
         return turn(model(turn(batch.x), turn(batch.source), tgt_mask=_causal_mask(batch.x), **extra))
 
     return _torch_causal(module, run)
@@ -237,7 +246,12 @@ def _torch_causal(module: nn.Module, run: Any) -> Subject:
         sees=causal(),
         positions=False,
         pads=True,
+        pads_target=True,
     )
+
+
+def _target_hidden(batch: Batch) -> Tensor | None:
+    return None if batch.keep is None else _as_float(~batch.keep, batch.x)
 
 
 def _as_float(hidden: Tensor | None, x: Tensor) -> Tensor | None:

@@ -172,6 +172,21 @@ class CrossIgnoresPadding(Pair):
         return None
 
 
+class TargetPaddingIgnored(Pair):
+    def hidden(self, T: int, keep: Tensor | None) -> Tensor:
+        return super().hidden(T, None)
+
+
+class PaddingForCausal(Pair):
+    def hidden(self, T: int, keep: Tensor | None) -> Tensor:
+        return super().hidden(T, None) if keep is None else ~keep[:, None, None, :]
+
+
+class InvertedTargetPadding(Pair):
+    def hidden(self, T: int, keep: Tensor | None) -> Tensor:
+        return super().hidden(T, None if keep is None else ~keep)
+
+
 class MeanOverPadding(Summary):
     def mean(self, y: Tensor, keep: Tensor) -> Tensor:
         return (y * keep[..., None]).sum(1) / y.shape[1]
@@ -255,6 +270,7 @@ def _pair(kind: type[Pair]) -> Subject:
         source=Ids(V),
         causal=True,
         padding=_KEEP,
+        target_padding=TrueIsReal("target_keep"),
         max_len=ROOM,
         positions=True,
     )
@@ -304,6 +320,15 @@ GALLERY: dict[str, Bug] = {
     ),
     "padding ignored in cross-attention": Bug(
         lambda: _pair(CrossIgnoresPadding), "padding invariance", "ignored in cross-attention"
+    ),
+    "padding ignored in the target": Bug(
+        lambda: _pair(TargetPaddingIgnored), "padding invariance", "the target's padding is seen"
+    ),
+    "padding mask in place of the causal mask": Bug(
+        lambda: _pair(PaddingForCausal), "padding invariance", "takes the place of the causal mask"
+    ),
+    "inverted padding mask of the target": Bug(
+        lambda: _pair(InvertedTargetPadding), "mask polarity", "inverted"
     ),
     "mean over the padding": Bug(lambda: _reader(MeanOverPadding), "padding invariance", "a mean"),
     "cache positions restart": Bug(

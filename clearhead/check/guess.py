@@ -35,16 +35,17 @@ _PADDING_NAMES = (
     TrueIsReal("keep"),
 )
 
-_FIELDS = {field.name for field in dataclasses.fields(Subject)} - {"module", "pads"}
-_WORDS = _FIELDS | {"causal", "padding"}
+_FIELDS = {field.name for field in dataclasses.fields(Subject)} - {"module", "pads", "pads_target"}
+_WORDS = _FIELDS | {"causal", "padding", "target_padding"}
 
 
 def subject_of(module: Any, **how: Any) -> Subject:
     """The `Subject` for a module or function; `how` says what is not known or guessed wrongly.
 
     Words: `inputs` and `source` (`Ids(vocab_size)`, `Embeddings(width)`, `Values(shape)`), `causal` (or `sees`, a mask),
-    `padding` (`TrueIsReal("argument")`, `TrueIsHidden("argument")`), `caching`, `positions`, `left`, `layers`, `max_len`,
-    `name`, and `run`, a function of (module, batch) for whatever is called in no ordinary way.
+    `padding` (`TrueIsReal("argument")`, `TrueIsHidden("argument")`; of the source, where there is one) and `target_padding`,
+    `caching`, `positions`, `left`, `left_target`, `layers`, `max_len`, `name`, and `run`, a function of (module, batch) for
+    whatever is called in no ordinary way.
     """
     _check_words(how)
     if isinstance(module, Subject):
@@ -55,7 +56,8 @@ def subject_of(module: Any, **how: Any) -> Subject:
         found = guess(module)
         if found is not None:
             return _changed(found, how)
-    return _changed(_unknown(module, how), {k: v for k, v in how.items() if k not in ("inputs", "padding")})
+    told = ("inputs", "padding", "target_padding")
+    return _changed(_unknown(module, how), {k: v for k, v in how.items() if k not in told})
 
 
 def _changed(subject: Subject, how: dict[str, Any]) -> Subject:
@@ -63,13 +65,13 @@ def _changed(subject: Subject, how: dict[str, Any]) -> Subject:
     wanted = how.pop("causal", None)
     if wanted is not None and "sees" not in how:
         how["sees"] = causal() if wanted else full()
-    padding = how.pop("padding", None)
+    padding, of_target = how.pop("padding", None), how.pop("target_padding", None)
     if "run" in how:
         how.setdefault("caching", subject.caching)
-        return dataclasses.replace(subject, pads=subject.pads or padding is not None, **how)
-    if padding is not None:
-        how["run"] = direct_run(padding, how.get("caching", subject.caching))
-        how["pads"] = True
+    elif padding is not None or of_target is not None:
+        how["run"] = direct_run(padding, how.get("caching", subject.caching), of_target)
+    how["pads"] = subject.pads or padding is not None
+    how["pads_target"] = subject.pads_target or of_target is not None
     return dataclasses.replace(subject, **how)
 
 
@@ -80,12 +82,20 @@ def _unknown(module: Callable[..., Any], how: dict[str, Any]) -> Subject:
         raise ConfigError(
             f"it is not known what {name} reads; say inputs=Ids(vocab_size), Embeddings(width) or Values(shape)"
         )
-    padding, caching = how.get("padding"), how.get("caching")
+    padding, caching, of_target = how.get("padding"), how.get("caching"), how.get("target_padding")
     if padding is None and "run" not in how:
         padding = _guessed_padding(module)
     pads = padding is not None
-    run = how.get("run") or direct_run(padding, caching)
-    return Subject(module=module, name=name, inputs=inputs, run=run, pads=pads, caching=caching)
+    run = how.get("run") or direct_run(padding, caching, of_target)
+    return Subject(
+        module=module,
+        name=name,
+        inputs=inputs,
+        run=run,
+        pads=pads,
+        pads_target=of_target is not None,
+        caching=caching,
+    )
 
 
 def _guessed_padding(module: Callable[..., Any]) -> TrueIsReal | TrueIsHidden | None:
@@ -107,11 +117,12 @@ def _check_words(how: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{word} is {kind!r}; expected Ids(vocab_size), Embeddings(width) or Values(shape)"
             )
-    padding = how.get("padding")
-    if padding is not None and not isinstance(padding, (TrueIsReal, TrueIsHidden)):
-        raise ConfigError(
-            f'padding is {padding!r}; expected TrueIsReal("argument") or TrueIsHidden("argument")'
-        )
+    for word in ("padding", "target_padding"):
+        told = how.get(word)
+        if told is not None and not isinstance(told, (TrueIsReal, TrueIsHidden)):
+            raise ConfigError(
+                f'{word} is {told!r}; expected TrueIsReal("argument") or TrueIsHidden("argument")'
+            )
     caching = how.get("caching")
     if caching is not None and not isinstance(caching, Caching):
         raise ConfigError(f"caching is {caching!r}; expected Caching(new=…)")

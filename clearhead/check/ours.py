@@ -65,7 +65,8 @@ def _run_encoder_decoder(model: Any, batch: Batch) -> Tensor:
     mask = _hidden(batch.source_keep)
     extra = _stack_extra(model.encoder, batch.source_keep)
     memory = model.encode(batch.source, **extra)
-    out: Tensor = model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache)
+    told = _stack_extra(model.decoder, batch.keep)
+    out: Tensor = model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache, **told)
     return out
 
 
@@ -143,6 +144,8 @@ def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
         positions=not isinstance(config.positions, NoPositions),
         pads=not config.encoder_mask.depends_on_length,
         left=speaks_of_distance_only(config.encoder_mask),
+        pads_target=not config.decoder_mask.depends_on_length,
+        left_target=speaks_of_distance_only(config.decoder_mask),
         caching=None if ahead else Caching(new=KVCache),
         max_len=_room(config),
     )

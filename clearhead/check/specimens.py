@@ -138,12 +138,22 @@ class Pair(nn.Module):
         self.encoder, self.attention, self.cross = Reader(), Attention(), Attention()
         self.head = nn.Linear(M, V)
 
-    def forward(self, source: Tensor, target: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, source: Tensor, target: Tensor, keep: Tensor | None = None, target_keep: Tensor | None = None
+    ) -> Tensor:
         memory = self.encoder(self.source(source), keep)
-        T = target.shape[1]
-        x = self.target(target) + self.places(torch.arange(T))
-        x = x + self.attention(x, x, torch.ones(T, T, dtype=torch.bool).triu(1))
+        x = self.target(target) + self.places(self.positions(target, target_keep))
+        x = x + self.attention(x, x, self.hidden(target.shape[1], target_keep))
         return self.head(x + self.cross(x, memory, self.cross_hidden(keep)))
+
+    def positions(self, target: Tensor, keep: Tensor | None) -> Tensor:
+        real = torch.ones_like(target) if keep is None else keep.long()
+        return (real.cumsum(1) - 1).clamp(min=0)
+
+    def hidden(self, T: int, keep: Tensor | None) -> Tensor:
+        """(B or 1, 1, T, T), True where hidden: the future and the target's padding."""
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)[None, None]
+        return future if keep is None else future | ~keep[:, None, None, :]
 
     def cross_hidden(self, keep: Tensor | None) -> Tensor | None:
         return None if keep is None else ~keep[:, None, None, :]

@@ -111,7 +111,8 @@ class Subject:
 
     `run(module, batch)` calls the module. `source` describes the second input of an encoder-decoder. `sees` is the mask of
     one layer, `causal()` for a language model. `positions=False` says that the module knows no order. `pads`: `run` passes
-    `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to work too.
+    `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to work too. `pads_target` and
+    `left_target` say the same of an encoder-decoder's target, whose padding is `batch.keep`.
     """
 
     module: Callable[..., Any]
@@ -124,6 +125,8 @@ class Subject:
     positions: bool | None = None
     pads: bool = False
     left: bool = True
+    pads_target: bool = False
+    left_target: bool = True
     caching: Caching | None = None
     max_len: int | None = None
 
@@ -132,14 +135,22 @@ class Subject:
         return not isinstance(self.inputs, Values)
 
 
-def direct_run(padding: TrueIsReal | TrueIsHidden | None, caching: Caching | None) -> Run:
+def direct_run(
+    padding: TrueIsReal | TrueIsHidden | None,
+    caching: Caching | None,
+    target_padding: TrueIsReal | TrueIsHidden | None = None,
+) -> Run:
     """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
 
     def run(module: Any, batch: Batch) -> Any:
         extra: dict[str, Any] = {}
-        keep = batch.keep if batch.source is None else batch.source_keep
-        if padding is not None and keep is not None:
-            extra[padding.argument] = padding.value(keep)
+        pair = batch.source is not None
+        told = [(padding, batch.source_keep if pair else batch.keep)]
+        if pair:
+            told.append((target_padding, batch.keep))
+        for word, keep in told:
+            if word is not None and keep is not None:
+                extra[word.argument] = word.value(keep)
         if caching is not None and batch.cache is not None:
             extra[caching.argument] = batch.cache
         if batch.source is None:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TypeAlias
 
+# Told apart by lightness and by their dashes, too: a page may be printed in grey.
 _COLOURS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
+_DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3")
 _BARS = "▁▂▃▄▅▆▇█"
+_MARKED = 12  # curves of few points show them
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over one axis."""
+    """Curves over one axis. A value that is not a number is a gap: that curve has no point there."""
 
     title: str
     x_label: str
@@ -23,58 +26,131 @@ class Lines:
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
     log_x: bool = False
     log_y: bool = False
+    # By curve: a low and a high end for each point, drawn as a bar.
+    spread: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def text(self) -> str:
         width = max(len(name) for name in self.series)
-        rows = [
-            f"{name:<{width}}  {_spark(_scaled(ys, self.log_y))}  {ys[0]:.3g} … {ys[-1]:.3g}"
-            for name, ys in self.series.items()
-        ]
-        return "\n".join(
-            [f"{self.title} ({self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g})", *rows]
-        )
+        rows = []
+        for name, ys in self.series.items():
+            known = [y for y in ys if not math.isnan(y)]
+            spark = _spark(_scaled(ys, self.log_y))
+            rows.append(f"{name:<{width}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
+        over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
+        return "\n".join([f"{self.title} ({over})", *rows])
 
     def svg(self) -> str:
-        W, H, left, top, right, bottom = 520, 260, 62, 30, 14, 62
-        xs = _scaled(self.x, self.log_x)
-        all_y = [y for ys in self.series.values() for y in _scaled(ys, self.log_y)]
-        low, high = min(all_y), max(all_y)
-        if not self.log_y:
-            low = min(low, 0.0)
-        high = high if high > low else low + 1.0
+        return _Plot(self).svg()
 
-        def px(x: float) -> float:
-            return left + (x - xs[0]) / ((xs[-1] - xs[0]) or 1.0) * (W - left - right)
 
-        def py(y: float) -> float:
-            return H - bottom - (y - low) / (high - low) * (H - top - bottom)
+class _Plot:
+    """One drawing of curves: the frame, the ticks, the curves, the legend under it."""
 
-        out = [_open(W, H, self.title)]
-        for i in range(5):
-            y = low + (high - low) * i / 4
-            value = 10**y if self.log_y else y
+    width, height, left, top, right, line = 560, 300, 58, 50, 30, 18
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        self.legend = self._legend()
+        self.bottom = 46 + self.line * len(self.legend)
+        ys = [y for values in lines.series.values() for y in values if not math.isnan(y)]
+        ys += [y for ends in lines.spread.values() for pair in ends for y in pair if not math.isnan(y)]
+        low, high = min(ys), max(ys)
+        if lines.log_y:
+            self.y_ticks = _decades(low, high)
+        else:
+            self.y_ticks = _round_ticks(min(low, 0.0), high)
+        self.low, self.high = (_scaled((t,), lines.log_y)[0] for t in (self.y_ticks[0], self.y_ticks[-1]))
+        self.xs = _scaled(lines.x, lines.log_x)
+
+    def px(self, x: float) -> float:
+        span = (self.xs[-1] - self.xs[0]) or 1.0
+        return self.left + (x - self.xs[0]) / span * (self.width - self.left - self.right)
+
+    def py(self, y: float) -> float:
+        span = (self.high - self.low) or 1.0
+        return self.height - self.bottom - (y - self.low) / span * (self.height - self.top - self.bottom)
+
+    def svg(self) -> str:
+        lines = self.lines
+        out = [_open(self.width, self.height, lines.title)]
+        out.append(f'<text x="{self.left}" y="34" fill="#555">{escape(lines.y_label)}</text>')
+        out += self._frame()
+        for i, name in enumerate(lines.series):
+            out += self._curve(i, name)
+        for row, items in enumerate(self.legend):
+            y = self.height - 8 - self.line * (len(self.legend) - 1 - row)
+            for at, i, name in items:
+                stroke = f'stroke="{_COLOURS[i % 5]}" stroke-width="2.5" stroke-dasharray="{_DASHES[i % 5]}"'
+                out.append(f'<line x1="{at}" x2="{at + 24}" y1="{y - 4}" y2="{y - 4}" {stroke}/>')
+                out.append(f'<text x="{at + 30}" y="{y}">{escape(name)}</text>')
+        return "".join(out) + "</svg>"
+
+    def _frame(self) -> list[str]:
+        lines, out = self.lines, []
+        for value in self.y_ticks:
+            y = self.py(_scaled((value,), lines.log_y)[0])
             out.append(
-                f'<line x1="{left}" x2="{W - right}" y1="{py(y):.1f}" y2="{py(y):.1f}" stroke="#d8d8d8"/>'
+                f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>'
+                f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
             )
-            out.append(f'<text x="{left - 6}" y="{py(y) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-        for i in sorted({0, len(xs) // 2, len(xs) - 1}):
+        base = self.height - self.bottom
+        for value in self._x_ticks():
+            x = self.px(_scaled((value,), lines.log_x)[0])
             out.append(
-                f'<text x="{px(xs[i]):.1f}" y="{H - bottom + 15}" text-anchor="middle">{self.x[i]:g}</text>'
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#888"/>'
+                f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{_short(value)}</text>'
             )
+        middle = (self.width - self.right + self.left) / 2
         out.append(
-            f'<text x="{(W + left) / 2}" y="{H - bottom + 30}" text-anchor="middle">{escape(self.x_label)}</text>'
+            f'<text x="{middle}" y="{base + 33}" text-anchor="middle" fill="#555">{escape(lines.x_label)}</text>'
         )
-        for i, (name, ys) in enumerate(self.series.items()):
-            colour = _COLOURS[i % len(_COLOURS)]
-            points = " ".join(
-                f"{px(x):.1f},{py(y):.1f}" for x, y in zip(xs, _scaled(ys, self.log_y), strict=True)
-            )
-            out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            at = left + i * (W - left) / max(len(self.series), 1)
-            out.append(f'<rect x="{at:.0f}" y="{H - 19}" width="12" height="4" fill="{colour}"/>')
-            out.append(f'<text x="{at + 17:.0f}" y="{H - 13}">{escape(name)}</text>')
-        out.append(f'<text x="{left}" y="26" fill="#666">{escape(self.y_label)}</text></svg>')
-        return "".join(out)
+        return out
+
+    def _x_ticks(self) -> list[float]:
+        x = self.lines.x
+        if len(x) <= 7:
+            kept: list[float] = []
+            for value, at in zip(
+                x, self.xs, strict=True
+            ):  # those that would overlap the one before are left out
+                if not kept or self.px(at) - self.px(_scaled(kept[-1:], self.lines.log_x)[0]) > 34:
+                    kept.append(value)
+            return kept
+        if self.lines.log_x:
+            inside = [t for t in _decades(x[0], x[-1]) if x[0] <= t <= x[-1]]
+            return inside if len(inside) > 1 else [x[0], x[-1]]
+        return [t for t in _round_ticks(x[0], x[-1]) if x[0] <= t <= x[-1]]
+
+    def _curve(self, i: int, name: str) -> list[str]:
+        lines, colour = self.lines, _COLOURS[i % 5]
+        ys = _scaled(lines.series[name], lines.log_y)
+        points = [(self.px(x), self.py(y)) for x, y in zip(self.xs, ys, strict=True) if not math.isnan(y)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dash = f' stroke-dasharray="{_DASHES[i % 5]}"' if _DASHES[i % 5] else ""
+        out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
+        if len(lines.x) <= _MARKED:
+            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+        for x, pair in zip(self.xs, lines.spread.get(name, ()), strict=False):
+            if not math.isnan(pair[0]):
+                low, high = (self.py(y) for y in _scaled(pair, lines.log_y))
+                at = f'x1="{self.px(x):.1f}" x2="{self.px(x):.1f}"'
+                out.append(
+                    f'<line {at} y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.2"/>'
+                )
+        return out
+
+    def _legend(self) -> list[list[tuple[int, int, str]]]:
+        """Rows of (x, number, name), broken where the width ends."""
+        rows: list[list[tuple[int, int, str]]] = [[]]
+        at = self.left
+        for i, name in enumerate(self.lines.series):
+            wide = 44 + int(6.3 * len(name))
+            if rows[-1] and at + wide > self.width - self.right + 14:
+                rows.append([])
+                at = self.left
+            rows[-1].append((at, i, name))
+            at += wide
+        return rows
 
 
 @dataclass(frozen=True)
@@ -95,26 +171,30 @@ class Grid:
     def svg(self) -> str:
         n, m = len(self.rows), max(len(r) for r in self.rows)
         cell = max(12, min(40, 420 // max(n, m)))
+        left = 12 + int(6.6 * max((len(label) for label in self.labels), default=0))
         top = max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
-        out = [_open(m * cell + 60, n * cell + 34, self.title)]
+        width = max(m * cell + left + 8, 20 + int(6.8 * len(self.title)))
+        out = [_open(width, n * cell + 34, self.title)]
         for i, row in enumerate(self.rows):
             if self.labels:
+                y = 26 + (i + 0.5) * cell + 4
                 out.append(
-                    f'<text x="46" y="{26 + (i + 0.65) * cell:.1f}" text-anchor="end">{escape(self.labels[i])}</text>'
+                    f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escape(self.labels[i])}</text>'
                 )
-            for j, x in enumerate(row):
-                share = abs(x) / top
-                shade = f"rgb({int(247 - 216 * share)},{int(249 - 154 * share)},{int(252 - 84 * share)})"
-                out.append(
-                    f'<rect x="{52 + j * cell}" y="{26 + i * cell}" width="{cell - 1}" height="{cell - 1}" fill="{shade}"/>'
-                )
-                if cell >= 28 and x:
-                    ink = "#fff" if share > 0.55 else "#222"
-                    out.append(
-                        f'<text x="{52 + (j + 0.5) * cell:.1f}" y="{26 + (i + 0.62) * cell:.1f}" '
-                        f'text-anchor="middle" fill="{ink}">{x:.2g}</text>'
-                    )
+            out += [
+                self._cell(x, left + j * cell, 26 + i * cell, cell, abs(x) / top) for j, x in enumerate(row)
+            ]
         return "".join(out) + "</svg>"
+
+    def _cell(self, x: float, at: int, down: int, cell: int, share: float) -> str:
+        shade = f"rgb({int(247 - 216 * share)},{int(249 - 154 * share)},{int(252 - 84 * share)})"
+        size = f'width="{cell - 1}" height="{cell - 1}"'
+        box = f'<rect x="{at}" y="{down}" {size} fill="{shade}" stroke="#d5dbe3" stroke-width=".5"/>'
+        if cell < 28 or not x:
+            return box
+        ink = "#fff" if share > 0.55 else "#222"
+        where = f'x="{at + 0.5 * cell:.1f}" y="{down + 0.5 * cell + 4:.1f}" text-anchor="middle"'
+        return box + f'<text {where} fill="{ink}">{x:.2g}</text>'
 
 
 Figure: TypeAlias = Lines | Grid
@@ -123,16 +203,48 @@ Figure: TypeAlias = Lines | Grid
 def _open(width: int, height: int, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" font-family="sans-serif" font-size="11" fill="#222"><title>{escape(title)}</title>'
-        f'<text x="4" y="12" font-weight="bold">{escape(title)}</text>'
+        f'role="img" font-family="system-ui, sans-serif" font-size="12" fill="#222"><title>{escape(title)}</title>'
+        f'<text x="4" y="14" font-weight="600">{escape(title)}</text>'
     )
 
 
+def _round_ticks(low: float, high: float) -> list[float]:
+    """About five round numbers from at most `low` to at least `high`."""
+    if high <= low:
+        high = low + 1.0
+    raw = (high - low) / 4
+    step = 10.0 ** math.floor(math.log10(raw))
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if m * step >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten around the range, at most about seven of them."""
+    first, last = math.floor(math.log10(max(low, 1e-30))), math.ceil(math.log10(max(high, 1e-30)))
+    last = max(last, first + 1)
+    stride = math.ceil((last - first) / 6)
+    last = first + math.ceil((last - first) / stride) * stride
+    return [10.0**i for i in range(first, last + 1, stride)]
+
+
+def _short(value: float) -> str:
+    """A number on an axis: 16000 is 16,000, and 1e-06 a power of ten."""
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        digits, power = f"{value:.2e}".split("e")
+        tens = "10" + str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        head = f"{float(digits):g}".replace("-", "−")
+        return tens if head == "1" else f"{head}·{tens}"
+    return (f"{value:,.0f}" if size >= 1000 else f"{value:g}").replace("-", "−")
+
+
 def _scaled(values: Sequence[float], log: bool) -> list[float]:
-    return [math.log10(max(v, 1e-30)) if log else float(v) for v in values]
+    return [math.log10(max(v, 1e-30)) if log and not math.isnan(v) else float(v) for v in values]
 
 
 def _spark(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
+    known = [v for v in values if not math.isnan(v)]
+    low, high = min(known), max(known)
     span = (high - low) or 1.0
-    return "".join(_BARS[min(7, int((v - low) / span * 7.999))] for v in values)
+    return "".join(" " if math.isnan(v) else _BARS[min(7, int((v - low) / span * 7.999))] for v in values)

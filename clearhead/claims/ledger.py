@@ -38,6 +38,7 @@ THEMES = (
     "complexity",
     "sparse",
     "norms_and_residuals",
+    "feed_forward",
     "training",
     "dedup_decoder",
     "convnet",
@@ -45,6 +46,8 @@ THEMES = (
     "logistic",
     "autoencoder",
     "vision",
+    "data_efficiency",
+    "inductive_bias",
 )
 
 
@@ -70,11 +73,12 @@ class Case:
 
 
 def readable(text: str) -> str:
-    """sympy's way of writing, as people write it: 2*n**2 is 2·n², oo is ∞."""
+    """A program's way of writing, as people write it: 2*n**2 is 2·n², oo and inf are ∞."""
     text = re.sub(r"\*\*(\d)\b", lambda found: "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(found[1])], text)
     text = re.sub(r"(?<=[\w)⁰¹²³⁴⁵⁶⁷⁸⁹])\*(?=[\w(])", "·", text)
     text = re.sub(r"sqrt\((\w+)\)", r"√\1", text)
-    return re.sub(r"\boo\b", "∞", text)
+    text = re.sub(r"\b(oo|inf)\b", "∞", text)
+    return re.sub(r"\bnan\b", "NaN", text)
 
 
 class Trial:
@@ -94,7 +98,7 @@ class Trial:
 
     def note(self, text: str) -> None:
         """A number worth knowing that decides nothing."""
-        self.notes.append(text)
+        self.notes.append(readable(text))
 
     def instead(self, text: str, ok: object) -> None:
         """The correct statement, tried as well."""
@@ -136,13 +140,19 @@ class Outcome:
 
     claim: Claim
     verdict: str
-    evidence: tuple[str, ...]
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...] = ()
     counter_example: str = ""
     correct: str = ""
     example_for: str = ""
     example_against: str = ""
     figure: Figure | None = None
     seconds: float = 0.0
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Cases and notes, a line each."""
+        return (*(case.marked() for case in self.cases), *(f"· {note}" for note in self.notes))
 
     @property
     def headline(self) -> str:
@@ -182,10 +192,10 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
         raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
     failed = [c for c in trial.cases if not c.ok]
     inside = [c for c in trial.cases if c.inside]
-    evidence = tuple(c.marked() for c in trial.cases) + tuple(f"· {n}" for n in trial.notes)
     common: dict[str, Any] = {
         "claim": claim,
-        "evidence": evidence,
+        "cases": tuple(trial.cases),
+        "notes": tuple(trial.notes),
         "figure": trial.figure,
         "seconds": seconds,
     }

@@ -181,3 +181,23 @@ def encoder_decoder_masks(t: Trial) -> None:
         f"{(longer - alone).abs().max():.1e}",
         torch.allclose(longer, alone, atol=1e-12),
     )
+
+
+@claim(
+    "causal-streams",
+    HOMEWORK,
+    "1.3e, result",
+    "With causal masking the input can be processed as a stream: what was put out need not be revised when more arrives.",
+    method="A decoder of two layers on 9 tokens and on each beginning of them; then an encoder, which has no mask.",
+    when="every layer is masked; without the mask every earlier output changes",
+)
+def causal_streams(t: Trial) -> None:
+    ids = torch.randint(11, (1, 9), generator=t.generator)
+    sizes = SIZES | {"max_len": 16, "n_layers": 2}
+    for model, masked in ((DecoderConfig(**sizes).build(), True), (EncoderConfig(**sizes).build(), False)):
+        model = model.double().eval()
+        with torch.no_grad():
+            whole = model(ids)
+            moved = max((model(ids[:, :n]) - whole[:, :n]).abs().max().item() for n in range(1, 9))
+        name = "masked" if masked else "not masked"
+        t.case(f"{name}: largest change of an output", f"{moved:.1e}", moved < 1e-12, inside=masked)

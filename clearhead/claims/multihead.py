@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy as sp
 import torch
 
-from clearhead.attention import MultiHeadAttention
+from clearhead.attention import MultiHeadAttention, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import Trial, claim
@@ -214,7 +214,7 @@ def receptive_field(t: Trial) -> None:
             "layers",
             "tokens",
             (1, 2, 3, 4, 5),
-            {f"{k} heads": [field(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)},
+            {f"{k} head{'s' if k > 1 else ''}": [field(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)},
         )
     )
 
@@ -242,3 +242,19 @@ def heads_differ_by_start(t: Trial) -> None:
         gaps[alike] = (slope[:4] - slope[4:]).abs().max().item()
     t.case("started apart: the gradients differ by", f"{gaps[False]:.2e}", gaps[False] > 1e-6)
     t.case("started alike: they are equal and stay so", f"{gaps[True]:.1e}", gaps[True] < 1e-12)
+
+
+@claim(
+    "heads-one-by-one",
+    ANSWERED,
+    "Q2b, implementation notes",
+    "If memory is short, the heads can be computed one after the other.",
+    method="8 heads of width 8 at once and one by one, 32 tokens: the outputs, and how many weights exist at a time.",
+)
+def heads_one_by_one(t: Trial) -> None:
+    q, k, v = (torch.randn(1, 8, 32, 8, generator=t.generator, dtype=torch.float64) for _ in range(3))
+    at_once = attend(q, k, v)
+    one_by_one = torch.cat([attend(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1]) for i in range(8)], 1)
+    gap = (at_once - one_by_one).abs().max().item()
+    t.case("difference of the outputs", f"{gap:.1e}", gap < 1e-14)
+    t.case("weights at a time", f"{8 * 32 * 32:,} against {32 * 32:,}", 8 * 32 * 32 > 32 * 32)

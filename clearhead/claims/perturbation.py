@@ -133,12 +133,13 @@ def mean_change(score: int) -> Fraction:
     HOMEWORK,
     "1.1e",
     "Since the noise on a key has mean zero, the expected change of the outputs is zero.",
-    method="Two keys, noise ±1, in fractions; then Gaussian noise by 40-point Gauss-Hermite quadrature.",
+    method="Keys 1 and 0 with values 1 and 0, query 1: small Gaussian noise, as the homework has it, by 40-point "
+    "Gauss-Hermite quadrature; then noise ±1 in fractions.",
 )
 def key_noise_mean(t: Trial) -> None:
-    t.case("keys 1, 0, noise ±1 on the first: E[change]", mean_change(1), mean_change(1) == 0)
-    gaussian = gaussian_change(1.0, 0.5)
-    t.case("σ = 0.5 Gaussian, β = 1: E[change]", f"{gaussian:.5f}", abs(gaussian) < 1e-9)
+    gaussian = gaussian_change(1.0, 0.1)
+    t.case("Gaussian noise of σ = 0.1 on the key 1: E[change]", f"{gaussian:.2e}", abs(gaussian) < 1e-9)
+    t.case("noise ±1 on it (β = ln 2): E[change]", mean_change(1), mean_change(1) == 0)
     ratio = gaussian_change(1.0, 0.02) / gaussian_change(1.0, 0.01)
     t.note(f"halving σ divides the bias by {ratio:.3f}")
     t.instead(
@@ -161,14 +162,17 @@ def gaussian_change(score: float, sigma: float) -> float:
     HOMEWORK,
     "1.1f",
     "Since the noise on a query has mean zero, the expected change of its output is zero.",
-    method="Query 1 with noise ±1 over keys 1 and 0 of width 1, in fractions.",
+    method="Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query does), "
+    "then noise ±1 in fractions.",
 )
 def query_noise_mean(t: Trial) -> None:
     k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
     base = exact.attention(exact.matrix([[1]]), k, v)[0][0]
     moved = [exact.attention(exact.matrix([[1 + e]]), k, v)[0][0] for e in (1, -1)]
     change = sum(moved, Fraction(0)) / 2 - base
-    t.case("query 1 ± 1, keys 1 and 0: E[change]", change, change == 0)
+    gaussian = gaussian_change(1.0, 0.1)
+    t.case("Gaussian noise of σ = 0.1 on the query: E[change]", f"{gaussian:.2e}", abs(gaussian) < 1e-9)
+    t.case("query 1 ± 1 (β = ln 2): E[change]", change, change == 0)
     at_tie = [exact.attention(exact.matrix([[e]]), k, v)[0][0] for e in (1, -1, 0)]
     t.instead(
         "It is zero to first order; exactly zero only where the softmax is symmetric, as at equal scores.",

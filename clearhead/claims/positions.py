@@ -36,6 +36,28 @@ def sinusoid_values(t: Trial) -> None:
 
 
 @claim(
+    "sinusoid-second-line",
+    EXAM,
+    "Q4c, second of the three formulas (as the text at hand has it)",
+    "PE(pos, 2i) = cos(pos / pos).",
+    method="The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1.",
+)
+def sinusoid_second_line(t: Trial) -> None:
+    p = sp.symbols("p", positive=True)
+    first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
+    t.case(
+        "PE(1, 0) by the first formula and by this line",
+        f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}",
+        sp.simplify(first - line) == 0,
+    )
+    t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
+    t.instead(
+        "It is a slip of the text: even entries are the sines of the first formula, odd ones the cosines of the third.",
+        abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7,
+    )
+
+
+@claim(
     "sinusoid-unique",
     ANSWERED,
     "Q1d",
@@ -48,7 +70,7 @@ def sinusoid_unique(t: Trial) -> None:
     # sin p = 0 and cos p = 1 together need p / 2π whole.
     t.case(
         "is p / 2π rational for a whole p > 0",
-        str((p / (2 * sp.pi)).is_rational),
+        "yes" if (p / (2 * sp.pi)).is_rational else "no",
         (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational,
     )
     table = Sinusoidal().table(1000, 8).double()
@@ -190,7 +212,7 @@ def learned_bound_to_length(t: Trial) -> None:
         refused = ""
     except ShapeError as error:
         refused = str(error)
-    t.case("97 tokens where 25 were trained", refused[:60] or "accepted", refused)
+    t.case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
     bigger = grid.resized((8, 12))
     t.case("resized to 8 × 12", tuple(bigger.weight.shape), tuple(bigger.weight.shape) == (97, 8))
     same = grid.resized((4, 6)).weight

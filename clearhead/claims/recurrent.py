@@ -52,3 +52,52 @@ def rnn_order(t: Trial) -> None:
     for w, inside in ((Fraction(1, 2), True), (Fraction(1), False)):
         a, b = last(w, (1, 2)), last(w, (2, 1))
         t.case(f"w = {w}", f"{a} and {b}", a != b, inside=inside)
+
+
+@claim(
+    "rnn-not-parallel",
+    FINAL,
+    "Part 1, Q7 (options not marked)",
+    "The forward pass of a recurrent network over a sequence cannot be parallelised.",
+    method="Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b, "
+    "symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h.",
+    when="there is an activation between the steps; a linear recurrence is a prefix sum",
+)
+def rnn_not_parallel(t: Trial) -> None:
+    h, w1, b1, w2, b2 = sp.symbols("h w1 b1 w2 b2", real=True)
+    twice = sp.tanh(w2 * sp.tanh(w1 * h + b1) + b2)
+    bent = sp.simplify(
+        sp.diff(sp.atanh(twice), h, 2).subs({w1: 1, b1: 0, w2: 1, b2: 0, h: sp.Rational(1, 2)})
+    )
+    straight = abs(float(bent)) < 1e-12
+    t.case("tanh, h = ½: second derivative of artanh of two steps", f"{float(bent):.4f}", not straight)
+    joined = sp.expand(w2 * (w1 * h + b1) + b2)
+    linear = sp.diff(joined, h, 2) == 0
+    t.case("linear: two steps are one of the same kind", f"{joined}", not linear, inside=False)
+    xs = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
+    rounds, states = prefix_states(Fraction(1, 2), xs)
+    t.note(
+        f"8 linear steps in {rounds} rounds, equal to one after the other: {states == stepped(Fraction(1, 2), xs)}"
+    )
+
+
+def stepped(w: Fraction, xs: list[Fraction]) -> list[Fraction]:
+    """h_t = w h_{t−1} + x_t, one after the other."""
+    states, h = [], Fraction(0)
+    for x in xs:
+        h = w * h + x
+        states.append(h)
+    return states
+
+
+def prefix_states(w: Fraction, xs: list[Fraction]) -> tuple[int, list[Fraction]]:
+    """The same by joining steps (w, x) with those 1, 2, 4, … before them; the number of rounds."""
+    steps = [(w, x) for x in xs]
+    reach, rounds = 1, 0
+    while reach < len(steps):
+        steps = [
+            (b * steps[i - reach][0], b * steps[i - reach][1] + x) if i >= reach else (b, x)
+            for i, (b, x) in enumerate(steps)
+        ]
+        reach, rounds = 2 * reach, rounds + 1
+    return rounds, [x for _, x in steps]

@@ -1,141 +1,194 @@
-"""The ledger as one HTML page that can be read without a network: a study guide, document by document."""
+"""The ledger as one HTML page that can be read without a network: a study guide, document by document.
+
+It has a table of contents, a summary of what does not hold, and each statement with its verdict, the method, the evidence
+and a figure. "Questions only" hides the answers, so that a class can decide first; it works on paper, too.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
+from itertools import groupby
 
 from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, Outcome
 from clearhead.claims.sources import DOCUMENTS
+from clearhead.claims.typeset import typeset
 
 _CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no"}
 _LABEL = {HOLDS: "holds", HOLDS_WHEN: "holds when …", DOES_NOT_HOLD: "does not hold as printed"}
+_MARK = {HOLDS: "✓", HOLDS_WHEN: "?", DOES_NOT_HOLD: "✗"}
+_MEANS = {
+    HOLDS: "every case that was tried agrees with it",
+    HOLDS_WHEN: "it is right under the condition that is given, with an example on each side of it",
+    DOES_NOT_HOLD: "there is a counter-example, the smallest that was found; what to say instead was tried as well",
+}
 
-_STYLE = """
-* { box-sizing: border-box; }
-body { font: 16px/1.55 Georgia, "Times New Roman", serif; color: #1d1d1f; background: #fbfaf8; margin: 0; }
-main { max-width: 56rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 2rem; margin: 0 0 .25rem; }
-h2 { margin: 3rem 0 .75rem; border-bottom: 2px solid #ddd6cb; padding-bottom: .3rem; }
-h3 { font-size: 1.08rem; margin: 0; line-height: 1.4; }
-p { margin: .5rem 0; }
-.place, .method, .small, summary { color: #5d5a55; font-size: .88rem; }
-article { background: #fff; border: 1px solid #e6e0d6; border-left: 6px solid #888; border-radius: 4px;
-  padding: 1rem 1.2rem; margin: 1rem 0; break-inside: avoid; }
-article.yes { border-left-color: #2f7d4f; }
-article.when { border-left-color: #b7791f; }
-article.no { border-left-color: #b42318; }
-.verdict { display: inline-block; font: 600 .8rem/1 system-ui, sans-serif; padding: .3rem .55rem;
-  border-radius: 3px; color: #fff; }
-.yes .verdict, .verdict.yes { background: #2f7d4f; }
-.when .verdict, .verdict.when { background: #96600f; }
-.no .verdict, .verdict.no { background: #b42318; }
-.key { background: #f7f3ec; padding: .6rem .8rem; border-radius: 3px; margin: .7rem 0; overflow-wrap: anywhere; }
-.key b { font-family: system-ui, sans-serif; font-size: .85rem; }
-ul.evidence { font: .84rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace; margin: .6rem 0; padding-left: 0;
-  list-style: none; overflow-wrap: anywhere; }
-figure { margin: .8rem 0 0; overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .95rem; }
-td, th { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid #e6e0d6;
-  overflow-wrap: anywhere; }
-td.n, th.n { text-align: right; overflow-wrap: normal; }
-a { color: #1f4e8c; }
-code { font-size: .85rem; }
-summary { cursor: pointer; }
-@media print { body { background: #fff; } }
-"""
+TITLES = {
+    "scores_and_scaling": "Scores and their scale",
+    "softmax": "The softmax",
+    "temperature": "Temperature",
+    "perturbation": "Disturbing a key or a query",
+    "permutation": "Order and permutations",
+    "selection": "Hard and soft selection",
+    "masks": "Masks",
+    "training_and_generation": "Training and generation",
+    "positions": "Positions",
+    "multihead": "Many heads",
+    "complexity": "What it costs",
+    "sparse": "Sparse attention",
+    "norms_and_residuals": "Norms and residual connections",
+    "feed_forward": "The feed-forward layer",
+    "training": "Training",
+    "dedup_decoder": "A decoder that sorts and drops repeats",
+    "convnet": "Convolutional networks",
+    "recurrent": "Recurrent networks",
+    "logistic": "Logistic regression",
+    "autoencoder": "Auto-encoders",
+    "vision": "Vision Transformers",
+    "data_efficiency": "Transformer against convolution as the data grow",
+    "inductive_bias": "Inductive bias",
+}
 
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
-    by_source = {d: [o for o in outcomes if o.claim.source == d] for d in DOCUMENTS}
-    by_source = {d: found for d, found in by_source.items() if found}
-    wrong = [o for o in outcomes if o.verdict == DOES_NOT_HOLD]
+    documents = [(d, [o for o in outcomes if o.claim.source == d]) for d in DOCUMENTS]
+    documents = [(d, found) for d, found in documents if found]
+    numbers = {
+        o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)
+    }
+    style = (resources.files("clearhead.claims") / "page.css").read_text(encoding="utf-8")
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>The ledger of claims</title><style>{_STYLE}</style></head><body><main>",
-        "<h1>The ledger of claims</h1>",
-        f"<p>{len(outcomes)} statements about attention, Transformers and their neighbours, taken "
-        "from five courses and exams and "
-        "each tried by a program. The program decides: by exact arithmetic where that is possible, "
-        "by an experiment with a stated "
-        f"accuracy where it is not. Seed {seed}.</p>",
-        _how_to_read(),
-        _overview(by_source),
+        f'<title>The ledger of claims</title><style>{style}</style></head><body><main id="top">',
+        _opening(len(outcomes), len(documents), seed),
+        _contents(documents),
+        _wrong([o for o in outcomes if o.verdict == DOES_NOT_HOLD], numbers),
     ]
-    if wrong:
-        rows = "".join(
-            f'<tr><td><a href="#{o.claim.id}">{escape(o.claim.says)}</a></td>'
-            f"<td>{escape(o.counter_example)}</td></tr>"
-            for o in wrong
-        )
-        parts.append(
-            "<h2>What does not hold as "
-            "printed</h2><table><thead><tr><th>statement</th><th>counter-example</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>"
-        )
-    for i, (source, found) in enumerate(by_source.items()):
-        parts.append(f'<h2 id="document-{i}">{escape(source)}</h2>')
-        parts += [_entry(o) for o in found]
+    for i, (source, found) in enumerate(documents, 1):
+        parts.append(f'<h2 id="document-{i}">{i}. {escape(source)}</h2>')
+        for theme, entries in groupby(found, key=lambda o: o.claim.theme):
+            parts.append(f'<h3 id="document-{i}-{theme}">{escape(title(theme))}</h3>')
+            parts += [_entry(o, numbers[o.claim.id]) for o in entries]
+        parts.append('<p class="top"><a href="#top">Back to the contents</a></p>')
     parts.append("</main></body></html>\n")
     return "\n".join(parts)
 
 
-def _how_to_read() -> str:
+def title(theme: str) -> str:
+    """A theme in words."""
+    return TITLES.get(theme, theme.replace("_", " "))
+
+
+def _opening(n_claims: int, n_documents: int, seed: int) -> str:
+    legend = "".join(
+        f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS
+    )
+    boxes = "".join(
+        f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS
+    )
     return (
-        '<p class="small"><span class="verdict yes">holds</span> every case that was tried agrees. '
-        '<span class="verdict when">holds when …</span> it is right under the condition given, with an example on '
-        "each side. "
-        '<span class="verdict no">does not hold as printed</span> there is a counter-example; the correct statement '
-        "follows and was tried as well. In the evidence ✓ is a case in which the statement is right, ✗ one in which "
-        "it is not.</p>"
+        "<h1>The ledger of claims</h1>"
+        f'<p class="lead">{n_claims} statements about attention, Transformers and their neighbours from '
+        f"{_count(n_documents)}, each tried by a program.</p>"
+        "<p>The statements are in our own words, next to the place where they stand. The program decides: by proof or exact "
+        "arithmetic where that is possible, by an experiment with a stated accuracy where it is not. In the evidence ✓ is a "
+        "case in which the statement is right and ✗ one in which it is not. Any entry can be tried again with "
+        f"<code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
+        f'<div class="legend">{legend}</div>'
+        f'<div class="controls">Show: {boxes}<br><label><input type="checkbox" id="quiz"> Questions only: decide first, '
+        "then point at an entry to see its answer (or print the page as a worksheet)</label></div>"
     )
 
 
-def _overview(by_source: dict[str, list[Outcome]]) -> str:
-    rows = []
-    for i, (source, found) in enumerate(by_source.items()):
+def _count(n: int) -> str:
+    words = {1: "one course or exam", 2: "two", 3: "three", 4: "four", 5: "five"}
+    return words[1] if n == 1 else f"{words.get(n, str(n))} courses and exams"
+
+
+def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
+    rows, items = [], []
+    for i, (source, found) in enumerate(documents, 1):
         count = Counter(o.verdict for o in found)
         cells = "".join(f'<td class="n">{count[v]}</td>' for v in _CLASS)
-        rows.append(
-            f'<tr><td><a href="#document-{i}">{escape(source)}</a></td><td class="n">{len(found)}</td>{cells}</tr>'
+        link = f'<a href="#document-{i}">{i}. {escape(source)}</a>'
+        rows.append(f'<tr><td>{link}</td><td class="n">{len(found)}</td>{cells}</tr>')
+        themes = "".join(
+            f'<li><a href="#document-{i}-{theme}">{escape(title(theme))}</a></li>'
+            for theme in dict.fromkeys(o.claim.theme for o in found)
         )
-    total = Counter(o.verdict for found in by_source.values() for o in found)
+        strip = "".join(
+            f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" title="{escape(o.claim.says)}">{_MARK[o.verdict]}</a>'
+            for o in found
+        )
+        items.append(
+            f'<li>{link}<ul class="themes">{themes}</ul><div class="strip answers">{strip}</div></li>'
+        )
+    total = Counter(o.verdict for _, found in documents for o in found)
     cells = "".join(f'<td class="n"><b>{total[v]}</b></td>' for v in _CLASS)
     head = "".join(f'<th class="n">{_LABEL[v]}</th>' for v in _CLASS)
     return (
-        f'<table><thead><tr><th>document</th><th class="n">statements</th>{head}</tr></thead><tbody>{"".join(rows)}'
-        f'<tr><td><b>all</b></td><td class="n"><b>{sum(total.values())}</b></td>{cells}</tr></tbody></table>'
+        '<div class="wide"><table class="summary"><thead>'
+        f'<tr><th>document</th><th class="n">statements</th>{head}</tr></thead>'
+        f'<tbody>{"".join(rows)}<tr><td><b>all</b></td><td class="n"><b>{sum(total.values())}</b></td>{cells}</tr></tbody>'
+        f'</table></div><h2>Contents</h2><ul class="contents">{"".join(items)}</ul>'
     )
 
 
-def _with_code(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _entry(o: Outcome) -> str:
-    c = o.claim
-    key = ""
-    if o.verdict == HOLDS_WHEN:
-        key = (
-            f'<div class="key"><b>Condition</b> {escape(c.when)}.<br><b>With it</b> {escape(o.example_for)}<br>'
-            f"<b>Without it</b> {escape(o.example_against)}</div>"
-        )
-    if o.verdict == DOES_NOT_HOLD:
-        key = (
-            f'<div class="key"><b>Counter-example</b> {escape(o.counter_example)}<br>'
-            f"<b>Correct</b> {escape(o.correct)}</div>"
-        )
-    evidence = "".join(f"<li>{escape(e)}</li>" for e in o.evidence)
-    figure = f"<figure>{o.figure.svg()}</figure>" if o.figure else ""
+def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
+    if not outcomes:
+        return ""
+    place = {name: i for i, name in enumerate(numbers)}
+    rows = "".join(
+        f'<tr><td class="n">{numbers[o.claim.id]}</td><td><a href="#{o.claim.id}">{typeset(o.claim.says)}</a></td>'
+        f"<td>{typeset(o.counter_example)}</td><td>{typeset(o.correct)}</td></tr>"
+        for o in sorted(outcomes, key=lambda o: place[o.claim.id])
+    )
+    head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
-        f'<article class="{_CLASS[o.verdict]}" id="{c.id}"><h3>{escape(c.says)}</h3>'
-        f'<p><span class="verdict">{_LABEL[o.verdict]}</span> '
-        f'<span class="place">{escape(c.place)} · <code>{c.id}</code></span></p>'
-        f'{key}<p class="method">How it was tried: {_with_code(c.method)}</p>'
-        f'<details open><summary>Evidence</summary><ul class="evidence">{evidence}</ul></details>{figure}</article>'
+        '<div class="answers"><h2 id="wrong">What does not hold as printed</h2><table class="summary wrong"><thead>'
+        f"<tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _key(o: Outcome) -> str:
+    """What decides, in a box."""
+    if o.verdict == HOLDS_WHEN:
+        rows = [
+            ("Holds when", f"{o.claim.when}."),
+            ("With it", o.example_for),
+            ("Without it", o.example_against),
+        ]
+    elif o.verdict == DOES_NOT_HOLD:
+        rows = [("Counter-example", o.counter_example), ("Say instead", o.correct)]
+    else:
+        return ""
+    first = {"Holds when", "Say instead"}
+    body = "".join(
+        f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>"
+        for name, text in rows
+    )
+    return f'<dl class="key answer">{body}</dl>'
+
+
+def _entry(o: Outcome, number: str) -> str:
+    c = o.claim
+    evidence = "".join(
+        f'<tr class="{"ok" if case.ok else "not"}"><td>{"✓" if case.ok else "✗"}</td><td>{typeset(case.what)}</td>'
+        f"<td>{typeset(case.got)}</td></tr>"
+        for case in o.cases
+    )
+    notes = "".join(f"<li>{typeset(note)}</li>" for note in o.notes)
+    notes = f'<ul class="notes answer">{notes}</ul>' if notes else ""
+    figure = f'<figure class="answer">{o.figure.svg()}</figure>' if o.figure else ""
+    return (
+        f'<article class="{_CLASS[o.verdict]}" id="{c.id}" tabindex="-1"><span class="number">{number}</span>'
+        f"<h4>{typeset(c.says)}</h4>"
+        f'<p class="meta"><span class="verdict answer">{_LABEL[o.verdict]}</span> '
+        f"{escape(c.place)} · <code>{c.id}</code></p>"
+        f'{_key(o)}<p class="method answer"><b>How it was tried.</b> {typeset(c.method)}</p>'
+        f'<table class="evidence answer"><tbody>{evidence}</tbody></table>{notes}{figure}</article>'
     )

@@ -41,22 +41,21 @@ def identity_layer(t: Trial) -> None:
     "1.3c",
     "If every query has its greatest similarity with one specific key, A is a permutation matrix.",
     method="Two queries, two keys, exact limit β → ∞: rows and columns of A counted.",
+    when="different queries have different such keys; otherwise one value is copied twice and another is lost",
 )
 def permutation_layer(t: Trial) -> None:
-    a = hard_weights([[1], [2]], [[1], [0]])
-    columns = [sum(col, Fraction(0)) for col in zip(*a, strict=False)]
-    t.case(
-        "queries 1, 2 and keys 1, 0: A (rows are queries)",
-        f"{exact.show(a)}, column sums {exact.show(columns)}",
-        all(c == 1 for c in columns),
-    )
-    b = hard_weights([[1, 0], [0, 1]], [[0, 1], [1, 0]])
-    good = [sum(col, Fraction(0)) for col in zip(*b, strict=False)] == [1, 1]
-    t.instead(
-        "The chosen keys also have to be different for different queries; otherwise a value is "
-        "copied twice and another lost.",
-        good,
-    )
+    for queries, keys, apart in (
+        ([[1, 0], [0, 1]], [[0, 1], [1, 0]], True),
+        ([[1], [2]], [[1], [0]], False),
+    ):
+        a = hard_weights(queries, keys)
+        columns = [sum(column, Fraction(0)) for column in zip(*a, strict=True)]
+        t.case(
+            f"queries {exact.show(queries)}, keys {exact.show(keys)}: A (rows are queries)",
+            f"{exact.show(a)}, column sums {exact.show(columns)}",
+            all(c == 1 for c in columns),
+            inside=apart,
+        )
 
 
 @claim(
@@ -79,7 +78,7 @@ def selected_value(t: Trial) -> None:
     HOMEWORK,
     "1.3d, example",
     "With weights (¼, ½, ¼) on positions i − 1, i, i + 1 attention is a convolution with a kernel of size 3.",
-    method="`attend` with a bias ln(kernel) on the distance against conv1d, positions 1 … 9.",
+    method="`attend` with a bias ln(kernel) on the distance against `conv1d`, positions 1 … 9.",
     when="the position is not at an edge, and the kernel is non-negative and sums to 1",
 )
 def attention_as_convolution(t: Trial) -> None:
@@ -120,6 +119,7 @@ def attention_as_convolution(t: Trial) -> None:
     "To predict the verb at [MASK], a head has high attention from 'cats' to [MASK].",
     method="One layer, rows are queries: does the prediction at [MASK] depend on the row of 'cats' "
     "or on that of [MASK]?",
+    when="'from cats to [MASK]' is the way that information goes; the query that looks is the one at [MASK]",
 )
 def cats_to_mask(t: Trial) -> None:
     v = exact.matrix([[1, 0], [0, 1], [0, 0], [2, 2]])  # The, cats, [MASK], running
@@ -131,9 +131,62 @@ def cats_to_mask(t: Trial) -> None:
     base = exact.times(flat, v)[2]
     one, other = exact.times(from_cats, v)[2], exact.times(from_mask, v)[2]
     t.case(
-        "output at [MASK] once 'cats' attends to it", f"{exact.show(base)} → {exact.show(one)}", one != base
-    )
-    t.instead(
-        "What reaches [MASK] is decided by its own query: the attention has to go from [MASK] to 'cats'.",
+        "the query at [MASK] looks at 'cats': output at [MASK]",
+        f"{exact.show(base)} → {exact.show(other)}, the value of 'cats'",
         other != base and other == v[1],
     )
+    t.case(
+        "the query at 'cats' looks at [MASK]: output at [MASK]",
+        f"{exact.show(base)} → {exact.show(one)}",
+        one != base,
+        inside=False,
+    )
+
+
+@claim(
+    "weights-interpretable",
+    HOMEWORK,
+    "1.4b.5",
+    "Attention weights show which parts of the input the model focuses on when it makes an output.",
+    method="What a token adds to the output is its weight times its value. Two tokens in fractions: weights against the "
+    "share of the output that each is responsible for.",
+    when="the values are of like size; a large weight on a value of zero adds nothing",
+)
+def weights_interpretable(t: Trial) -> None:
+    a = exact.weights([3, 0])
+    for values, alike in (((1, 1), True), ((0, 1), False)):
+        parts = [w * v for w, v in zip(a, values, strict=True)]
+        shares = [part / sum(parts) for part in parts]
+        t.case(
+            f"values {exact.show(values)}, weights {exact.show(a)}: shares of the output",
+            exact.show(shares),
+            (shares[0] > shares[1]) == (a[0] > a[1]),
+            inside=alike,
+        )
+
+
+@claim(
+    "dropout-diffuses",
+    HOMEWORK,
+    "1.1d, implementation",
+    "Dropout on the attention weights encourages them to spread over several values.",
+    method="With dropout p on the weights (and division by 1 − p) the expected squared error for an answer 1 is exactly "
+    "(Σ a v − 1)² + p/(1 − p) · Σ a² v². All weights of 4 keys in twelfths, p = 1/10: which are best?",
+)
+def dropout_diffuses(t: Trial) -> None:
+    p, points = Fraction(1, 10), exact.simplex(4, 12)
+    alike = min(points, key=lambda a: dropout_error(a, (1, 1, 1, 1), p))
+    t.case("four equal values: best weights", exact.show(alike), alike == (Fraction(1, 4),) * 4)
+    hard = dropout_error((Fraction(1), Fraction(0), Fraction(0), Fraction(0)), (1, 1, 1, 1), p)
+    t.note(f"expected error there {dropout_error(alike, (1, 1, 1, 1), p)}, with one key alone {hard}")
+    one = min(points, key=lambda a: dropout_error(a, (1, 0, 0, 0), p))
+    t.case("only the first carries the answer, the others 0: best weights", exact.show(one), one[0] < 1)
+    alone = min(points, key=lambda a: dropout_error(a, (1, 0, 0, 0), Fraction(0)))
+    t.note(f"without dropout the best weights there are {exact.show(alone)}")
+
+
+def dropout_error(a: tuple[Fraction, ...], values: tuple[int, ...], p: Fraction) -> Fraction:
+    """E (Σ m a v / (1 − p) − 1)² where each m is 0 with chance p: bias² + variance."""
+    mean = sum((w * v for w, v in zip(a, values, strict=True)), Fraction(0))
+    variance = p / (1 - p) * sum((w * w * v * v for w, v in zip(a, values, strict=True)), Fraction(0))
+    return (mean - 1) ** 2 + variance

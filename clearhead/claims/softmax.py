@@ -39,18 +39,29 @@ def weights_sum(t: Trial) -> None:
     ANSWERED,
     "Q1b, key insight",
     "Softmax preserves the relative magnitudes of the scores.",
-    method="Ratio of two weights against the ratio of their scores, symbolically.",
+    method="Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then the "
+    "ratio of two weights against that of their scores.",
+    when="it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)",
 )
 def relative_magnitudes(t: Trial) -> None:
-    low, high = exact.softmax((sp.Integer(1), sp.Integer(2)))
-    ratio = sp.simplify(high / low)
-    t.case("scores 1 and 2 (ratio 2)", f"weights in the ratio e = {float(ratio):.3f}", ratio == 2)
     s, r = sp.symbols("s r", real=True)
     a, b = exact.softmax((s, r))
-    t.instead(
-        "Order is kept, and a difference of scores becomes the logarithm of the ratio of weights: "
-        "ln(a/b) = s − r.",
-        sp.simplify(a / b - sp.exp(s - r)) == 0,
+    left = sp.simplify(a / b - sp.exp(s - r))
+    t.case("any scores s and r: a/b − e^(s − r)", left, left == 0)
+    ordered = all(
+        (x > y) == (z > w)
+        for scores in ((1, 2), (-3, 0), (5, 5))
+        for x, z in zip(scores, exact.weights(scores), strict=True)
+        for y, w in zip(scores, exact.weights(scores), strict=True)
+    )
+    t.case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
+    low, high = exact.softmax((sp.Integer(1), sp.Integer(2)))
+    ratio = sp.simplify(high / low)
+    t.case(
+        "scores 1 and 2, in the ratio 2",
+        f"weights in the ratio e = {float(ratio):.3f}",
+        ratio == 2,
+        inside=False,
     )
 
 

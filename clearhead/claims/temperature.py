@@ -81,7 +81,7 @@ def never_uniform_is_false(t: Trial) -> None:
     t.case("z = (7, 7, 7, 7), T = 3", exact.show(found), found == [sp.Rational(1, 4)] * 4)
     other = at_temperature((1, 0), sp.Integer(3))
     t.note(
-        f"for z = (1, 0), T = 3 they are {[f'{float(x):.3f}' for x in other]}: the option is true of "
+        f"for z = (1, 0), T = 3 they are {', '.join(f'{float(x):.3f}' for x in other)}: the option is true of "
         "unequal z"
     )
 
@@ -99,7 +99,7 @@ def equal_scores_any_real_t(t: Trial) -> None:
         found = at_temperature((2, 2, 2, 2), value)
         t.case(f"T = {value}", exact.show(found), found == [sp.Rational(1, 4)] * 4)
     scaled = sp.Integer(2) / sp.Integer(0)
-    t.case("T = 0", f"z/T is not finite ({scaled})", scaled.is_finite, inside=False)
+    t.case("T = 0", "z/T is not finite", scaled.is_finite, inside=False)
 
 
 @claim(
@@ -174,15 +174,24 @@ def zero_temperature_examples(t: Trial) -> None:
     FINAL,
     "Part 3, Problem 2.2",
     "For a score vector s of size d, Transformers use the temperature √d.",
-    method="3 keys of width 2: `attend` against softmax(s/√3) (size of s) and softmax(s/√2) (width "
-    "of the keys).",
+    method="`attend` against softmax(s/√size of s) and softmax(s/√width of the keys): one query 1 and the keys 1 and 0 of "
+    "width 1, then random ones, 3 keys of width 2.",
 )
 def scale_by_length(t: Trial) -> None:
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     q = torch.randn(1, 1, 1, 2, generator=t.generator, dtype=torch.float64)
     k = torch.randn(1, 1, 3, 2, generator=t.generator, dtype=torch.float64)
-    s = (q @ k.mT).flatten()
-    used = attend(q, k, torch.eye(3, dtype=torch.float64)[None, None], scores=ScaledDot()).flatten()
-    gap = (used - (s / math.sqrt(3)).softmax(0)).abs().max().item()
-    t.case("3 keys of width 2, T = √3", f"differs by {gap:.3f}", gap < 1e-12)
-    right = (used - (s / math.sqrt(2)).softmax(0)).abs().max().item()
-    t.instead("The d of √d is the width of queries and keys, not the number of scores.", right < 1e-12)
+    right = True
+    for query, keys in ((one, torch.cat((one, 0 * one), 2)), (q, k)):
+        n, width = keys.shape[-2:]
+        s = (query @ keys.mT).flatten()
+        identity = torch.eye(n, dtype=torch.float64)[None, None]
+        used = attend(query, keys, identity, scores=ScaledDot()).flatten()
+        by_size = (s / math.sqrt(n)).softmax(0)
+        t.case(
+            f"{n} keys of width {width}: first weight, used and with T = √{n}",
+            f"{used[0]:.4f} and {by_size[0]:.4f}",
+            torch.allclose(used, by_size, atol=1e-12),
+        )
+        right &= torch.allclose(used, (s / math.sqrt(width)).softmax(0), atol=1e-12)
+    t.instead("The d of √d is the width of queries and keys, not the number of scores.", right)

@@ -60,7 +60,8 @@ def cls_sees_all(t: Trial) -> None:
 )
 def cls_position(t: Trial) -> None:
     rows = {tuple(p.shape) for name, p in small(t.seed).named_parameters() if "positions" in name}
-    t.case("2 × 3 patches: shape of the positions", rows, rows == {(2 * 3 + 1, 8)})
+    shown = " and ".join(str(row) for row in rows)
+    t.case("2 × 3 patches: shape of the positions", shown, rows == {(2 * 3 + 1, 8)})
 
 
 @claim(

@@ -28,7 +28,7 @@ _COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red"}
 @claims.callback(invoke_without_command=True)
 @no_type_check
 def overview(context: typer.Context) -> None:
-    """All statements by document, with verdict and the figure that decides. Trying all of them takes about a minute."""
+    """All statements by document, with verdict and the figure that decides. Trying them all takes about 15 seconds."""
     if context.invoked_subcommand is None:
         _print_tables(_run([], 0))
 

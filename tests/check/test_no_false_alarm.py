@@ -47,6 +47,7 @@ def test_modules_of_torch(batch_first):
             torch.nn.TransformerEncoderLayer(12, 3, **sizes), 2, enable_nested_tensor=False
         ),
         torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(12, 3, **sizes), 2),
+        torch.nn.Transformer(12, 3, 2, 2, **sizes),
     ):
         report = check(module)
         assert report.ok, str(report)
@@ -59,3 +60,37 @@ def test_a_vision_transformer_of_timm():
     report = check(timm.models.VisionTransformer(**sizes))
     assert report.ok, str(report)
     assert report["batch invariance"].verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    "kind", ["decoder", "decoder, rotary", "decoder, a window", "encoder", "pair", "pictures"]
+)
+def test_models_of_x_transformers(kind):
+    pytest.importorskip("loguru", reason="x-transformers is an optional peer with optional parts of its own")
+    x = pytest.importorskip("x_transformers", reason="the peers are an optional dependency")
+    sizes = {"dim": 12, "depth": 2, "heads": 3, "attn_dim_head": 4}
+    more = {
+        "decoder, rotary": {"rotary_pos_emb": True, "rotary_emb_dim": 4},
+        "decoder, a window": {"attn_max_attend_past": 3},
+    }
+
+    def text(layers):
+        return x.TransformerWrapper(num_tokens=31, max_seq_len=37, attn_layers=layers)
+
+    torch.manual_seed(0)
+    if kind == "pair":
+        half = {"num_tokens": 31, "depth": 2, "heads": 3, "max_seq_len": 37}
+        module = x.XTransformer(
+            dim=12, **{f"{side}_{key}": n for side in ("enc", "dec") for key, n in half.items()}
+        )
+    elif kind == "pictures":
+        module = x.ViTransformerWrapper(
+            image_size=16, patch_size=8, num_classes=7, attn_layers=x.Encoder(**sizes)
+        )
+    elif kind == "encoder":
+        module = text(x.Encoder(**sizes))
+    else:
+        module = text(x.Decoder(**sizes, **more.get(kind, {})))
+    report = check(module)
+    assert report.ok, str(report)
+    assert not [finding for finding in report if "refused" in finding.cause]

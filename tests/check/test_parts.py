@@ -22,11 +22,12 @@ from clearhead.check import (
     check,
     subject_of,
 )
-from clearhead.check.gallery import GALLERY
+from clearhead.check.gallery import CORRECT, GALLERY
 from clearhead.check.lab import Lab
 from clearhead.check.noise import Rounding, difference
 from clearhead.check.properties.causality import gradient, influence, reach
-from clearhead.check.specimens import Language
+from clearhead.check.properties.padding import PaddingInvariance
+from clearhead.check.specimens import Language, Pair
 from clearhead.check.witness import Witness
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, window
@@ -158,6 +159,59 @@ def test_a_witness_reads_the_scale_off_the_operations():
         assert witness.facts.scales == [(0.25, 5, 3)]
 
 
+def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
+    class PlaceEmbedding(nn.Module):
+        """Takes the ids for their number only; its rows (T, M) have no batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(37, 5))
+
+        def forward(self, ids):
+            return self.rows[: ids.shape[1]]
+
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.tokens = PlaceEmbedding(), nn.Embedding(29, 5)
+
+        def forward(self, ids):
+            return (self.places(ids) + self.tokens(ids)).cumsum(1)
+
+    lab = Lab(subject_of(Running(), inputs=Ids(29), causal=True, max_len=37))
+    assert torch.equal(gradient(lab, lab.case) > 0, torch.ones(11, 11, dtype=torch.bool).tril())
+
+
+# ---------------------------------------------------------------------- padding
+
+
+def test_both_inputs_of_a_pair_are_padded_on_both_sides():
+    lab = Lab(CORRECT["encoder-decoder"]())
+    kinds = {seen.kind for seen in PaddingInvariance().look(lab, lab.case)}
+    assert kinds == {
+        f"{which}{side}, {what}"
+        for which in ("", "target, ")
+        for side, whats in (
+            ("right", ("nothing hidden", "amount", "content")),
+            ("left", ("amount", "content")),
+        )
+        for what in whats
+    }
+
+
+def test_a_target_is_padded_only_where_there_is_a_way_to_say_so():
+    padded_too = subject_of(Pair(), inputs=Ids(29), source=Ids(29), padding=TrueIsReal("keep"), max_len=37)
+    lab = Lab(padded_too)
+    assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().look(lab, lab.case))
+
+
+def test_the_mask_of_a_target_is_told_by_its_meaning():
+    how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": TrueIsReal("keep"), "max_len": 37}
+    wrong = check(Pair(), **how, target_padding=TrueIsHidden("target_keep"))
+    assert {f.property for f in wrong.failures} == {"padding invariance", "mask polarity"}
+    assert "of the target" in wrong["mask polarity"].where
+
+
 # ---------------------------------------------------------------------- modules that are not known
 
 
@@ -250,6 +304,12 @@ def test_a_report_is_text_html_and_json():
             {"inputs": Values((3,)), "padding": "mask"},
             ConfigError,
             "padding is 'mask'; expected TrueIs",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "target_padding": "mask"},
+            ConfigError,
+            "target_padding is 'mask'; expected TrueIs",
         ),
         (
             nn.Linear(3, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -10,7 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from clearhead.claims import ledger, report
+from clearhead.claims import DOCUMENTS, ledger, report
+from clearhead.claims.report import TITLES
 from clearhead.cli.app import app
 from clearhead.cli.app import run as run_command
 
@@ -96,7 +98,7 @@ def test_one_line_for_an_error(run, arguments, message):
 class Page(HTMLParser):
     """Collects ids and links, and refuses tags that do not nest."""
 
-    EMPTY = ("meta", "br", "line", "rect", "polyline")
+    EMPTY = ("meta", "br", "input", "line", "rect", "polyline", "circle")
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,8 +134,25 @@ def test_the_report_is_one_whole_page(outcomes):
     assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
     for o, colour in (("holds", "yes"), ("holds when", "when"), ("does not hold", "no")):
         assert page.verdicts.count(colour) == sum(x.verdict == o for x in outcomes.values())
+    assert set(ledger.THEMES) <= set(TITLES)
+    for theme in {o.claim.theme for o in outcomes.values()}:
+        assert f">{TITLES[theme]}</h3>" in text
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.S):
         ET.fromstring(svg)
+
+
+def test_the_report_shows_each_statement_with_all_its_evidence(outcomes):
+    """By number, document after document, and what does not hold first of all, in the same order."""
+    text = report(list(outcomes.values()))
+    plain = html.unescape(re.sub(r"<[^>]+>", "", text))
+    by_document = [o for d in DOCUMENTS for o in outcomes.values() if o.claim.source == d]
+    assert re.findall(r'<article class="\w+" id="([\w-]+)"', text) == [o.claim.id for o in by_document]
+    wrong = [o.claim.id for o in by_document if o.verdict == "does not hold"]
+    table = text[text.index('id="wrong"') : text.index('id="document-1"')]
+    assert re.findall(r'href="#([\w-]+)"', table) == wrong
+    assert text.count("<tr class=") == sum(len(o.cases) for o in outcomes.values())
+    for word in ("Say instead", "Holds when", "How it was tried.", "Contents", "Questions only"):
+        assert word in plain
 
 
 def test_the_report_is_written(run, few, tmp_path):

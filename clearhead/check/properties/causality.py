@@ -49,6 +49,9 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
             ids = args[0] if args else None
             if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, case.x):
                 return out
+            # A table of positions may be handed the ids, too, for their number: its rows are not a batch's tokens.
+            if not isinstance(out, Tensor) or out.shape[:-1] != ids.shape:
+                return out
             leaf.append(out.detach().requires_grad_())
             return leaf[0]
 

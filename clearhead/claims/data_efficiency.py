@@ -1,0 +1,257 @@
+"""A vision Transformer against a convolutional network as the data grow: inductive bias, seen in numbers.
+
+The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that
+`python -m clearhead.claims.study` writes and that comes with the package. What is compared was trained on the same pictures
+in the same order, so differences are taken seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import HOMEWORK
+from clearhead.claims.study.plan import WHOLE
+from clearhead.claims.study.results import Row, Study
+
+SMALL = 4_000  # pictures: what these claims call little data
+REDRAWN = (
+    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the smallest "
+    "network in part on a CPU); "
+    "`python -m clearhead.claims.study` makes it again. 95 % intervals: Student's t over seeds where there are three or "
+    "more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
+)
+_NAMES = {
+    "vit": "Transformer",
+    "cnn": "convolution",
+    "vit-large": "larger Transformer",
+    "exam-cnn": "an exam's network",
+}
+# Student's t, two-sided 95 %, for 2, 3, … degrees of freedom, and for infinitely many.
+_T95 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_Z95 = 1.960
+
+
+@cache
+def study() -> Study:
+    """The file that comes with the package."""
+    return Study.read()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference of shares, with its 95 % interval."""
+
+    mean: float
+    half: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], sampling: float) -> Interval:
+        """Of differences seed by seed; `sampling` is the standard error of one from the validation pictures alone."""
+        n = len(values)
+        mean = sum(values) / n
+        if n < 3:
+            return cls(mean, _Z95 * sampling, n)
+        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+        return cls(mean, _T95[min(n - 2, len(_T95)) - 1] * spread / math.sqrt(n), n)
+
+    @property
+    def above(self) -> bool:
+        return self.mean - self.half > 0
+
+    @property
+    def below(self) -> bool:
+        return self.mean + self.half < 0
+
+    def __str__(self) -> str:
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{100 * self.mean:+.1f} ± {100 * self.half:.1f} points ({seeds})".replace("-", "−")
+
+
+Cell = tuple[str, int, str]  # network, training pictures, whole or moved
+Measure = Callable[[Row], float]
+
+
+def accuracy(row: Row) -> float:
+    return row.validation
+
+
+def overfit(row: Row) -> float:
+    """By how much it is better on what it was trained on."""
+    return row.training - row.validation
+
+
+def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> Interval:
+    """A signed sum of measures, seed by seed, for the seeds that have all of them."""
+    found = [(sign, study().of(*cell)) for sign, cell in terms]
+    seeds = sorted(set.intersection(*(set(rows) for _, rows in found)))
+    values = [sum(sign * measure(rows[seed]) for sign, rows in found) for seed in seeds]
+    n = study().about["data"]["validation"]
+    shares = [rows[seeds[0]].validation for _, rows in found]
+    return Interval.of(values, math.sqrt(sum(p * (1 - p) / n for p in shares)))
+
+
+def lead(first: str, second: str, n: int, *, pictures: str = WHOLE, measure: Measure = accuracy) -> Interval:
+    """How much higher `first` is than `second`."""
+    return contrast([(1, (first, n, pictures)), (-1, (second, n, pictures))], measure)
+
+
+def pictures_of(n: int) -> str:
+    return f"{n:,} pictures"
+
+
+def mean(network: str, n: int, pictures: str = WHOLE) -> float:
+    rows = study().of(network, n, pictures).values()
+    return sum(row.validation for row in rows) / len(rows)
+
+
+def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
+    """Accuracy over the number of training pictures: mean over the seeds, with the lowest and the highest."""
+    trained = [name for name in networks if study().sizes([name], pictures)]
+    sizes = sorted({n for name in trained for n in study().sizes([name], pictures)})
+    means: dict[str, list[float]] = {}
+    ends: dict[str, list[tuple[float, float]]] = {}
+    for name in trained:
+        label = f"{_NAMES[name]}, {study().about['networks'][name]['weights']:,} weights"
+        values = [[row.validation for row in study().of(name, n, pictures).values()] for n in sizes]
+        means[label] = [sum(v) / len(v) if v else math.nan for v in values]
+        ends[label] = [(min(v), max(v)) if v else (math.nan, math.nan) for v in values]
+    y = "validation accuracy, mean and range over seeds"
+    return Lines(title, "training pictures", y, sizes, means, log_x=True, spread=ends)
+
+
+@claim(
+    "cnn-better-on-little",
+    HOMEWORK,
+    "1.5d.1",
+    "On small data sets convolutional networks outperform vision Transformers of comparable size.",
+    method=REDRAWN
+    + "A Transformer and a residual network of about equal weights and equally many updates, each with the "
+    f"learning rate that was best on held-out pictures; up to {SMALL:,} training pictures.",
+)
+def cnn_better_on_little(t: Trial) -> None:
+    for n in study().sizes(["vit", "cnn"]):
+        if n > SMALL:
+            continue
+        found = lead("cnn", "vit", n)
+        t.case(f"{pictures_of(n)}: convolution − Transformer", found, found.above)
+        if not found.above:
+            t.instead(
+                f"At {pictures_of(n)} the convolutional network is not better: {found}.", not found.above
+            )
+    t.draw(drawn("Accuracy as the data grow", *_NAMES))
+
+
+@claim(
+    "gap-narrows",
+    HOMEWORK,
+    "1.5d.2",
+    "With more data the gap between convolutional networks and vision Transformers narrows.",
+    method=REDRAWN
+    + f"The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the "
+    "errors of the Transformer for each error of the convolutional network.",
+    when="the gap is counted in points of accuracy; as a ratio of errors it can widen all the same",
+)
+def gap_narrows(t: Trial) -> None:
+    sizes = study().sizes(["vit", "cnn"])
+    last = sizes[-1]
+    for n in sizes:
+        if n > SMALL:
+            continue
+        change = change_of_lead(n, last)
+        first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
+        got = f"{first:.1f} → {second:.1f} points, a change of {change}"
+        t.case(f"lead with {n:,} → {pictures_of(last)}", got, change.below)
+        if not change.below:
+            t.instead(f"From {n:,} to {pictures_of(last)} it does not narrow: {change}.", not change.below)
+    for n in sizes:
+        if n <= SMALL:
+            first, second = errors_for_one(n), errors_for_one(last)
+            got = f"{first:.2f} → {second:.2f}"
+            t.case(
+                f"errors for one of convolution, {n:,} → {pictures_of(last)}",
+                got,
+                second < first,
+                inside=False,
+            )
+    steps = [f"{100 * lead('cnn', 'vit', n).mean:.1f}" for n in sizes]
+    t.note(f"the lead at {', '.join(f'{n:,}' for n in sizes)} pictures: {', '.join(steps)} points")
+    t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
+    t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
+
+
+def errors_for_one(n: int) -> float:
+    """How many errors the Transformer makes for each of the convolutional network."""
+    return (1 - mean("vit", n)) / (1 - mean("cnn", n))
+
+
+def change_of_lead(before: int, after: int) -> Interval:
+    """How the lead of convolution changes between two sizes."""
+    pair = ((1, "cnn"), (-1, "vit"))
+    return contrast(
+        [(side * sign, (name, n, WHOLE)) for side, n in ((1, after), (-1, before)) for sign, name in pair]
+    )
+
+
+@claim(
+    "vit-overfits-more",
+    HOMEWORK,
+    "1.5d, explanation",
+    "On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.",
+    method=REDRAWN + "Training minus validation accuracy, Transformer minus convolution.",
+)
+def vit_overfits_more(t: Trial) -> None:
+    for n in study().sizes(["vit", "cnn"]):
+        if n > SMALL:
+            continue
+        found = lead("vit", "cnn", n, measure=overfit)
+        t.case(f"{pictures_of(n)}: overfitting, Transformer − convolution", found, found.above)
+        if not found.above:
+            t.instead(f"At {pictures_of(n)} the Transformer does not overfit more: {found}.", not found.above)
+    cost = [study().about["networks"][name]["multiplications"] / 1e6 for name in ("vit", "cnn")]
+    t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
+
+
+@claim(
+    "cnn-data-efficient",
+    HOMEWORK,
+    "1.5d, summary",
+    "Convolutional networks are more data-efficient than vision Transformers.",
+    method=REDRAWN
+    + "How many pictures the Transformer needs for the accuracy that the convolutional network has with n, "
+    "by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval.",
+)
+def cnn_data_efficient(t: Trial) -> None:
+    sizes = study().sizes(["vit", "cnn"])
+    for n in sizes[:-1]:
+        found = lead("cnn", "vit", n)
+        low, middle, high = (
+            times_as_many(n, mean("vit", n) + found.mean + side * found.half, sizes) for side in (-1, 0, 1)
+        )
+        got = f"{_times(middle, sizes)} ({_times(low, sizes)} … {_times(high, sizes)})"
+        if low is None:
+            got = _times(None, sizes)
+        t.case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
+        if low is not None and low <= 1:
+            t.instead(f"With {pictures_of(n)} neither is more efficient beyond chance.", low <= 1)
+
+
+def times_as_many(n: int, wanted: float, sizes: Sequence[int]) -> float | None:
+    """Pictures for the Transformer to reach this accuracy, over n; None where all that there are do not suffice."""
+    curve = [(math.log(m), mean("vit", m)) for m in sizes]
+    if wanted <= curve[0][1]:
+        return sizes[0] / n
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if y0 < wanted <= y1:
+            return math.exp(x0 + (x1 - x0) * (wanted - y0) / (y1 - y0)) / n
+    return None
+
+
+def _times(factor: float | None, sizes: Sequence[int]) -> str:
+    return f"more than all {sizes[-1]:,}" if factor is None else f"{factor:.1f} times as many"

@@ -1,0 +1,110 @@
+"""The feed-forward layer, and what attention alone cannot do."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+
+from clearhead.claims import exact
+from clearhead.claims.figure import Lines
+from clearhead.claims.ledger import Trial, claim
+from clearhead.claims.sources import HOMEWORK
+from clearhead.layers import FeedForward, ReLU
+
+
+@claim(
+    "attention-linear",
+    HOMEWORK,
+    "1.4d.1",
+    "Attention is primarily a linear operation, a weighted sum.",
+    method="f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.",
+    when="the weights are held fixed (linear in the values); as a function of its input it is not linear",
+)
+def attention_linear(t: Trial) -> None:
+    x = exact.matrix([[1, 0], [0, 1]])
+    double = [[2 * v for v in row] for row in x]
+    fixed = exact.attention(x, x, x), exact.attention(x, x, double)
+    twice = [[2 * v for v in row] for row in fixed[0]]
+    t.case("values doubled", f"{exact.show(fixed[1])}", fixed[1] == twice)
+    t.case(
+        "input doubled",
+        f"{exact.show(exact.attention(double, double, double))}, not {exact.show(twice)}",
+        exact.attention(double, double, double) == twice,
+        inside=False,
+    )
+
+
+@claim(
+    "ffn-positionwise",
+    HOMEWORK,
+    "1.4d",
+    "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 "
+    "is 4 × 512.",
+    method="One position disturbed; positions permuted; widths read from the library's layer.",
+)
+def ffn_positionwise(t: Trial) -> None:
+    ffn = FeedForward(512, 4 * 512, ReLU()).double()
+    t.case(
+        "widths",
+        f"{ffn.up.in_features} → {ffn.up.out_features} → {ffn.down.out_features}",
+        ffn.up.out_features == 2048,
+    )
+    x = torch.randn(1, 5, 512, generator=t.generator, dtype=torch.float64)
+    y = ffn(x)
+    moved = x.clone()
+    moved[0, 2] += 1.0
+    changed = [i for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
+    t.case("position 3 disturbed: outputs changed", [i + 1 for i in changed], changed == [2])
+    order = [3, 1, 4, 0, 2]
+    t.case(
+        "positions permuted",
+        f"{(ffn(x[:, order]) - y[:, order]).abs().max():.1e}",
+        torch.allclose(ffn(x[:, order]), y[:, order], atol=1e-12),
+    )
+
+
+@claim(
+    "ffn-universal",
+    HOMEWORK,
+    "1.4d.1",
+    "The two layers with a ReLU between them can approximate any function.",
+    method="x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is 1/(4w²), "
+    "in fractions; the library's FeedForward with these weights gives the same numbers.",
+    when="the hidden layer may be as wide as it needs: w units leave an error of 1/(4w²) for x²",
+)
+def ffn_universal(t: Trial) -> None:
+    widths, errors = (1, 2, 4, 8, 16), []
+    for w in widths:
+        middles = [Fraction(2 * i + 1, 2 * w) for i in range(w)]
+        errors.append(max(broken_line(x, w) - x * x for x in middles))  # a chord is furthest from x² half way
+        t.case(
+            f"{w} unit{'s' if w > 1 else ''}: largest error", errors[-1], errors[-1] == Fraction(1, 4 * w * w)
+        )
+    layer = FeedForward(1, 4, ReLU()).double()
+    with torch.no_grad():
+        layer.up.weight.fill_(1.0)
+        layer.up.bias.copy_(torch.tensor([-i / 4 for i in range(4)]))
+        layer.down.weight.copy_(torch.tensor([[float(bend(i, 4)) for i in range(4)]]))
+        layer.down.bias.zero_()
+    xs = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]
+    gap = max(
+        abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(layer(xs).flatten().tolist())
+    )
+    t.case("FeedForward with the weights for 4 units: difference", f"{gap:.1e}", gap < 1e-12)
+    t.case("1 unit: an error below 1/100", errors[0], errors[0] < Fraction(1, 100), inside=False)
+    grid = [i / 64 for i in range(65)]
+    curves = {
+        f"{w} unit{'s' if w > 1 else ''}": [float(broken_line(Fraction(i, 64), w)) for i in range(65)]
+        for w in (1, 2, 4)
+    }
+    t.draw(Lines("x² by ReLUs", "x", "output", grid, curves | {"x²": [x * x for x in grid]}))
+
+
+def bend(i: int, w: int) -> Fraction:
+    """How much the slope grows at i/w, where the i-th unit sets in."""
+    return Fraction(1, w) if i == 0 else Fraction(2, w)
+
+
+def broken_line(x: Fraction, w: int) -> Fraction:
+    return sum((bend(i, w) * max(x - Fraction(i, w), Fraction(0)) for i in range(w)), Fraction(0))

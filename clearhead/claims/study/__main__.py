@@ -1,0 +1,49 @@
+"""`python -m clearhead.claims.study`: makes the study. It takes minutes on a GPU, and hours without."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from clearhead.claims.study import Settings, Study, run
+from clearhead.claims.study.networks import NETWORKS
+from clearhead.errors import ClearheadError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m clearhead.claims.study", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="SVHN: a folder, or an npz file")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the JSON file to write, after every training"
+    )
+    parser.add_argument("--seconds", type=float, default=210.0, help="how long it may take in all")
+    parser.add_argument(
+        "--continue", type=Path, dest="begun", help="a file of this study: train what it lacks"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], choices=list(NETWORKS), help="train only these networks"
+    )
+    parser.add_argument("--device", help="cuda or cpu; a GPU where there is one")
+    parser.add_argument("--eager", action="store_true", help="do not capture updates as CUDA graphs")
+    given = parser.parse_args(arguments)
+    try:
+        study = run(
+            given.data,
+            given.out,
+            Settings(seconds=given.seconds, tuning_steps=min(600, max(20, int(3 * given.seconds)))),
+            begun=Study.read(given.begun) if given.begun else None,
+            only=given.only,
+            device=given.device,
+            captured=not given.eager,
+            say=lambda line: print(line, flush=True),
+        )
+    except ClearheadError as error:
+        print(f"study: {error}", file=sys.stderr)
+        return 1
+    print(f"{len(study.rows)} trainings written to {given.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

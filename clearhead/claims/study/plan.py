@@ -1,0 +1,90 @@
+"""What the study trains, the most telling first, and how long, so that it fits into the time that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clearhead.claims.study.training import Optimisation
+from clearhead.errors import ConfigError
+
+WHOLE = "whole"
+MOVED = "patches moved"  # every picture's patches in one other order, the same for all pictures
+
+# A run may be made this much shorter or longer than planned, all runs by the same factor.
+_SHORTEST, _LONGEST = 0.5, 2.0
+_RESERVE = 0.1  # of the time that is left, for evaluating, and for runs slower than the first ones
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The size of the study. `sizes` are numbers of training pictures; what is over the number there is means all."""
+
+    seconds: float = 210.0
+    sizes: tuple[int, ...] = (250, 1_000, 4_000, 16_000, 1_000_000)
+    moved_sizes: tuple[int, ...] = (1_000, 4_000)
+    large_sizes: tuple[int, ...] = (1_000, 4_000, 1_000_000)
+    seeds: int = 3
+    more_seeds: int = 2  # for sizes up to `tuning_size`, where chance plays the greatest part
+    held_out: int = 2_000  # training pictures that no network learns from: they choose the learning rate
+    tuning_size: int = 4_000
+    tuning_steps: int = 600
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+    min_steps: int = 1_000
+    max_steps: int = 4_000
+    optimisation: Optimisation = Optimisation()
+
+    def __post_init__(self) -> None:
+        counts = (*self.sizes, self.seeds, self.held_out, self.tuning_size, self.tuning_steps, self.min_steps)
+        if min(counts) < 1 or not self.rates or not self.seconds > 0 or self.min_steps > self.max_steps:
+            raise ConfigError(
+                f"{self}: expected sizes, seeds, steps and seconds above 0, and a learning rate to choose"
+            )
+
+    def steps(self, n: int) -> int:
+        """Updates for n pictures, the same for every network: two pictures an update, within bounds."""
+        return min(max(n // 2, self.min_steps), self.max_steps)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: which network, on how many of which pictures, from which seed."""
+
+    network: str
+    n_train: int
+    seed: int
+    pictures: str = WHOLE
+
+
+def jobs(settings: Settings, n_available: int) -> list[Job]:
+    """Everything to be trained: the two that are compared, once at every size; then what tells chance and causes apart."""
+
+    def cross(
+        networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = WHOLE
+    ) -> list[Job]:
+        kept = sorted({min(n, n_available) for n in sizes})
+        return [Job(name, n, seed, pictures) for seed in seeds for n in kept for name in networks]
+
+    pair, seeds, later = ("vit", "cnn"), range(settings.seeds), range(1, settings.seeds)
+    small = [n for n in settings.sizes if n <= settings.tuning_size]
+    more = range(settings.seeds, settings.seeds + settings.more_seeds)
+    wanted = [
+        *cross(pair, settings.sizes, [0]),
+        *cross(pair, small, later),
+        *cross(pair, settings.moved_sizes[:1], seeds, MOVED),
+        *cross(("exam-cnn",), settings.sizes, seeds),
+        *cross(("exam-cnn",), settings.moved_sizes, seeds, MOVED),
+        *cross(("vit-large",), settings.large_sizes, [0]),
+        *cross(pair, settings.sizes[-1:], later),
+        *cross(pair, settings.moved_sizes, seeds, MOVED),
+        *cross(("vit-large",), settings.large_sizes, later),
+        *cross(pair, settings.sizes, later),
+        *cross(pair, small, more),
+    ]
+    return list(dict.fromkeys(wanted))
+
+
+def factor(settings: Settings, planned: Sequence[Job], pace: Mapping[str, float], left: float) -> float:
+    """By how much all runs are made longer or shorter, when an update takes `pace` seconds and `left` seconds are left."""
+    needed = sum(settings.steps(job.n_train) * pace[job.network] for job in planned)
+    return min(max(left * (1 - _RESERVE) / needed, _SHORTEST), _LONGEST) if needed else 1.0

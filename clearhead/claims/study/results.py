@@ -1,0 +1,76 @@
+"""The study's file: what it was made on and with, how, and one row a training. It is whole after every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from clearhead.claims.study.plan import WHOLE
+from clearhead.data.files import write_atomically
+from clearhead.errors import StorageError
+
+NAME = "vit-against-cnn.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training and what came of it. Accuracies are shares of 1."""
+
+    network: str
+    n_train: int
+    seed: int
+    pictures: str
+    steps: int
+    lr: float
+    validation: float
+    training: float
+    seconds: float
+
+
+@dataclass
+class Study:
+    """All of it. `about` holds machine, versions, data, recipe, networks and the tuning."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Row]:
+        """The rows of one network at one size, by seed."""
+        return {
+            row.seed: row
+            for row in self.rows
+            if (row.network, row.n_train, row.pictures) == (network, n_train, pictures)
+        }
+
+    def sizes(self, networks: Sequence[str], pictures: str = WHOLE) -> list[int]:
+        """The numbers of training pictures at which all of these networks were trained."""
+        known = sorted({row.n_train for row in self.rows})
+        return [n for n in known if all(self.of(name, n, pictures) for name in networks)]
+
+    def write(self, path: Path) -> None:
+        document = {**self.about, "rows": [asdict(row) for row in self.rows]}
+        write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path | None = None) -> Study:
+        """From a file; without one, the outcome that comes with the package."""
+        source = resources.files("clearhead.claims") / "results" / NAME if path is None else path
+        try:
+            document = json.loads(source.read_text(encoding="utf-8"))
+            wanted = [f.name for f in fields(Row)]
+            rows = [Row(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"there is no file {source}: expected a study's outcome; "
+                "make it with python -m clearhead.claims.study"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StorageError(
+                f"{source} is not a study's outcome ({error!r}): make it again with "
+                "python -m clearhead.claims.study"
+            ) from error
+        return cls(document, rows)
