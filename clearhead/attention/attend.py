@@ -65,7 +65,7 @@ def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
     """The implementation that will run this call."""
     if impl == "auto":
         for module in _IMPLEMENTATIONS.values():
-            if (module is not gathered or gathered.worth(call)) and module.why_not(call) is None:
+            if gathered.worth(call) if module is gathered else module.why_not(call) is None:
                 run: Callable[[Call], Tensor] = module.run
                 return run
     if impl not in _IMPLEMENTATIONS:

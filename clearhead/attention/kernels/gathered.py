@@ -90,11 +90,22 @@ def run(call: Call) -> Tensor:
 
 
 def worth(call: Call) -> bool:
-    """Whether the plan predicts that gathering is faster than the fused kernel."""
-    if call.mask is None or isinstance(call.mask, Causal) or why_not(call) is not None:
+    """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
+    if call.mask is None or isinstance(call.mask, Causal) or call.T * call.S < WORTH_PLANNING:
         return False
-    if call.T * call.S < WORTH_PLANNING:
-        return False
+    if (
+        not isinstance(call.weights, Softmax)
+        or call.weights.dropout
+        or call.q.device.type not in ("cpu", "cuda")
+    ):
+        return False  # not worth a plan: it could not be followed
+    # Last, because it may look at the data.
+    return _promises(call) and why_not(call) is None
+
+
+def _promises(call: Call) -> bool:
+    """Whether the plan is predicted to be faster than the fused kernel."""
+    assert call.mask is not None
     heads = 1
     for n in call.q.shape[:-2]:
         heads = heads * n
