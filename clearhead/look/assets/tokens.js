@@ -5,13 +5,15 @@ const hot = () => (isDark.matches ? 0.6 : 0.8);
 
 // Pieces of text, each in a span that can be shaded. A line end in the text is one here.
 function textOf(labels, isQuery) {
-  const isWords = labels.some((label) => [...label.trim()].length > 1) && labels.length <= 256;
-  const box = make("div", { className: `text${labels.length > 256 ? " long" : ""}${isWords ? " words" : ""}` });
+  const isLong = labels.length > 256, areWords = labels.some((label) => [...label.trim()].length > 1);
+  const isWords = areWords && !isLong;
+  const isApart = areWords && isLong && !labels.some((label) => /^\s/.test(label)); // no blanks of their own to break lines at
+  const box = make("div", { className: `text${isLong ? " long" : ""}${isWords ? " words" : ""}` });
   const spans = [];
   labels.forEach((label, i) => {
     const isMark = /^([␣⏎␍⇥]+|<.*>)$/.test(label);
     const inner = label.trimStart() || label;
-    if (!isWords && inner !== label) box.append(" "); // the blank before a word is not shaded with it
+    if (isApart || (!isWords && inner !== label)) box.append(" "); // the blank before a word is not shaded with it
     const span = make("span", { className: `token${isMark ? " mark" : ""}`, textContent: inner });
     span.dataset.at = i;
     if (isQuery) Object.assign(span, { tabIndex: -1, role: "option" });
