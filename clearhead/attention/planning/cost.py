@@ -74,43 +74,44 @@ class Rates:
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# Dense by cuDNN and gathered by `window(256, 256)`, at 16,384 tokens, 32 heads of width 64, bfloat16; `masked` and `launch`
-# are estimates.
+# At 16,384 tokens, 32 heads of width 64, bfloat16: fitted by `python -m clearhead.bench.calibrate --device cuda --sparse
+# docs/results/sparse.json`. `masked`, which that file does not have, is an estimate: three times as long as without a mask.
 H200 = Rates(
     "NVIDIA H200",
     Costs(
-        dense=Cost(0.0, 0.00826),
+        dense=Cost(0.0, 0.008058),
         masked=Cost(0.0, 0.0250),
-        full=Cost(0.0, 0.01176),
-        partial=Cost(0.0, 0.01538),
-        launch=0.02,
+        full=Cost(0.0, 0.008483),
+        partial=Cost(0.0, 0.0310),
+        launch=0.0306,
     ),
     Costs(
-        dense=Cost(0.0, 0.0306),
+        dense=Cost(0.0, 0.0296),
         masked=Cost(0.0, 0.0925),
-        full=Cost(0.0, 0.0494),
-        partial=Cost(0.0, 0.0646),
-        launch=0.06,
+        full=Cost(0.0, 0.0365),
+        partial=Cost(0.0, 0.1249),
+        launch=0.109,
     ),
     causal_tile=128,
 )
-# One core, float32, at 512 to 2,048 tokens, 2 heads of width 16 and 64; the least of several runs each:
-# `python -m clearhead.bench.calibrate --device cpu --lengths 512 1024 2048 --widths 16 64`.
+# Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of
+# `python -m clearhead.bench.calibrate --device cpu --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`,
+# fitted together (the least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
 CPU = Rates(
     "CPU",
     Costs(
-        dense=Cost(494.0, 40.5),
-        masked=Cost(1460.0, 42.8),
-        full=Cost(2060.0, 54.1),
-        partial=Cost(3310.0, 68.3),
-        launch=0.13,
+        dense=Cost(218.4, 20.86),
+        masked=Cost(392.3, 21.41),
+        full=Cost(387.8, 33.43),
+        partial=Cost(925.6, 38.17),
+        launch=0.248,
     ),
     Costs(
-        dense=Cost(2000.0, 144.0),
-        masked=Cost(3200.0, 146.0),
-        full=Cost(4760.0, 207.0),
-        partial=Cost(8210.0, 237.0),
-        launch=0.529,
+        dense=Cost(858.8, 76.14),
+        masked=Cost(1161.0, 75.53),
+        full=Cost(870.3, 114.1),
+        partial=Cost(1999.0, 138.7),
+        launch=0.956,
     ),
     causal_tile=512,
     remainder=6000.0,
