@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention import Bilinear, Dot, Hard, Softmax, attend
+from clearhead.attention import plan as plan_module
 from clearhead.attention.attend import choose
 from clearhead.attention.kernels import fused, gathered, gathered_ops
 from clearhead.attention.kernels.call import Call
@@ -255,6 +256,8 @@ def test_compiles_as_one_graph_with_its_backward(impl, counted):
     compiled = torch.compile(way(impl), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(results_of(compiled, inputs), results_of(way("reference"), inputs))
     assert counted
+    planned = next(reversed(plan_module._PINNED.values()))  # as the same call would be outside of a graph
+    assert planned.blocking == gathered.blocking_on(torch.device("cpu"), torch.float32, 16, 16)
 
 
 @pytest.mark.compiled

@@ -79,7 +79,7 @@ def run(call: Call) -> Tensor:
     if torch.compiler.is_compiling():
         spelling = _constant(call)
         assert spelling is not None  # why_not has said so
-        handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, blocking_for(call))
+        handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, _plain(blocking_for(call)))
     else:
         made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
         handle = made.handle
@@ -121,7 +121,7 @@ def _promises(call: Call) -> bool:
         return False
     sizes = (call.T, call.S, call.offset)
     work = (heads, width, backward)
-    return constant_saves(spelling, sizes, call.q.device, blocking_for(call), work)
+    return constant_saves(spelling, sizes, call.q.device, _plain(blocking_for(call)), work)
 
 
 def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates | None = None) -> bool:
@@ -156,6 +156,10 @@ def plan_for(call: Call) -> Plan:
     return plan(
         call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call)
     )
+
+
+def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool]:
+    return blocking.queries, blocking.keys, blocking.dense_from, blocking.triangle
 
 
 def blocking_for(call: Call) -> Blocking:

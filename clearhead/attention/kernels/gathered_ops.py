@@ -16,25 +16,28 @@ from clearhead.attention.kernels import gathered_cpu, gathered_dense, gathered_l
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
 from clearhead.attention.planning.constant import Spelling, read
 
+Plain = tuple[int, int, int | None, bool]
+"""The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only the defaults."""
+
 
 @torch.compiler.assume_constant_result
 def constant_handle(
-    spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Blocking
+    spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Plain
 ) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=blocking))
+    return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
 
 
 @torch.compiler.assume_constant_result
 def constant_saves(
-    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, blocking: Blocking,
+    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, blocking: Plain,
     work: tuple[int, int, bool],
 ) -> bool:  # fmt: skip
     """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset."""
     from clearhead.attention.kernels.gathered import saves
 
     T, S, offset = sizes
-    made = plan(read(spelling), T, S, offset=offset, device=device, blocking=blocking)
+    made = plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
     return saves(made, *work)
 
 

@@ -95,8 +95,9 @@ H200 = Rates(
     causal_tile=128,
 )
 # Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of
-# `python -m clearhead.bench.calibrate --device cpu --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`,
-# fitted together (the least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
+# `python -m clearhead.bench.calibrate --device cpu
+# --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`
+# were fitted together (the least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
 CPU = Rates(
     "CPU",
     Costs(
