@@ -7,6 +7,8 @@ It builds the (B, H, T, S) scores and accepts every choice of scores, weights, b
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,24 @@ def scores_overflow(call: Call, dtype: torch.dtype) -> bool:
         return False
     if call.q.dtype == torch.float16:  # at most 65504² · D
         return False
-    return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > torch.finfo(dtype).max / 4
+    limit = torch.finfo(dtype).max / 4
+    # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker to have.
+    if _length(call.q) * _length(call.k) <= limit:
+        return False
+    return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > limit
+
+
+def _length(x: Tensor) -> float:
+    """√Σx², or infinity where that is not quick to have: of tensors that do not lie in one piece, or in half precision."""
+    x = x.detach()
+    if x.dtype not in (torch.float32, torch.float64):
+        return math.inf
+    if not x.is_contiguous():
+        x = x.transpose(-2, -3)  # heads as a projection leaves them
+    if not x.is_contiguous():
+        return math.inf
+    flat = x.view(-1)
+    return math.sqrt(float(torch.dot(flat, flat)))
 
 
 def _largest(x: Tensor) -> float:
