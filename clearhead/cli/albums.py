@@ -108,7 +108,7 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     return album(
         t,
         tokens,
-        title=f"{name}: a {int(chances.argmax())}",
+        title=f"{name} → {int(chances.argmax())}",
         facts=_facts(trained) | {"seen": seen, "patches": f"{rows} × {columns}"},
         image=pixels,
         grid=(rows, columns),

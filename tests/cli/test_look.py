@@ -91,7 +91,7 @@ class TestPictures:
     def test_a_picture_is_made_grey_and_small(self, cli, picture, tmp_path):
         ran = cli("look", "digits-vit", picture, "--html", tmp_path / "a.html", "--out", tmp_path / "a.png")
         assert ran.code == 0
-        assert re.match(r"bar\.png: a \d\n", ran.out)
+        assert re.match(r"bar\.png → \d\n", ran.out)
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
         assert '"height":32' in (tmp_path / "a.html").read_text(encoding="utf-8")
         shown = cli("look", "digits-vit", picture, "--row", 27).out
