@@ -10,6 +10,9 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.how import MinP, Seed, Temperature, TopK, TopP, sampling
 from clearhead.cli.output import Json, show_json
+from clearhead.errors import DataError
+
+_WANTED = 300  # tokens, where nobody says how many
 
 
 @app.command()
@@ -18,7 +21,10 @@ def generate(
         str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")
     ],
     model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "shakespeare",
-    max_new: Annotated[int, typer.Option(help="How many tokens at most.", min=1)] = 300,
+    max_new: Annotated[
+        int | None,
+        typer.Option(help="How many tokens at most; by default 300, or fewer where the model ends.", min=1),
+    ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -39,10 +45,14 @@ def generate(
     if trained.task == "sort-dedup":
         ids = [*ids, tokenizer.bos_id]
     how = sampling(temperature, top_k, top_p, min_p, seed)
-    room = getattr(trained.model.config, "max_len", len(ids) + max_new) - len(ids)
-    steps = stream(
-        trained.model, torch.tensor([ids]), how=how, max_new=max(1, min(max_new, room)), stop=tokenizer.eos_id
-    )
+    wanted = _WANTED if max_new is None else max_new
+    longest = getattr(trained.model.config, "max_len", len(ids) + wanted)
+    if len(ids) >= longest:
+        raise DataError(
+            f"the prompt has {len(ids):,} tokens and {model} reads at most {longest:,}; give a shorter one"
+        )
+    room = min(wanted, longest - len(ids))
+    steps = stream(trained.model, torch.tensor([ids]), how=how, max_new=room, stop=tokenizer.eos_id)
     made: list[int] = []
     shown = ""
     for step in steps:
@@ -60,3 +70,5 @@ def generate(
         show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
         return
     sys.stdout.write("\n")
+    if not finished and max_new is not None and room < max_new:
+        sys.stderr.write(f"({model} reads at most {longest:,} tokens, which is where this ends)\n")

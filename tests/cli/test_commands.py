@@ -118,6 +118,12 @@ class TestModels:
             == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         )
 
+    def test_generate_says_where_the_model_ends(self, cli):
+        ran = cli("generate", "A" * 251, "--max-new", 9)
+        assert len(ran.out.rstrip("\n")) <= 5
+        assert "shakespeare reads at most 256 tokens" in ran.err
+        assert "at most" not in cli("generate", "A" * 251).err  # nobody asked for more
+
     def test_evaluate(self, cli):
         result = cli("evaluate", "sort-dedup", "--limit", 64, "--json").json
         assert result["exact_match"] == 1.0
@@ -134,6 +140,7 @@ class TestModels:
             (["translate", "--file", "/nowhere.txt"], "cannot be read"),
             (["evaluate", "en_es"], "did you mean 'en-es'?"),
             (["evaluate", "en-es"], "--data"),
+            (["generate", "A" * 256], "the prompt has 256 tokens and shakespeare reads at most 256"),
             (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
             (["models", "nope"], "there is no model"),
             (["data", "nope"], "nope"),
