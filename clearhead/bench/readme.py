@@ -14,12 +14,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.cost import report
 from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results"
+PICTURES = ROOT / "docs" / "pictures"
 BOX = ROOT / "clearhead" / "pretrained"
 
 
@@ -127,6 +129,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 
 def main() -> None:
+    draw_sparse(RESULTS / "sparse.json", PICTURES / "sparse.svg")
     README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
     sys.stdout.write("README.md is up to date\n")
 

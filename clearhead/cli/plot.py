@@ -58,5 +58,18 @@ def positions(
     _done(out)
 
 
+@plot.command()
+def sparse(
+    results: Annotated[Path, typer.Argument(help="The file that `clearhead bench sparse` wrote.")] = Path(
+        "sparse.json"
+    ),
+    out: Out = Path("sparse.png"),
+) -> None:
+    """What masks cost against what they allow, from measured results."""
+    from clearhead.bench.sparse_plot import draw_sparse
+
+    _done(draw_sparse(results, out))
+
+
 def _done(path: Path) -> None:
     console.print(f"drawn to {path}", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -217,6 +218,24 @@ class TestPlot:
         assert cli("plot", name, "-o", path).code == 0
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
+
+    def test_masks_are_drawn_from_results(self, cli, tmp_path):
+        row = {"length": 11, "width": 4, "density": 0.25, "fraction": 0.4, "fraction_both": 0.5}
+        row |= {"flex": 3.0, "dense": 2.0}
+        (tmp_path / "sparse.json").write_text(json.dumps({"rows": [row, row | {"length": 13}]}))
+        assert cli("plot", "sparse", tmp_path / "sparse.json", "-o", tmp_path / "sparse.svg").code == 0
+        drawn = (tmp_path / "sparse.svg").read_text()
+        assert "11 tokens" in drawn
+        assert "13 tokens" in drawn
+        assert "FlexAttention" in drawn
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize("text", ["", "{}", '{"rows": []}', '{"rows": [3]}'])
+    def test_a_file_that_has_no_results(self, cli, tmp_path, text):
+        (tmp_path / "sparse.json").write_text(text)
+        ran = cli("plot", "sparse", tmp_path / "sparse.json")
+        assert ran.code == 1
+        assert "clearhead bench sparse --out" in ran.err
 
 
 def test_demo(cli):

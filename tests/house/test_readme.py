@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.bench.readme import TABLES, updated
+from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.cli.app import _COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,11 @@ def test_the_tables_are_made_from_the_results():
     assert updated(TEXT) == TEXT, "run `make readme`"
     for name in TABLES:
         assert f"<!-- {name} -->\n|" in TEXT
+
+
+def test_the_picture_of_masks_is_made_from_the_results(tmp_path):
+    drawn = draw_sparse(ROOT / "docs/results/sparse.json", tmp_path / "sparse.svg")
+    assert drawn.read_bytes() == (ROOT / "docs/pictures/sparse.svg").read_bytes(), "run `make readme`"
 
 
 def test_the_links_lead_somewhere():
