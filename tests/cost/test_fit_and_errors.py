@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from clearhead.cost import AttentionSizes, cost, preset
 from clearhead.cost.fit import bytes_of, fit
 from clearhead.cost.machine import Machine
 from clearhead.cost.measure import Case, compare_with_run, predict_again
-from clearhead.cost.report import markdown, read, worst
+from clearhead.cost.report import markdown, read, summary, worst
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError, StorageError
 from clearhead.masks import causal, padding, window
 from clearhead.models import tiny_decoder, tiny_vision
@@ -183,6 +184,39 @@ def test_time_is_operations_and_bytes_and_launches():
     assert found.time(slow_launch).limit == "launching kernels"
 
 
+def test_products_with_an_odd_width_have_a_rate_of_their_own():
+    """GPT-2's vocabulary of 50,257 is no multiple of 8; its projections are."""
+    even, odd = (
+        cost(preset("tiny-decoder").replace(vocab_size=vocabulary), tokens=13, training=True)
+        for vocabulary in (104, 103)
+    )
+    plain = Machine("a", "cuda", {"float32": 1e6}, 1e18, 0.0)
+    slow = replace(plain, odd_rate={"float32": 1e5})
+    assert even.time(slow).seconds == even.time(plain).seconds
+    logits = 2 * 13 * 32 * 103  # forward; twice that backward
+    added = 3 * logits * (1 / 1e5 - 1 / 1e6)
+    assert odd.time(slow).seconds == pytest.approx(odd.time(plain).seconds + added)
+
+
+def test_sums_over_rows_have_a_rate_of_their_own():
+    found = cost(AttentionSizes(64, 4), tokens=128, training=True)
+    plain = Machine("a", "cuda", {"float32": 1e18}, 1e9, 0.0)
+    slow = replace(plain, row_sum_rate={"float32": 1e8})
+    added = 4 * 128 * 64 * 4 * (1 / 1e8 - 1 / 1e9)  # the gradients of four biases read (128, 64) numbers each
+    assert found.time(slow).seconds == pytest.approx(found.time(plain).seconds + added)
+
+
+def test_a_fast_device_waits_for_its_host():
+    found = cost(AttentionSizes(64, 4), tokens=128)
+    machine = Machine("a", "cuda", {"float32": 1e18}, 1e18, 0.0, issue={"forward": 0.25, "training": 1.0})
+    assert found.n_launches == 5
+    assert found.time(machine).seconds == pytest.approx(1.25)
+    assert found.time(machine).limit == "issuing kernels"
+    slow = replace(machine, matrix_rate={"float32": 1e6})
+    assert found.time(slow).seconds == pytest.approx(found.forward.value / 1e6)
+    assert found.time(slow).limit == "arithmetic"
+
+
 @pytest.fixture(scope="module")
 def document():
     rows = [compare_with_run(Case("tiny-vision", 3, training=False), MACHINE, seconds=0.01).to_dict()]
@@ -192,6 +226,7 @@ def document():
 def test_the_table_is_made_from_the_file(document, tmp_path):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(document))
+    assert summary(read(path)).count("`tiny-vision` | float32, inference") == 1
     table = markdown(read(path))
     row = document["rows"][0]
     assert f"| tiny-vision | {tiny_vision().grid[0] ** 2 + 1} | 3 | float32 | inference |" in table
