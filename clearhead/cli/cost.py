@@ -181,6 +181,10 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     most = f"{found.bottleneck} ({readable_count(found.operations.value)} in all)"
     last = f"peak: {found.memory.peak_when}; most operations: {most}"
     console.print(last, markup=False, soft_wrap=True)
+    if found.odd_products and found.dtype.itemsize == 2:
+        where = ", ".join(found.odd_products)
+        slow = f"{where}: a width is no multiple of 8, which a GPU multiplies several times more slowly in {dtype}"
+        console.print(slow, markup=False, soft_wrap=True)
 
 
 def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:

@@ -124,6 +124,12 @@ class Cost:
         """The part with the most operations of the forward pass."""
         return max(self.parts, key=lambda part: part.forward.value).name
 
+    @property
+    def odd_products(self) -> tuple[str, ...]:
+        """Products with a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
+        names = (op.name for _, op in self.program.ops() if any(kernel.is_odd for kernel in op.forward))
+        return tuple(dict.fromkeys(names))
+
     def products(self) -> tuple[Part, ...]:
         """The single operations, with short names, and a fused kernel's two products apart, as the equation has them."""
         rows: list[Part] = []
@@ -225,6 +231,7 @@ class Cost:
                 for part in self.parts
             ],
             "bottleneck": self.bottleneck,
+            "odd_products": list(self.odd_products),
         }
 
     def __str__(self) -> str:

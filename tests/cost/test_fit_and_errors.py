@@ -198,6 +198,11 @@ def test_products_with_an_odd_width_have_a_rate_of_their_own():
     assert odd.time(slow).seconds == pytest.approx(odd.time(plain).seconds + added)
 
 
+def test_odd_products_are_named():
+    assert cost("gpt2", tokens=13).odd_products == ("logits",)  # 50,257
+    assert cost("base", tokens=13).odd_products == ()  # 37,000
+
+
 def test_sums_over_rows_have_a_rate_of_their_own():
     found = cost(AttentionSizes(64, 4), tokens=128, training=True)
     plain = Machine("a", "cuda", {"float32": 1e18}, 1e9, 0.0)
