@@ -7,15 +7,35 @@ CPU wait for everything queued before them, so they travel on a stream of their 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as symbols
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches
+from clearhead.data.batches import Batches, ByCount, ByTokens
 from clearhead.training.stopping import Taken
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "changing_shapes"]
+
+
+@contextmanager
+def changing_shapes(size: ByTokens | ByCount) -> Iterator[None]:
+    """What is set in torch for batches by tokens, which bring new shapes for a whole epoch.
+
+    cuDNN's attention prepares itself anew for every shape, which takes longer than many steps: other kernels are used.
+    Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
+    serves both.
+    """
+    if not isinstance(size, ByTokens):
+        yield
+        return
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(kernels), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield
 
 
 class Feed:

@@ -8,19 +8,16 @@ A checkpoint holds all that the next step depends on, so that on the CPU a resum
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental import _config as symbols
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByTokens
+from clearhead.data.batches import Batches
 from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
@@ -28,7 +25,7 @@ from clearhead.training.averaging import borrowed
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, inner, whole
-from clearhead.training.feed import Feed
+from clearhead.training.feed import Feed, changing_shapes
 from clearhead.training.log import Log
 from clearhead.training.progress import Progress
 from clearhead.training.stopping import DivergedError, Interruption, Taken
@@ -126,7 +123,7 @@ class Trainer:
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.at.seconds
         try:
-            with self._shapes_that_change():
+            with changing_shapes(self.config.batch):
                 ending = self._train(log, interruption)
             self._check_finite()
             self._save(log)
@@ -144,21 +141,6 @@ class Trainer:
             if self._is_interrupted(interruption):
                 return "interrupted"
         return "finished"
-
-    @contextmanager
-    def _shapes_that_change(self) -> Iterator[None]:
-        """What is set in torch for batches by tokens, which bring new shapes for a whole epoch.
-
-        cuDNN's attention prepares itself anew for every shape, which takes longer than many steps: other kernels are used.
-        Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
-        serves both.
-        """
-        if not isinstance(self.config.batch, ByTokens):
-            yield
-            return
-        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with sdpa_kernel(kernels), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-            yield
 
     def _update(self, step: int) -> None:
         """One step of the optimiser, over `accumulation` batches and all processes."""

@@ -96,19 +96,29 @@ def errors(mask, shape, offset, dtype, bias, dense, generator):
     exact = run(reference, [x.double() for x in (q, k, v)], g.double())
     plain = run(reference, [q, k, v], g)
     fast = run(lambda q, k, v: gathered(q, k, v, bias, made.handle, D**-0.5)[0], [q, k, v], g)
-    # Where one key is visible its weight is 1 and the gradient exactly zero, as the difference of two float32 sums over
-    # E terms that are not: one rounding for each term may be left.
     largest = max(e.abs().max().item() for e in exact)
-    roundings = 2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps
     return [
         {
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": roundings * largest,
+            "rounding": rounding(e.abs().max().item(), largest, dtype, E),
         }
         for f, p, e in zip(fast, plain, exact, strict=True)
     ]
+
+
+def rounding(own, largest, dtype, E):
+    """Two roundings of the largest entry.
+
+    Where every query sees one key its weight is 1 and the gradient of q and k exactly zero, as the difference of two
+    float32 sums over E terms that are not zero: there one rounding for each term may be left, of the largest of all.
+    """
+    import torch
+
+    if own > 1e-12 * largest:
+        return 2 * torch.finfo(dtype).eps * own
+    return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest
 
 
 def assert_small(rows):
