@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.attention.attend import Impl, attend
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
@@ -197,12 +198,10 @@ def _ours(
     mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[float, float, float | None, int | None]:
     """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
-    from clearhead.attention.attend import attend
-
-    impl = "fused" if isinstance(mask, Causal) else "gathered"
+    impl: Impl = "fused" if isinstance(mask, Causal) else "gathered"
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, mask, impl=impl)  # type: ignore[arg-type]
+        return attend(q, k, v, mask, impl=impl)
 
     forward = _forward(run, tensors)
     if not tensors[0].is_cuda:

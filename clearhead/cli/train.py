@@ -22,7 +22,10 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as lr_max=1e-3. Repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/PRESET.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder; by default runs/ and the name of the preset or task."),
+    ] = None,
     init: Annotated[
         Path | None, typer.Option(help="Begin with the weights of the trained model in this folder.")
     ] = None,

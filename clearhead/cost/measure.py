@@ -19,6 +19,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,17 @@ def cases(scale: str = "full") -> tuple[Case, ...]:
     found = []
     for dtype, more in (("float32", 1), ("bfloat16", 2)):
         for training in (True, False):
-            how = {"dtype": dtype, "training": training}
+            case = partial(Case, dtype=dtype, training=training)
             found += [
-                Case("gpt2", 16 * more, 256, **how),  # type: ignore[arg-type]
-                Case("gpt2", 8 * more, 512, **how),  # type: ignore[arg-type]
-                Case("gpt2", 8 * more, 1024, **how),  # type: ignore[arg-type]
-                Case("base", 64 * more, 128, **how),  # type: ignore[arg-type]
-                Case("base", 32 * more, 512, **how),  # type: ignore[arg-type]
-                Case("base", 8 * more, 2048, **how),  # type: ignore[arg-type]
-                Case("vit-small", 128 * more, image=224, **how),  # type: ignore[arg-type]
-                Case("vit-small", 32 * more, image=384, **how),  # type: ignore[arg-type]
-                Case("vit-small", 16 * more, image=512, **how),  # type: ignore[arg-type]
+                case("gpt2", 16 * more, 256),
+                case("gpt2", 8 * more, 512),
+                case("gpt2", 8 * more, 1024),
+                case("base", 64 * more, 128),
+                case("base", 32 * more, 512),
+                case("base", 8 * more, 2048),
+                case("vit-small", 128 * more, image=224),
+                case("vit-small", 32 * more, image=384),
+                case("vit-small", 16 * more, image=512),
             ]
     return tuple(found)
 

@@ -322,6 +322,7 @@ PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {
     "sort-dedup": {"small": sort_dedup_small, "sort-dedup": sort_dedup},
 }
 TASKS = tuple(PRESETS)
+SMALL = "small"  # every task's preset for a CPU minute
 
 
 def recipe(task: str, preset: str | None = None) -> Recipe:
@@ -329,7 +330,7 @@ def recipe(task: str, preset: str | None = None) -> Recipe:
     if task not in PRESETS:
         raise ConfigError(f"there is no task {task!r}; {_closest(task, TASKS)}")
     known = PRESETS[task]
-    name = "small" if preset is None else preset
+    name = SMALL if preset is None else preset
     if name not in known:
         raise ConfigError(f"the task {task} has no preset {name!r}; {_closest(name, known)}")
     return known[name]()

@@ -54,6 +54,9 @@ class Progress:
         """The run is over; `summary` is what `train` returns."""
 
 
+_NARROW = 120  # columns
+
+
 class ProgressBar(Progress):
     """A bar with loss, learning rate, gradient norm, tokens per second and time left. Use it in a `with` block."""
 
@@ -62,13 +65,17 @@ class ProgressBar(Progress):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
+        console = console if console is not None else Console(stderr=True)
+        self._is_narrow = (
+            console.width < _NARROW
+        )  # then every column is as short as it can be, and none is cut
         self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            *([] if self._is_narrow else [TextColumn("{task.description}")]),
+            BarColumn(5 if self._is_narrow else 40),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=console if console is not None else Console(stderr=True),
+            console=console,
         )
         self._bar: Any = None
         self._train = self._valid = ""
@@ -100,12 +107,16 @@ class ProgressBar(Progress):
         self._bars.update(self._bar, completed=step)
 
     def logged(self, row: Mapping[str, Any]) -> None:
-        speed = f"{row['tokens_per_s']:,.0f} tok/s"
-        self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
+        if self._is_narrow:
+            speed = f"{row['tokens_per_s'] / 1e3:.0f}k tok/s"
+            self._train = f"loss {row['loss']:.3f} lr {row['lr']:.0e} |g| {row['grad_norm']:.2f} {speed}"
+        else:
+            speed = f"{row['tokens_per_s']:,.0f} tok/s"
+            self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
         self._show()
 
     def validated(self, row: Mapping[str, Any]) -> None:
-        self._valid = f"  valid {row['loss']:.3f}"
+        self._valid = f"{' ' if self._is_narrow else '  '}valid {row['loss']:.3f}"
         self._show()
 
     def _show(self) -> None:

@@ -1,6 +1,6 @@
 """`train`: from a task's name to a trained model in a folder. The command line and Python both come through here.
 
-runs/small/
+runs/translation/
   train.toml        the recipe: data, model, training
   tokenizer.json    where the task has one
   log.jsonl         one row an interval
@@ -107,11 +107,12 @@ def train(
         train("translation", preset="en-es", data="mine/", init="runs/en-es/model")   # begin with trained weights
         train(resume="runs/en-es")                                               # from its newest good checkpoint
 
-    `out` must not hold a run yet; by default it is the first free of runs/PRESET, runs/PRESET-2, …. `init` is the folder of
-    a trained model: its weights are where the run begins, and its tokenizer reads the data. A resumed run has its
-    recorded recipe; only where it is made may be changed (`data` if the files have moved, `device`, `parallel`, `compile`,
-    `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save, and return a summary that says how to go on.
-    Under `torchrun` all processes call this alike. The caller's random numbers are not touched.
+    `out` must not hold a run yet; by default it is the first free of runs/NAME, runs/NAME-2, …, by the preset's name or,
+    for a small one, the task's. `init` is the folder of a trained model: its weights are where the run begins, and its
+    tokenizer reads the data. A resumed run has its recorded recipe; only where it is made may be changed (`data` if the
+    files have moved, `device`, `parallel`, `compile`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save,
+    and return a summary that says how to go on. Under `torchrun` all processes call this alike. The caller's random numbers
+    are not touched.
     """
     settings = dict(set or {})
     if resume is not None:
@@ -198,7 +199,7 @@ def _prepare(
     if init is not None:
         _begin_with(model, init)
     if world.is_first and is_new:
-        folder = _new_folder(folder, recipe.preset)
+        folder = _new_folder(folder, recipe.task if recipe.preset == presets.SMALL else recipe.preset)
         if tokenizer is not None:
             tokenizer.save(folder)
         write_atomically(folder / FILE_NAME, recipe.to_toml().encode())
@@ -220,8 +221,8 @@ def _begin_with(model: nn.Module, init: Path) -> None:
     model.load_state_dict(trained)
 
 
-def _new_folder(wanted: Path | None, preset: str) -> Path:
-    folder = _free_folder(preset) if wanted is None else wanted
+def _new_folder(wanted: Path | None, name: str) -> Path:
+    folder = _free_folder(name) if wanted is None else wanted
     if (folder / FILE_NAME).exists():
         raise ConfigError(
             f"{folder} holds a run already; go on with it (resume={str(folder)!r}), or choose another out"
@@ -232,8 +233,8 @@ def _new_folder(wanted: Path | None, preset: str) -> Path:
     return folder
 
 
-def _free_folder(preset: str) -> Path:
-    numbered = (Path("runs") / (preset if n == 1 else f"{preset}-{n}") for n in itertools.count(1))
+def _free_folder(name: str) -> Path:
+    numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
     return next(folder for folder in numbered if not folder.exists())
 
 

@@ -123,8 +123,8 @@ def test_data_that_have_moved_are_found_with_data(tmp_path, data):
 
 def test_the_first_free_folder_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/small"
-    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/small-2"
+    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup"
+    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup-2"
 
 
 def test_what_cannot_be_started_says_why(tmp_path):
@@ -160,6 +160,20 @@ def test_the_bar_shows_the_numbers(tmp_path):
     assert f"loss {last['loss']:.3f}  lr {last['lr']:.2e}  |g| {last['grad_norm']:.2f}" in shown
     assert "11/11" in shown
     assert f"valid {summary.valid_loss:.3f}" in shown
+
+
+def test_nothing_of_the_bar_is_cut_at_eighty_columns(tmp_path):
+    from rich.console import Console
+
+    out = io.StringIO()
+    with ProgressBar(Console(file=out, force_terminal=True, width=80)) as bar:
+        summary = train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=bar)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    last = [line for line in shown.splitlines() if "tok/s" in line][-1]
+    assert "…" not in last
+    assert "11/11" in last
+    assert f"valid {summary.valid_loss:.3f}" in last
+    assert re.search(r"\d:\d\d:\d\d", last)
 
 
 def test_the_table_is_for_people(tmp_path):
