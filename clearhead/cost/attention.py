@@ -22,7 +22,7 @@ from clearhead.attention.plan import Blocking, Plan, plan
 from clearhead.attention.planning.cost import WORTH_PLANNING, rates_of
 from clearhead.cost.amounts import ZERO, Amount, exact_ratio
 from clearhead.cost.layers import Setting, Shape, dropout, elementwise, linear
-from clearhead.cost.program import Kernel, Look, Made, Op
+from clearhead.cost.program import Ceiling, Kernel, Look, Made, Op
 from clearhead.masks import Causal, Full, Mask
 from clearhead.positions import Rotary
 
@@ -222,12 +222,16 @@ def _fused(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) ->
             part,
             takes,
             (out,),
-            forward=(Kernel(moved, 2 * product),),
+            forward=(Kernel(moved, 2 * product, ceiling=Ceiling.ATTENTION),),
             # Five products: the scores once more, and the gradients of weights, values, queries and keys. A plan goes
             # by queries and by keys, one after the other, and makes scores and weights' gradients twice.
             backward=(
                 Kernel(out.n_bytes * 2),
-                Kernel(moved * 2 + accumulators, (7 if gathers else 5) * product),
+                Kernel(
+                    moved * 2 + accumulators,
+                    (7 if gathers else 5) * product,
+                    ceiling=Ceiling.ATTENTION_BACKWARD,
+                ),
             ),
             keeps=(*takes, "out"),
             notes=tuple(notes),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clearhead.cost.amounts import ONE, ZERO, Amount, size
-from clearhead.cost.program import Kernel, Made, Op, Program
+from clearhead.cost.program import Ceiling, Kernel, Made, Op, Program
 from clearhead.layers.feedforward import Activation, ReLU
 from clearhead.layers.norms import LayerNorm, Norm
 
@@ -85,10 +85,10 @@ def linear(
     operations = 2 * (shape.rows * matrix)
     moved = ((shape.rows * shape.d_in if read is None else read) + matrix + shape.rows * shape.d_out) * w
     is_odd = any(width.value % _ALIGNED for width in (shape.d_in, shape.d_out))
-    product = Kernel(moved, operations, is_odd=is_odd)
+    product = Kernel(moved, operations, ceiling=Ceiling.ODD if is_odd else Ceiling.ORDINARY)
     back = [product] * (2 if input_gradient else 1)
     if bias:
-        back.append(Kernel(shape.rows * shape.d_out * w, sums_rows=True))
+        back.append(Kernel(shape.rows * shape.d_out * w, ceiling=Ceiling.ROW_SUM))
     p.add(
         Op(
             name,
@@ -197,7 +197,7 @@ def norm(
             (y_made,),
             forward=(Kernel(y_made.n_bytes * 2),),
             # The input's gradient in one kernel, the scale's and shift's in another: both read x and the gradient.
-            backward=(Kernel(y_made.n_bytes * 3), Kernel(y_made.n_bytes * 2, sums_rows=True)),
+            backward=(Kernel(y_made.n_bytes * 3), Kernel(y_made.n_bytes * 2, ceiling=Ceiling.ROW_SUM)),
             keeps=keeps,
             notes=tuple(notes),
             parameters=tuple(own),

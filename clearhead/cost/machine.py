@@ -2,8 +2,9 @@
 
 Two ceilings: operations a second of large matrix products, and bytes a second of large copies. A kernel takes its
 operations at the one plus its bytes at the other: arithmetic hides the middle of the loading and storing, but not its
-beginning and end, and in models, whose products are short, that is most of it. Two kinds of kernel stay far below these
-and have ceilings of their own: products in half precision with a width that is no multiple of 8, and sums over rows.
+beginning and end, and in models, whose products are short, that is most of it. Three kinds of kernel stay far below these
+on a GPU and have ceilings of their own there: products in half precision with a width that is no multiple of 8, fused
+attention (forward and backward), and sums over rows. Each is measured at one general shape, which is no model's.
 
 Where models or kernels are small, three more numbers matter: the time a kernel takes that has nothing to do, the time
 the host takes to issue one (a GPU that is faster than that waits for it), and the memory that the matrix library keeps.
@@ -19,8 +20,9 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from clearhead.cost.program import Kernel
+from clearhead.cost.program import Ceiling, Kernel
 
 __all__ = ["Machine", "dtype_name", "measure_machine", "one_thread", "synchronise", "time_of"]
 
@@ -37,20 +39,25 @@ class Machine:
     bandwidth: float
     launch: float
     workspace: int = 0
-    odd_rate: dict[str, float] = field(
-        default_factory=dict
-    )  # of products with a width that is no multiple of 8
+    odd_rate: dict[str, float] = field(default_factory=dict)  # operations: a width is no multiple of 8
     row_sum_rate: dict[str, float] = field(default_factory=dict)  # bytes, of a sum over many rows
     issue: dict[str, float] = field(default_factory=dict)  # host seconds a kernel: "forward", "training"
+    attention_rate: dict[str, float] = field(default_factory=dict)  # operations of the fused kernel
+    attention_backward_rate: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float, float]:
         """A kernel's arithmetic, its memory traffic, and its launches."""
         name = dtype_name(dtype)
-        rate = self.odd_rate.get(name, self.matrix_rate[name]) if kernel.is_odd else self.matrix_rate[name]
-        bandwidth = self.row_sum_rate.get(name, self.bandwidth) if kernel.sums_rows else self.bandwidth
+        rates = {
+            Ceiling.ODD: self.odd_rate,
+            Ceiling.ATTENTION: self.attention_rate,
+            Ceiling.ATTENTION_BACKWARD: self.attention_backward_rate,
+        }
+        rate = rates.get(kernel.ceiling, {}).get(name, self.matrix_rate[name])
+        bandwidths = self.row_sum_rate if kernel.ceiling is Ceiling.ROW_SUM else {}
         return (
             kernel.operations.value / rate,
-            kernel.n_bytes.value / bandwidth,
+            kernel.n_bytes.value / bandwidths.get(name, self.bandwidth),
             kernel.launches.value * self.launch,
         )
 
@@ -103,8 +110,8 @@ def one_thread(device: torch.device | str) -> Iterator[None]:
 def measure_machine(
     device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> Machine:
-    """The numbers of this device: large products, copies and sums, many tiny additions. (`issue` takes a model: see
-    `clearhead.cost.measure`.)
+    """The numbers of this device: large products, copies and sums, one long attention, many tiny additions. (`issue`
+    takes a model: see `clearhead.cost.measure`.)
     """
     with one_thread(device):
         return _measure_machine(torch.device(device), dtypes)
@@ -112,16 +119,21 @@ def measure_machine(
 
 def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Machine:
     is_gpu = where.type == "cuda"
-    rates = {dtype_name(dtype): _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for dtype in dtypes}
+    named = {dtype_name(dtype): dtype for dtype in dtypes}
+    own = named if is_gpu else {}  # on a CPU they change little
+    # There is no fused kernel in float64.
+    attention = {n: _attention_rates(where, dtype) for n, dtype in own.items() if dtype.itemsize < 8}
     return Machine(
         name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
         device=where.type,
-        matrix_rate=rates,
+        matrix_rate={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
         bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
         launch=_launch(where),
         workspace=_workspace(where, dtypes) if is_gpu else 0,
-        odd_rate={dtype_name(dtype): _matrix_rate(where, dtype, 8191) for dtype in dtypes} if is_gpu else {},
-        row_sum_rate={dtype_name(dtype): _row_sum_rate(where, dtype) for dtype in dtypes} if is_gpu else {},
+        odd_rate={name: _odd_rate(where, dtype) for name, dtype in own.items()},
+        row_sum_rate={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
+        attention_rate={name: forward for name, (forward, _) in attention.items()},
+        attention_backward_rate={name: backward for name, (_, backward) in attention.items()},
     )
 
 
@@ -130,6 +142,55 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty(n, n, device=device, dtype=dtype)
     return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, seconds=1.0)
+
+
+def _odd_rate(
+    device: torch.device, dtype: torch.dtype, rows: int = 8192, d_in: int = 1024, d_out: int = 32767
+) -> float:
+    """Over the three products of a linear map to an odd width: its result, and the gradients of input and weights.
+    A large square product of odd width is no measure of them: it is much faster.
+    """
+    x, w, y = (
+        torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out))
+    )
+
+    def products() -> None:
+        torch.mm(x, w.t())
+        torch.mm(y, w)
+        torch.mm(y.t(), x)
+
+    return 3 * 2 * rows * d_in * d_out / time_of(products, device)
+
+
+def _attention_rates(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int = 4,
+    heads: int = 16,
+    tokens: int = 4096,
+    width: int = 64,
+) -> tuple[float, float]:
+    """Forward and backward of one long fused attention, by the products it is charged for: two, and five."""
+    # (B, T, H, D) seen as (B, H, T, D), as the heads of a projection lie.
+    q, k, v, gradient = (
+        torch.randn(batch, tokens, heads, width, device=device).to(dtype).transpose(1, 2) for _ in range(4)
+    )
+    product, n = 2 * batch * heads * tokens**2 * width, 4
+
+    def ahead() -> None:
+        for _ in range(n):  # in a row, so that what the host takes to begin is not counted for each
+            F.scaled_dot_product_attention(q, k, v)
+
+    forward = 2 * product * n / time_of(ahead, device)
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = F.scaled_dot_product_attention(q, k, v)
+
+    def back() -> None:
+        for _ in range(n):
+            torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+    return forward, 5 * product * n / time_of(back, device)
 
 
 def _bandwidth(device: torch.device, n_bytes: int) -> float:

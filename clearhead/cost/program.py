@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TypeAlias
 
 from clearhead.cost.amounts import ONE, ZERO, Amount, total
 
-__all__ = ["Alias", "Drop", "Kernel", "Look", "Made", "Op", "Program", "Step", "Stretch"]
+__all__ = ["Alias", "Ceiling", "Drop", "Kernel", "Look", "Made", "Op", "Program", "Step", "Stretch"]
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,24 @@ class Made:
     n_bytes: Amount
 
 
+class Ceiling(Enum):
+    """What bounds a kernel: the two ordinary rates of a machine, or, in place of one of them, that of its own kind."""
+
+    ORDINARY = auto()
+    ODD = auto()  # a product with a width that is no multiple of 8: tensor cores cannot load its rows
+    ATTENTION = auto()  # products around a softmax, in one kernel
+    ATTENTION_BACKWARD = auto()
+    ROW_SUM = auto()  # adds rows up into one, as a bias's gradient does
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """The multiplications and additions of its matrix product (if it is one), and the bytes it moves."""
+    """The multiplications and additions of its matrix products (if it has any), and the bytes it moves."""
 
     n_bytes: Amount
     operations: Amount = ZERO
     launches: Amount = ONE  # more than one where a step waits for the one before it
-    is_odd: bool = False  # a product with a width that is no multiple of 8: tensor cores cannot load its rows
-    sums_rows: bool = False  # adds rows up into one, as a bias's gradient does
+    ceiling: Ceiling = Ceiling.ORDINARY
 
 
 @dataclass(frozen=True)

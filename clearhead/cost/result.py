@@ -14,7 +14,7 @@ from clearhead.cost.amounts import ZERO, Amount, exact_ratio, total
 from clearhead.cost.attention import Pairs
 from clearhead.cost.ledger import Balance
 from clearhead.cost.machine import Machine
-from clearhead.cost.program import Kernel, Op, Program
+from clearhead.cost.program import Ceiling, Kernel, Op, Program
 
 __all__ = ["Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
 
@@ -127,8 +127,8 @@ class Cost:
     @property
     def odd_products(self) -> tuple[str, ...]:
         """Products with a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
-        names = (op.name for _, op in self.program.ops() if any(kernel.is_odd for kernel in op.forward))
-        return tuple(dict.fromkeys(names))
+        odd = (op for _, op in self.program.ops() if any(k.ceiling is Ceiling.ODD for k in op.forward))
+        return tuple(dict.fromkeys(op.name for op in odd))
 
     def products(self) -> tuple[Part, ...]:
         """The single operations, with short names, and a fused kernel's two products apart, as the equation has them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -167,59 +166,6 @@ def test_a_prediction_in_words_and_in_json():
     assert found.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
     assert "M" in found.formulas(latex=True)["parameters"]
     assert "<pre>" in found._repr_html_()
-
-
-def test_time_is_operations_and_bytes_and_launches():
-    found = cost(AttentionSizes(64, 4), tokens=128)
-    slow_arithmetic = Machine("a", "cpu", {"float32": 1e6}, 1e18, 0.0)
-    slow_memory = Machine("b", "cpu", {"float32": 1e18}, 1e6, 0.0)
-    assert found.time(slow_arithmetic).seconds == pytest.approx(found.forward.value / 1e6)
-    assert found.time(slow_arithmetic).limit == "arithmetic"
-    assert found.time(slow_memory).seconds == pytest.approx(found.traffic.value / 1e6)
-    assert found.time(slow_memory).limit == "memory traffic"
-    both = Machine("c", "cpu", {"float32": 1e6}, 1e6, 0.0)
-    assert found.time(both).seconds == pytest.approx((found.forward.value + found.traffic.value) / 1e6)
-    slow_launch = Machine("d", "cpu", {"float32": 1e18}, 1e18, 1.0)
-    assert found.time(slow_launch).seconds == pytest.approx(5)  # four projections and one fused kernel
-    assert found.time(slow_launch).limit == "launching kernels"
-
-
-def test_products_with_an_odd_width_have_a_rate_of_their_own():
-    """GPT-2's vocabulary of 50,257 is no multiple of 8; its projections are."""
-    even, odd = (
-        cost(preset("tiny-decoder").replace(vocab_size=vocabulary), tokens=13, training=True)
-        for vocabulary in (104, 103)
-    )
-    plain = Machine("a", "cuda", {"float32": 1e6}, 1e18, 0.0)
-    slow = replace(plain, odd_rate={"float32": 1e5})
-    assert even.time(slow).seconds == even.time(plain).seconds
-    logits = 2 * 13 * 32 * 103  # forward; twice that backward
-    added = 3 * logits * (1 / 1e5 - 1 / 1e6)
-    assert odd.time(slow).seconds == pytest.approx(odd.time(plain).seconds + added)
-
-
-def test_odd_products_are_named():
-    assert cost("gpt2", tokens=13).odd_products == ("logits",)  # 50,257
-    assert cost("base", tokens=13).odd_products == ()  # 37,000
-
-
-def test_sums_over_rows_have_a_rate_of_their_own():
-    found = cost(AttentionSizes(64, 4), tokens=128, training=True)
-    plain = Machine("a", "cuda", {"float32": 1e18}, 1e9, 0.0)
-    slow = replace(plain, row_sum_rate={"float32": 1e8})
-    added = 4 * 128 * 64 * 4 * (1 / 1e8 - 1 / 1e9)  # the gradients of four biases read (128, 64) numbers each
-    assert found.time(slow).seconds == pytest.approx(found.time(plain).seconds + added)
-
-
-def test_a_fast_device_waits_for_its_host():
-    found = cost(AttentionSizes(64, 4), tokens=128)
-    machine = Machine("a", "cuda", {"float32": 1e18}, 1e18, 0.0, issue={"forward": 0.25, "training": 1.0})
-    assert found.n_launches == 5
-    assert found.time(machine).seconds == pytest.approx(1.25)
-    assert found.time(machine).limit == "issuing kernels"
-    slow = replace(machine, matrix_rate={"float32": 1e6})
-    assert found.time(slow).seconds == pytest.approx(found.forward.value / 1e6)
-    assert found.time(slow).limit == "arithmetic"
 
 
 @pytest.fixture(scope="module")
