@@ -3,22 +3,21 @@
 Each row is one mask at one length and width: dense attention (cuDNN on a GPU), FlexAttention compiled for the mask (on a
 GPU), and ours, forward and forward + backward. On a GPU the times are the device's own: it has work to do while the calls
 are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they are
-measured, most important first, so that a run that is cut short loses nothing.
+measured, most important first, so that a run that is cut short loses nothing, and another can go on from its file.
 
     python -m clearhead.bench.sparse --out sparse.json --seconds 240
+    python -m clearhead.bench.sparse --out sparse.json --continue sparse.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,54 +29,13 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.results import machine, versions
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
+from clearhead.bench.sparse_rows import Row, line, read_rows, write_rows
 from clearhead.masks import Causal, Mask
 
-LENGTHS = (16384, 4096, 65536, 131072)
+LENGTHS = (16384, 131072, 4096, 65536)
 WIDTHS = (64, 128)
 _HEAD_START = 20_000_000  # cycles of the device, about 10 ms
-
-
-@dataclass
-class Row:
-    """One mask at one size. Times in ms; None where something was not measured, `notes` say why."""
-
-    name: str
-    mask: str
-    length: int
-    width: int
-    batch: int
-    heads: int
-    density: float = 0.0
-    computed: float = 0.0  # pairs computed as a fraction of all
-    plan_ms: float = 0.0  # first plan of the queries' side
-    plan_keys_ms: float = 0.0
-    plan_bytes: int = 0
-    dense: float | None = None
-    dense_both: float | None = None
-    flex: float | None = None
-    flex_both: float | None = None
-    ours: float | None = None
-    ours_both: float | None = None
-    host: float | None = None  # ms that the host takes to issue our forward pass
-    peak_bytes: int | None = None  # of our forward + backward, beyond the inputs
-    wanted: float | None = None
-    wanted_both: float | None = None
-    notes: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        row = asdict(self)
-        row["fraction"] = _ratio(self.ours, self.dense)
-        row["fraction_both"] = _ratio(self.ours_both, self.dense_both)
-        row["of_ideal"] = (
-            None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
-        )
-        return row
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
 
 
 @dataclass(frozen=True)
@@ -92,38 +50,76 @@ class Options:
     dtype: torch.dtype = torch.bfloat16
     flex: bool = True
     seconds: float = 240.0
+    workers: int = 0  # processes that compile ahead; 0: kernels are compiled when they are measured
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row to measure, with FlexAttention or without."""
+
+    pattern: Pattern
+    length: int
+    width: int
+    flex: bool
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.pattern.name, self.length, self.width
 
 
 def measure(
-    options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None
+    options: Options,
+    out: Path | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    kept: Iterable[Row] = (),
 ) -> list[Row]:
-    """Every row there is time for; each is written to `out` as soon as it is there."""
+    """Every row there is time for, beside those `kept` from an earlier run; all are written to `out` after each."""
     deadline = time.monotonic() + options.seconds
-    rows: list[Row] = []
+    rows = {(row.name, row.length, row.width): row for row in kept}
+    mine: set[tuple[str, int, int]] = set()  # measured by this run, so that FlexAttention may be added later
     dense: dict[tuple[int, int], tuple[float, float]] = {}
-    for pattern, length, width in _order(options):
-        if time.monotonic() > deadline:
-            break
-        tensors = _tensors(options, length, width)
-        if (length, width) not in dense:
-            dense[length, width] = _dense_times(tensors)
-        row = _measure_row(pattern, tensors, dense[length, width], options, deadline)
-        rows.append(row)
-        on_row(row)
-        if out is not None:
-            _write(out, rows)
-    return rows
+    for stage in stages(options):
+        missing = [step for step in stage if not _has(rows.get(step.key), step.flex)]
+        if options.workers and missing:
+            from clearhead.bench.sparse_ahead import compile_ahead
+
+            compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
+        for step in missing:
+            if time.monotonic() > deadline:
+                return list(rows.values())
+            tensors = tensors_for(options, step.length, step.width)
+            if step.key not in mine:
+                size = (step.length, step.width)
+                dense[size] = dense.get(size) or _dense_times(tensors)
+                rows[step.key] = _measure_row(step.pattern, tensors, dense[size])
+                mine.add(step.key)
+            if step.flex and time.monotonic() < deadline:
+                _add_flex(rows[step.key], step.pattern, tensors)
+            on_row(rows[step.key])
+            if out is not None:
+                write_rows(out, list(rows.values()))
+    return list(rows.values())
 
 
-def _order(options: Options) -> Iterator[tuple[Pattern, int, int]]:
-    """The targets' size first, then the other widths and lengths."""
-    for length in options.lengths:
-        for width in options.widths:
-            for pattern in CATALOGUE:
-                yield pattern, length, width
+def stages(options: Options) -> list[list[Step]]:
+    """The targets' size with everything, then the other sizes without FlexAttention, whose compiler takes most of the time,
+    then the same with it."""
+    sizes = [(length, width) for width in options.widths for length in options.lengths]
+    flex = options.flex and options.device != "cpu"
+    first = [Step(pattern, *size, flex) for size in sizes[:1] for pattern in CATALOGUE]
+    rest = [Step(pattern, *size, False) for size in sizes[1:] for pattern in CATALOGUE]
+    again = [Step(step.pattern, step.length, step.width, True) for step in rest] if flex else []
+    return [first, rest, again]
 
 
-def _tensors(options: Options, length: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _has(row: Row | None, flex: bool) -> bool:
+    """Whether a row was measured as far as a step would; what failed is worth no second try with the same code."""
+    if row is None or (row.ours_both is None and not row.notes):
+        return False
+    return not flex or row.flex_both is not None or "flex:" in row.notes
+
+
+def tensors_for(options: Options, length: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = options.batch if length <= 32768 else 1
     shape = (batch, options.heads, length, width)
     generator = torch.Generator(options.device).manual_seed(0)
@@ -134,11 +130,7 @@ def _tensors(options: Options, length: int, width: int) -> tuple[Tensor, Tensor,
 
 
 def _measure_row(
-    pattern: Pattern,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    dense: tuple[float, float],
-    options: Options,
-    deadline: float,
+    pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]
 ) -> Row:
     q, k, v, _ = tensors
     B, H, T, D = q.shape
@@ -154,12 +146,15 @@ def _measure_row(
         row.ours, row.ours_both, row.host, row.peak_bytes = _ours(mask, tensors)
     except (RuntimeError, torch.OutOfMemoryError) as error:
         row.notes = f"ours: {str(error)[:200]}"
-    if options.flex and q.is_cuda and time.monotonic() < deadline:
-        try:
-            row.flex, row.flex_both = _flex(mask, tensors)
-        except Exception as error:  # whatever a compiler raises: the row is still worth keeping
-            row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
     return row
+
+
+def _add_flex(row: Row, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    try:
+        run = flex_way(pattern.mask(row.length), tensors)
+        row.flex, row.flex_both = _forward(run, tensors), _both(run, tensors)
+    except Exception as error:  # whatever a compiler raises: the row is still worth keeping
+        row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
 
 
 def _plan(call: Call, row: Row) -> Plan:
@@ -198,11 +193,7 @@ def _ours(
     mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[float, float, float | None, int | None]:
     """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
-    impl: Impl = "fused" if isinstance(mask, Causal) else "gathered"
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, mask, impl=impl)
-
+    run = our_way(mask)
     forward = _forward(run, tensors)
     if not tensors[0].is_cuda:
         return forward, _both(run, tensors), None, None
@@ -213,7 +204,17 @@ def _ours(
     return forward, both, host, torch.cuda.max_memory_allocated() - before
 
 
-def _flex(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float]:
+def our_way(mask: Mask) -> Run:
+    """Ours: gathered, and for causal() alone the fused kernel."""
+    impl: Impl = "fused" if isinstance(mask, Causal) else "gathered"
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask, impl=impl)
+
+    return run
+
+
+def flex_way(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Run:
     """FlexAttention with the mask's own predicate, compiled; the block mask is made before the clock starts."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -232,7 +233,7 @@ def _flex(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[f
         out: Tensor = compiled(q, k, v, block_mask=block_mask)
         return out
 
-    return _forward(run, tensors), _both(run, tensors)
+    return run
 
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -287,29 +288,6 @@ def _host_time(call: Callable[[], object], repeats: int = 11) -> float:
     return median(times)
 
 
-def _write(out: Path, rows: list[Row]) -> None:
-    """Writes all rows so far, whole or not at all."""
-    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
-    temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    os.replace(temporary, out)
-
-
-def line(row: Row) -> str:
-    """A row for the terminal."""
-
-    def cell(value: float | None, dense: float | None) -> str:
-        fraction = _ratio(value, dense)
-        return "      –" if fraction is None else f"{fraction:7.3f}"
-
-    return (
-        f"{row.name:28} T {row.length:6} D {row.width:3} density {row.density:.4f} computed {row.computed:.4f} | "
-        f"ours {cell(row.ours, row.dense)} {cell(row.ours_both, row.dense_both)} | "
-        f"flex {cell(row.flex, row.dense)} {cell(row.flex_both, row.dense_both)} | "
-        f"plan {row.plan_ms:.0f}+{row.plan_keys_ms:.0f} ms {row.notes}"
-    )
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command line of this module; `clearhead bench sparse` is the same with tables."""
     parser = argparse.ArgumentParser(description="Masks against dense attention and FlexAttention.")
@@ -317,10 +295,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--quick", action="store_true", help="16,384 tokens of width 64 only")
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument(
+        "--continue", dest="kept", type=Path, help="keep this file's rows, measure the others"
+    )
+    parser.add_argument("--workers", type=int, help="processes that compile ahead, on a GPU (0: none)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(arguments)
     options = options_for(chosen.device, quick=chosen.quick, flex=not chosen.no_flex, seconds=chosen.seconds)
-    measure(options, chosen.out, on_row=lambda row: print(line(row), flush=True))
+    if chosen.workers is not None:
+        options = replace(options, workers=chosen.workers)
+    kept = [] if chosen.kept is None else read_rows(chosen.kept)
+    measure(options, chosen.out, on_row=lambda row: print(line(row), flush=True), kept=kept)
 
 
 def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Options:
@@ -335,6 +320,7 @@ def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Opti
         dtype=torch.float32 if cpu else torch.bfloat16,
         flex=flex,
         seconds=seconds,
+        workers=0 if cpu else max(0, (os.cpu_count() or 1) - 2),
     )
 
 

@@ -1,0 +1,94 @@
+"""The rows of `clearhead bench sparse`: what one holds, its line on a terminal, and the file they are kept in."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from clearhead.bench.results import machine, versions
+from clearhead.errors import StorageError
+
+
+@dataclass
+class Row:
+    """One mask at one size. Times in ms; None where something was not measured, `notes` say why."""
+
+    name: str
+    mask: str
+    length: int
+    width: int
+    batch: int
+    heads: int
+    density: float = 0.0
+    computed: float = 0.0  # pairs computed as a fraction of all
+    plan_ms: float = 0.0  # first plan of the queries' side
+    plan_keys_ms: float = 0.0
+    plan_bytes: int = 0
+    dense: float | None = None
+    dense_both: float | None = None
+    flex: float | None = None
+    flex_both: float | None = None
+    ours: float | None = None
+    ours_both: float | None = None
+    host: float | None = None  # ms that the host takes to issue our forward pass
+    peak_bytes: int | None = None  # of our forward + backward, beyond the inputs
+    wanted: float | None = None
+    wanted_both: float | None = None
+    notes: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        row = asdict(self)
+        row["fraction"] = _ratio(self.ours, self.dense)
+        row["fraction_both"] = _ratio(self.ours_both, self.dense_both)
+        row["of_ideal"] = (
+            None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
+        )
+        return row
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+
+    def cell(value: float | None, dense: float | None) -> str:
+        fraction = _ratio(value, dense)
+        return "      –" if fraction is None else f"{fraction:7.3f}"
+
+    return (
+        f"{row.name:28} T {row.length:6} D {row.width:3} density {row.density:.4f} computed {row.computed:.4f} | "
+        f"ours {cell(row.ours, row.dense)} {cell(row.ours_both, row.dense_both)} | "
+        f"flex {cell(row.flex, row.dense)} {cell(row.flex_both, row.dense_both)} | "
+        f"plan {row.plan_ms:.0f}+{row.plan_keys_ms:.0f} ms {row.notes}"
+    )
+
+
+def write_rows(out: Path, rows: list[Row]) -> None:
+    """Writes all rows so far, whole or not at all."""
+    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
+    temporary = out.with_suffix(".part")
+    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    os.replace(temporary, out)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows that an earlier run wrote; they must come from the same kind of machine."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Row)}
+        rows = [Row(**{name: row[name] for name in known & row.keys()}) for row in document["rows"]]
+        device = document["machine"]["gpu"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{path} cannot be read as results ({error}); go on from a file that `clearhead bench sparse --out` wrote"
+        ) from error
+    if device != machine()["gpu"]:
+        raise StorageError(
+            f"{path} was measured on {device or 'a CPU'}, not on {machine()['gpu'] or 'a CPU'}; begin a new file here"
+        )
+    return rows
