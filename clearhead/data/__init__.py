@@ -22,8 +22,8 @@ from clearhead.data.augment import (
     normalisation_from_dict,
     normalisation_to_dict,
 )
-from clearhead.data.batch import Batch, ImageBatch, PairBatch, TokenBatch
-from clearhead.data.batches import Batches, ByCount, ByTokens, Statistics
+from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, TokenBatch
+from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
 from clearhead.data.digits import Digits, ImageSplit, prepare
 from clearhead.data.fetch import Remote, fetch_file
 from clearhead.data.images import Images, load_images
@@ -56,6 +56,8 @@ __all__ = [
     "Images",
     "KnownFile",
     "Normalisation",
+    "Packed",
+    "PackedPairBatch",
     "PairBatch",
     "PairSplit",
     "PerImage",

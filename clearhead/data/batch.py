@@ -4,7 +4,7 @@ Every kind has `labels` and `weights` of the same shape (a weight of zero is pad
 learnt) and knows how to call its kind of model, so one training loop serves all. Padding is told by lengths,
 from which the masks are made.
 
-Letters: B rows, S source tokens, T target tokens, C channels.
+Letters: B rows (R where many examples share one), S source tokens, T target tokens, C channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
-from clearhead.masks import padding
+from clearhead.masks import allow, documents, padding
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
@@ -86,6 +86,33 @@ class PairBatch(Batch):
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B T V"]:
         # The target needs no padding mask: its padding is on the right, where causal attention never looks.
         return model(self.source, self.target, source_mask=padding(self.source_lengths))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedPairBatch(Batch):
+    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each one's start."""
+
+    source: Int[Tensor, "R S"]
+    source_documents: Int[Tensor, "R S"]
+    source_positions: Int[Tensor, "R S"]
+    target: Int[Tensor, "R T"]
+    target_documents: Int[Tensor, "R T"]
+    target_positions: Int[Tensor, "R T"]
+    labels: Int[Tensor, "R T"]
+    weights: Float[Tensor, "R T"]
+
+    def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "R T V"]:
+        return model(
+            self.source,
+            self.target,
+            source_mask=documents(self.source_documents),
+            target_mask=documents(self.target_documents),
+            memory_mask=allow(
+                self.target_documents[:, None, :, None] == self.source_documents[:, None, None, :]
+            ),
+            source_positions=self.source_positions,
+            target_positions=self.target_positions,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,52 @@ class ByCount:
         return list(order.split(self.examples)) if len(order) else []
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
+
+    Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order of
+    the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out.
+    """
+
+    rows: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.width < 1:
+            raise ConfigError(f"{self}: rows and width must be at least 1")
+
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+        """For each batch, (rows, most): the numbers of the examples in each row, and −1 where there are no more."""
+        order = order[lengths[order].amax(1) <= self.width]
+        if not len(order):
+            return []
+        firsts = self._firsts(lengths[order])
+        counts = torch.diff(firsts, append=torch.tensor([len(order)]))
+        n_rows = -(-len(firsts) // self.rows) * self.rows  # the last batch is made full with empty rows
+        table = torch.full((n_rows, int(counts.max())), -1)
+        row = torch.repeat_interleave(torch.arange(len(firsts)), counts)
+        table[row, torch.arange(len(order)) - firsts[row]] = order
+        return list(table.split(self.rows))
+
+    def _firsts(self, lengths: Int[Tensor, "n sides"]) -> Int[Tensor, "rows"]:
+        """The place of each row's first example."""
+        ends = lengths.cumsum(0)
+        # For a row that began with example i: the first that is too much for one of its sides.
+        limits = ends - lengths + self.width  # (n, sides)
+        too_much = torch.searchsorted(ends.T.contiguous(), limits.T.contiguous(), right=True).amin(0).tolist()
+        firsts, at = [], 0
+        while at < len(too_much):
+            firsts.append(at)
+            at = too_much[at]
+        return torch.tensor(firsts)
+
+
+def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, "n"]:
+    """The numbers of a batch's examples, one after the other, however they lie in its rows."""
+    return group[group >= 0]
+
+
 class Batches(Generic[B_co]):
     """The batches of a split, epoch after epoch; `epoch` and `position` say which comes next.
 
@@ -130,7 +176,7 @@ class Batches(Generic[B_co]):
     def __init__(
         self,
         split: Split[B_co],
-        size: ByTokens | ByCount,
+        size: ByTokens | ByCount | Packed,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -196,22 +242,29 @@ class Batches(Generic[B_co]):
 
     def _batch(self, rows: Tensor) -> B_co:
         mine = rows[self.rank :: self.world]
-        batch = self.split.batch(
-            mine if len(mine) else rows[:1], epoch=self.epoch, multiple=self.size.multiple
-        )
+        some = mine if len(mine) else rows[:1]
+        if isinstance(self.size, Packed):
+            batch = self.split.packed(some, self.size.width, epoch=self.epoch)
+        else:
+            batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
         return batch if len(mine) else batch.silent()
 
     def statistics(self) -> Statistics:
         """Counts for this epoch, over all processes."""
         groups, lengths = self._plan()
-        widths = -(-lengths // self.size.multiple) * self.size.multiple
-        n_examples = sum(len(rows) for rows in groups)
+        examples = [examples_of(rows) for rows in groups]
+        n_examples = sum(map(len, examples))
+        if isinstance(self.size, Packed):
+            n_padded = sum(map(len, groups)) * self.size.width * lengths.shape[1]
+        else:
+            widths = -(-lengths // self.size.multiple) * self.size.multiple
+            n_padded = sum(len(rows) * int(widths[rows].amax(0).sum()) for rows in examples)
         return Statistics(
             n_batches=len(groups),
             n_examples=n_examples,
             n_skipped=len(self.split) - n_examples,
-            n_tokens=sum(int(lengths[rows].sum()) for rows in groups),
-            n_padded=sum(len(rows) * int(widths[rows].amax(0).sum()) for rows in groups),
+            n_tokens=sum(int(lengths[rows].sum()) for rows in examples),
+            n_padded=n_padded,
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Python loop over rows or tokens, on whatever device the ids lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -23,6 +24,18 @@ def round_up(x: int, multiple: int) -> int:
 def inside(lengths: Int[Tensor, "B"], width: int) -> Bool[Tensor, "B width"]:
     """True where a column belongs to its row and is not padding."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position in it.
+
+    The places after a row's last example make up one more, of nothing: `real` is False there.
+    """
+
+    documents: Int[Tensor, "R width"]
+    positions: Int[Tensor, "R width"]
+    real: Bool[Tensor, "R width"]
 
 
 class Ragged:
@@ -80,3 +93,22 @@ class Ragged:
             return torch.full(index.shape, fill, device=device), lengths
         ids = self.values[index.clamp(max=len(self.values) - 1)].to(torch.int64)
         return ids.masked_fill(~real, fill), lengths
+
+    def layout(self, rows: Int[Tensor, "R most"], width: int, *, drop: int = 0) -> Layout:
+        """How the rows of these numbers lie end to end, without their last `drop` ids, `width` places in all."""
+        device = self.values.device
+        lengths = torch.where(rows >= 0, self.lengths[rows] - drop, 0)
+        ends = lengths.cumsum(1).to(device)  # (R, most)
+        places = torch.arange(width, device=device).expand(len(rows), width).contiguous()
+        documents = torch.searchsorted(ends, places, right=True)  # `most` beyond the last
+        starts = torch.cat((torch.zeros_like(ends[:, :1]), ends), dim=1)
+        return Layout(documents, places - starts.gather(1, documents), places < ends[:, -1:])
+
+    def packed(
+        self, rows: Int[Tensor, "R most"], layout: Layout, *, fill: int, skip: int = 0
+    ) -> Int[Tensor, "R width"]:
+        """The ids as the layout has them, from number `skip` of each row on."""
+        starts = torch.where(rows >= 0, self.starts[rows] + skip, 0).to(self.values.device)
+        index = starts.gather(1, layout.documents.clamp(max=rows.shape[1] - 1)) + layout.positions
+        ids = self.values[torch.where(layout.real, index, 0)].to(torch.int64)
+        return ids.masked_fill(~layout.real, fill)

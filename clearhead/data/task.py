@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data.batch import Batch
+from clearhead.errors import ConfigError
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
@@ -33,6 +34,15 @@ class Split(ABC, Generic[B_co]):
     @abstractmethod
     def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
         """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
+
+    def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:
+        """Rows of `width` tokens a side, each with the examples of these numbers end to end (−1 is no example).
+
+        Only for tasks whose models can be told which tokens belong together.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} cannot be packed into rows: use batch=ByTokens(…) or ByCount(…)"
+        )
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Split[B_co]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data import files, report
-from clearhead.data.batch import PairBatch
+from clearhead.data.batch import PackedPairBatch, PairBatch
 from clearhead.data.ragged import Ragged, inside
 from clearhead.data.report import Report, Tally
 from clearhead.data.task import Split
@@ -106,7 +106,7 @@ def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
     return Ragged.of([[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
 
 
-class PairSplit(Split[PairBatch]):
+class PairSplit(Split[PairBatch | PackedPairBatch]):
     """Encoded pairs.
 
     `sources` and `targets` are the texts of the rows, `report` what became of the file's rows.
@@ -153,6 +153,25 @@ class PairSplit(Split[PairBatch]):
             weights=inside(on_device, labels.shape[1]).to(torch.float32),
             n_tokens=int(source_lengths.sum()) + n_labels,
             n_padded=source.numel() + target.numel(),
+            n_labels=n_labels,
+        )
+
+    def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> PackedPairBatch:
+        source = self._source.layout(rows, width)
+        target = self._target.layout(rows, width, drop=1)
+        pairs = rows[rows >= 0]
+        n_labels = int((self._target.lengths[pairs] - 1).sum())
+        return PackedPairBatch(
+            source=self._source.packed(rows, source, fill=self._pad_id),
+            source_documents=source.documents,
+            source_positions=source.positions,
+            target=self._target.packed(rows, target, fill=self._pad_id),
+            target_documents=target.documents,
+            target_positions=target.positions,
+            labels=self._target.packed(rows, target, fill=self._pad_id, skip=1),
+            weights=target.real.to(torch.float32),
+            n_tokens=int(self._source.lengths[pairs].sum()) + n_labels,
+            n_padded=2 * rows.shape[0] * width,
             n_labels=n_labels,
         )
 

@@ -96,19 +96,30 @@ class EncoderDecoder(nn.Module):
         *,
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        source_positions: Int[Tensor, "..."] | None = None,
+        target_positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of the token after each of `target`, given all of `source`.
 
-        `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and from the decoder's
-        cross-attention; `target_mask` is added to the decoder's own.
+        `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and, where no
+        `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
+        several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
+        positions are distances needs none of these and leaves them.
         """
-        if source_mask is not None and as_mask(source_mask).uses_query_position:
-            raise MaskError(
-                f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source and "
-                "target tokens; put the pattern in the config's encoder_mask, or call encode and decode yourself"
-            )
-        memory = self.encode(source, mask=source_mask)
-        return self.decode(target, memory, memory_mask=source_mask, mask=target_mask)
+        if memory_mask is None:
+            memory_mask = source_mask
+            if source_mask is not None and as_mask(source_mask).uses_query_position:
+                raise MaskError(
+                    f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source "
+                    "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"
+                )
+        if not self.encoder.adds_positions:
+            source_positions = target_positions = None
+        memory = self.encode(source, mask=source_mask, positions=source_positions)
+        return self.decode(
+            target, memory, memory_mask=memory_mask, mask=target_mask, positions=target_positions
+        )
 
     def encode(
         self,

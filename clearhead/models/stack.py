@@ -164,12 +164,17 @@ class Stack(nn.Module):
         ends_raw = isinstance(config.residual, PreNorm)
         self.norm = config.norm.build(config.d_model) if ends_raw else nn.Identity()
 
+    @property
+    def adds_positions(self) -> bool:
+        """Whether positions are added to the embeddings, so that it matters where tokens are said to stand."""
+        return self._positions_kind == "added"
+
     def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
 
         `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given.
         """
-        if self._positions_kind == "added" and self.positions is not None:
+        if self.adds_positions and self.positions is not None:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
             x = self.positions(x, positions)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.data.batches import ByCount, ByTokens
+from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.errors import ConfigError
 from clearhead.models.config import Config, require
 from clearhead.training.averaging import EMA, LastK
@@ -51,7 +51,7 @@ class TrainConfig(Config):
     # How long, and with how much at a time. An epoch counts as many updates as the first one has.
     steps: int | None = None
     epochs: int | None = None
-    batch: ByTokens | ByCount = ByTokens(4096, multiple=8)
+    batch: ByTokens | ByCount | Packed = ByTokens(4096, multiple=8)
     accumulation: int = 1  # batches to one update
 
     # How fast.

@@ -76,16 +76,16 @@ class World:
 
     # ------------------------------------------------------------------ sharing out the model
 
-    def share(self, model: nn.Module, *, compile: bool = False) -> nn.Module:
+    def share(self, model: nn.Module, *, compile: bool = False, one_shape: bool = False) -> nn.Module:
         """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped.
 
         What is compiled is one block at a time: all blocks of a kind share their code, so a deep model takes no longer to
-        compile than a shallow one, and one graph serves batches of every shape.
+        compile than a shallow one, and unless batches have `one_shape`, one graph serves batches of every shape.
         """
         blocks = [block for module in model.modules() for block in getattr(module, "blocks", ())]
         if compile:
             for part in blocks or [model]:
-                part.compile(dynamic=True)
+                part.compile(dynamic=not one_shape)
         if self.parallel is None:
             return model
         if isinstance(self.parallel, DDP):

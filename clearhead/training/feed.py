@@ -16,21 +16,21 @@ from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByCount, ByTokens
+from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, examples_of
 from clearhead.training.stopping import Taken
 
-__all__ = ["Feed", "changing_shapes"]
+__all__ = ["Feed", "kernels_for"]
 
 
 @contextmanager
-def changing_shapes(size: ByTokens | ByCount) -> Iterator[None]:
-    """What is set in torch for batches by tokens, which bring new shapes for a whole epoch.
+def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
+    """What is set in torch for the shapes that batches have.
 
-    cuDNN's attention prepares itself anew for every shape, which takes longer than many steps: other kernels are used.
-    Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
-    serves both.
+    Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which takes
+    longer than many steps: other kernels are used, as they are for packed rows, whose masks they run faster. Sizes that
+    happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph serves both.
     """
-    if not isinstance(size, ByTokens):
+    if isinstance(size, ByCount):
         yield
         return
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -59,7 +59,7 @@ class Feed:
                     value.record_stream(current)  # its memory must not be used again before the step is done
         number = self.batches.position - 1
         groups = self.batches.groups()
-        return batch, Taken(self.batches.epoch, number, len(groups), groups[number])
+        return batch, Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
 
     def _take(self) -> Batch:
         # A fresh iterator each time goes on at `position`, also after a state was loaded.

@@ -8,6 +8,7 @@ A checkpoint holds all that the next step depends on, so that on the CPU a resum
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches
+from clearhead.data.batches import Batches, Packed
 from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
@@ -25,9 +26,10 @@ from clearhead.training.averaging import borrowed
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, inner, whole
-from clearhead.training.feed import Feed, changing_shapes
+from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
 from clearhead.training.progress import Progress
+from clearhead.training.recorded import Recorded
 from clearhead.training.stopping import DivergedError, Interruption, Taken
 from clearhead.training.tasks import loss_of_logits, loss_sum, scores
 
@@ -74,7 +76,8 @@ class Trainer:
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self.mark = mark
         device = self.world.device
-        self.model = self.world.share(model.to(device).train(), compile=config.compile)
+        one_shape = isinstance(config.batch, Packed)
+        self.model = self.world.share(model.to(device).train(), compile=config.compile, one_shape=one_shape)
         self.inner = inner(self.model)
         self.optimiser = optimiser.adamw(
             self.inner,
@@ -94,7 +97,13 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.at = Standing()
         self.checkpoint: Path | None = None
-        self._of_logits = torch.compile(loss_of_logits, dynamic=True) if config.compile else loss_of_logits
+        self._of_logits = loss_of_logits
+        if config.compile:
+            self._of_logits = torch.compile(loss_of_logits, dynamic=not one_shape)
+        self._pass: Callable[[Batch, float | Tensor], Tensor] = self._forward_backward
+        alone = self.world.parallel is None and config.accumulation == 1
+        if config.compile and one_shape and alone and device.type == "cuda":
+            self._pass = Recorded(self._forward_backward, self.inner.parameters())
         self._loss_since = torch.zeros((), dtype=_widest(device), device=device)  # this process's part
         self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
         self._norm = torch.zeros((), device=device)
@@ -123,7 +132,7 @@ class Trainer:
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.at.seconds
         try:
-            with changing_shapes(self.config.batch):
+            with kernels_for(self.config.batch):
                 ending = self._train(log, interruption)
             self._check_finite()
             self._save(log)
@@ -156,17 +165,8 @@ class Trainer:
         loss = torch.zeros_like(self._loss_since)
         for batch in batches:
             with self.world.accumulating(self.model, last=batch is batches[-1]):
-                with self._autocast():
-                    total = loss_sum(
-                        self.model,
-                        batch,
-                        self.config.label_smoothing,
-                        self.config.consistency,
-                        of_logits=self._of_logits,
-                    )
                 # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
-                (total * (self.world.size / labels)).backward()
-            loss += total.detach()
+                loss += self._pass(batch, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
         self._note_if_not_finite(loss, step)
         for group in self.optimiser.param_groups:
@@ -180,6 +180,19 @@ class Trainer:
         self.at.interval_labels += labels
         self.at.interval_tokens += tokens
         self.at.tokens += tokens
+
+    def _forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        """The sum of a batch's losses; its gradient, times `scale`, is added to the parameters'."""
+        with self._autocast():
+            total = loss_sum(
+                self.model,
+                batch,
+                self.config.label_smoothing,
+                self.config.consistency,
+                of_logits=self._of_logits,
+            )
+        (total * scale).backward()
+        return total.detach()
 
     def _after_update(self, log: Log | None) -> None:
         """What is due after this step: a row of the log, a validation, a checkpoint."""

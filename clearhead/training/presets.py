@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable
 
 from clearhead.data.augment import Affine, Contrast, PerImage
-from clearhead.data.batches import ByCount, ByTokens
+from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.errors import ConfigError
 from clearhead.layers import GELU, DepthScaled, PreNorm, Xavier
 from clearhead.models.convnet import ConvNetConfig
@@ -87,6 +87,7 @@ def en_es() -> Recipe:
             n_encoder_layers=4,
             n_decoder_layers=4,
             dropout=0.3,
+            feed_forward_dropout=0.1,
             residual=PreNorm(),
             activation=GELU(),
             positions=Sinusoidal(),
@@ -96,19 +97,19 @@ def en_es() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            steps=5000,
-            batch=ByTokens(49152, multiple=8, pool=16384),
+            steps=11000,
+            batch=Packed(rows=128, width=128),
             lr_max=2e-3,
-            warmup_steps=400,
+            warmup_steps=1000,
             weight_decay=0.01,
             label_smoothing=0.1,
-            consistency=3.0,
+            consistency=5.0,
             averaging=EMA(0.999),
             precision="bf16",
             compile=True,
-            log_every=50,
+            log_every=100,
             eval_every=1000,
-            checkpoint_every=2500,
+            checkpoint_every=6000,
         ),
     )
 

@@ -1,0 +1,85 @@
+"""A forward and backward pass that is recorded once and then replayed, on a GPU, for batches of one shape.
+
+A pass of a small model is a thousand short kernels, and starting them one by one takes the host longer than they run. A
+recording (a CUDA graph) starts them all at once. It reads the batch from, and leaves loss and gradients in, the very memory
+it was recorded with; the random numbers of dropout go on from one replay to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data.batch import Batch
+
+__all__ = ["Recorded"]
+
+# Passes that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
+_WARM = 3
+
+Pass = Callable[[Batch, "float | Tensor"], Tensor]
+
+
+class Recorded:
+    """Calls `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays such a call.
+
+    Gradients must be None before a call, as after `zero_grad(set_to_none=True)`: a replay puts its own in their place.
+    """
+
+    def __init__(self, run: Pass, parameters: Iterable[nn.Parameter]) -> None:
+        self._run = run
+        self._parameters = list(parameters)
+        self._calls = 0
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Batch | None = None  # what the recording reads, and below what it writes
+        self._scale = torch.empty(())
+        self._loss = torch.empty(())
+        self._gradients: list[Tensor | None] = []
+
+    def __call__(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        self._calls += 1
+        if self._calls <= _WARM or not self._is_like_the_recorded(batch):
+            return self._run_aside(batch, scale)
+        if self._graph is None:
+            self._record(batch, scale)
+        assert self._graph is not None
+        assert self._batch is not None
+        for mine, given in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            mine.copy_(given)
+        self._scale.fill_(scale)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        return self._loss
+
+    def _run_aside(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        """Runs on the stream of the recording: autograd must not meet parameters that it knows from another one."""
+        current = torch.cuda.current_stream(batch.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            loss = self._run(batch, scale)
+        current.wait_stream(self._stream)
+        return loss
+
+    def _is_like_the_recorded(self, batch: Batch) -> bool:
+        if self._batch is None:
+            return True
+        pairs = zip(_tensors(self._batch), _tensors(batch), strict=True)
+        return all(mine.shape == given.shape for mine, given in pairs)
+
+    def _record(self, batch: Batch, scale: float | Tensor) -> None:
+        self._batch = batch.map(torch.clone)
+        self._scale = torch.full((), float(scale), device=batch.device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            self._loss = self._run(self._batch, self._scale)
+        self._gradients = [parameter.grad for parameter in self._parameters]
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    values = (getattr(batch, field.name) for field in fields(batch))
+    return [value for value in values if isinstance(value, Tensor)]

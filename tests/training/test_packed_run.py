@@ -1,0 +1,131 @@
+"""Runs on packed rows: resumed they are the unbroken run, compiled they are the plain one, recorded on a GPU as well."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.data import Batch, TokenBatch
+from clearhead.training import read_log, train
+from clearhead.training.recorded import Recorded
+from tests.training.test_loop import assert_same_run
+
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA GPU here, and only there a pass is recorded"
+)
+SETTINGS = {
+    "batch": {"type": "Packed", "rows": 3, "width": 31},
+    "vocab_size": 283,
+    "max_tokens": 29,
+    "d_model": 12,
+    "n_heads": 3,
+    "d_ff": 13,
+    "n_encoder_layers": 1,
+    "n_decoder_layers": 1,
+    "steps": 11,
+    "warmup_steps": 2,
+    "log_every": 1,
+    "eval_every": 11,
+    "checkpoint_every": 4,
+    "keep": 3,
+    "consistency": 2.0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "train.tsv"
+    numbers = range(1, 132)
+    path.write_text("".join(f"say {n}\t{'di ' * (n % 5)}{n * 7 % 131}\n" for n in numbers), encoding="utf-8")
+    return path
+
+
+def run(data, folder, **settings):
+    return train("translation", data=data, out=folder, set=SETTINGS | settings)
+
+
+def losses(folder):
+    return [row["loss"] for row in read_log(folder) if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("at", [4, 8])
+def test_a_resumed_run_is_the_unbroken_one(data, tmp_path, at):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    run(data, unbroken)
+    shutil.copytree(unbroken, broken)
+    for checkpoint in broken.glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > at:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(broken / "model")
+    train(resume=broken)
+    assert_same_run(unbroken, broken)
+
+
+@pytest.mark.compiled
+def test_a_compiled_run_is_the_plain_one_and_compiles_each_kind_of_block_once(data, tmp_path):
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    run(data, tmp_path / "compiled", compile=True, dropout=0.0)
+    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    run(data, tmp_path / "plain", dropout=0.0)
+    assert made == 3  # a block that reads, one that writes, and the loss
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+
+
+@needs_gpu
+@pytest.mark.compiled
+def test_a_recorded_run_is_the_plain_one(data, tmp_path):
+    run(data, tmp_path / "recorded", compile=True, device="cuda", dropout=0.0, steps=23)
+    run(data, tmp_path / "plain", device="cuda", dropout=0.0, steps=23)
+    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+    run(data, tmp_path / "dropping", compile=True, device="cuda", dropout=0.3, steps=23)
+    again = losses(tmp_path / "dropping")
+    assert len(set(again)) == len(again) == 23
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Numbers(TokenBatch):
+    """A batch of which only the ids are looked at."""
+
+
+def _numbers(rows: torch.Tensor) -> Batch:
+    there = torch.ones(rows.shape, device=rows.device)
+    lengths = torch.full((len(rows),), rows.shape[1], device=rows.device)
+    return _Numbers(ids=rows, lengths=lengths, labels=rows, weights=there, n_tokens=1, n_padded=1, n_labels=1)
+
+
+@needs_gpu
+def test_a_replay_reads_the_new_batch_draws_anew_and_leaves_its_gradients():
+    table = nn.Parameter(torch.arange(11.0, device="cuda"))
+    plain_calls = []
+
+    def once(batch: Batch, scale: float | torch.Tensor) -> torch.Tensor:
+        plain_calls.append(batch)
+        assert isinstance(batch, TokenBatch)
+        total = table[batch.ids].sum() + 0.0 * torch.rand((), device="cuda")
+        (total * scale).backward()
+        return total.detach() + torch.rand((), device="cuda") / 1024
+
+    recorded = Recorded(once, [table])
+    drawn = set()
+    for number in range(9):
+        ids = torch.tensor([[number, number + 1, number + 1]], device="cuda")
+        loss = recorded(_numbers(ids), 0.5 + number).item()
+        expected = torch.zeros(11, device="cuda")
+        expected[number], expected[number + 1] = 1.0, 2.0
+        assert int(loss) == 3 * number + 2
+        drawn.add(loss - int(loss))
+        assert table.grad is not None
+        assert torch.equal(table.grad, expected * (0.5 + number))
+        table.grad = None
+    assert len(plain_calls) == 4  # three to warm up, and the one that was recorded
+    assert len(drawn) == 9
+    # Another shape is no reason to fail: it runs as it would have without a recording.
+    loss = recorded(_numbers(torch.tensor([[3]], device="cuda")), 1.0).item()
+    assert int(loss) == 3
+    assert len(plain_calls) == 5
