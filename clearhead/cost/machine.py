@@ -42,6 +42,7 @@ class Machine:
     odd_rate: dict[str, float] = field(default_factory=dict)  # operations: a width is no multiple of 8
     row_sum_rate: dict[str, float] = field(default_factory=dict)  # bytes, of a sum over many rows
     issue: dict[str, float] = field(default_factory=dict)  # host seconds a kernel: "forward", "training"
+    begin: dict[str, float] = field(default_factory=dict)  # and a pass, whatever it does
     attention_rate: dict[str, float] = field(default_factory=dict)  # operations of the fused kernel
     attention_backward_rate: dict[str, float] = field(default_factory=dict)
 

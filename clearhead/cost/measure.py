@@ -31,11 +31,12 @@ from clearhead.cost.machine import Machine, measure_machine
 from clearhead.cost.predict import cost, preset
 from clearhead.cost.report import read, worst
 from clearhead.cost.trial import measure
-from clearhead.models import Config, VisionConfig
+from clearhead.models import Config, DecoderConfig, VisionConfig
 
 __all__ = ["Case", "Row", "cases", "compare_with_run", "measure_all", "predict_again", "with_issue"]
 
 FORMAT = 1
+_DEEPER = 8  # times as many layers, where the host's part is told from the rest
 
 
 @dataclass(frozen=True)
@@ -143,25 +144,29 @@ def _row(case: Case, machine: Machine, measured: dict[str, float]) -> Row:
 
 
 def with_issue(machine: Machine, *, rounds: int = 5) -> Machine:
-    """The machine's numbers and what issuing a kernel takes its host: the time of a model too small to compute anything.
+    """The machine's numbers and what its host takes to issue a kernel, and to begin a pass.
 
-    A host has slow moments that outlast one timing, so both modes are timed in turn, `rounds` times over.
+    Both come from a model too small to compute anything, at two depths: what the deeper one takes longer is issued. A host
+    has slow moments that outlast one timing, so all are timed in turn, `rounds` times over.
     """
     if machine.device == "cpu":
         return machine  # it issues nothing: it computes
-    tiny = {
-        name: Case("tiny-decoder", 1, 8, training=training)
-        for name, training in (("forward", False), ("training", True))
-    }
-    took: dict[str, list[float]] = {name: [] for name in tiny}
+    tiny = preset("tiny-decoder")
+    assert isinstance(tiny, DecoderConfig)
+    depths = [tiny, tiny.replace(n_layers=_DEEPER * tiny.n_layers)]
+    how = Case("tiny-decoder", 1, 8).how()
+    cases = [(config, how | {"training": training}) for training in (False, True) for config in depths]
+    took: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds):
-        for name, case in tiny.items():
-            took[name].append(measure(case.config(), **case.how(), device=machine.device).seconds)
-    launches = {
-        name: cost(case.config(), **case.how(), device=machine.device).n_launches
-        for name, case in tiny.items()
-    }
-    return replace(machine, issue={name: median(took[name]) / launches[name] for name in tiny})
+        for times, (config, sizes) in zip(took, cases, strict=True):
+            times.append(measure(config, **sizes, device=machine.device, seconds=0.2).seconds)
+    launches = [cost(config, **sizes, device=machine.device).n_launches for config, sizes in cases]
+    issue, begin = {}, {}
+    for name, (small, deep) in (("forward", (0, 1)), ("training", (2, 3))):
+        shorter, longer = median(took[small]), median(took[deep])
+        issue[name] = max(0.0, longer - shorter) / (launches[deep] - launches[small])
+        begin[name] = max(0.0, shorter - issue[name] * launches[small])
+    return replace(machine, issue=issue, begin=begin)
 
 
 def predict_again(document: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,8 @@ class Cost:
                 spent[phase] += times * seconds
                 by_limit[i] += times * seconds
         arithmetic, traffic, launches = by_limit
-        host = self.n_launches * machine.issue.get("training" if self.training else "forward", 0.0)
+        mode = "training" if self.training else "forward"
+        host = machine.begin.get(mode, 0.0) + self.n_launches * machine.issue.get(mode, 0.0)
         return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, host=host)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import count
 
 import pytest
 import torch
@@ -68,6 +68,7 @@ def test_a_fast_device_waits_for_its_host():
     assert found.n_launches == 5
     assert found.time(machine).seconds == pytest.approx(1.25)
     assert found.time(machine).limit == "issuing kernels"
+    assert found.time(replace(machine, begin={"forward": 3.0})).seconds == pytest.approx(4.25)
     slow = replace(machine, matrix_rate={"float32": 1e6})
     assert found.time(slow).seconds == pytest.approx(found.forward.value / 1e6)
     assert found.time(slow).limit == "arithmetic"
@@ -144,14 +145,17 @@ def test_rates_of_attention_count_what_a_prediction_charges():
     assert rates[1] * by_clock["backward"] == pytest.approx(attend.backward.value)
 
 
-def test_a_slow_moment_of_the_host_is_not_its_speed(monkeypatch):
-    """One round in five that takes ten times as long, in either mode, changes nothing."""
-    seconds = {False: chain([1.0, 10.0], repeat(1.0)), True: chain([30.0], repeat(3.0))}
+def test_the_host_is_told_by_two_depths_and_not_by_its_slow_moments(monkeypatch):
+    """A host that takes 7 s a pass and 0.25 s a kernel (forward), 11 s and 0.5 s (training); one timing in five is slow."""
+    host = {False: (7.0, 0.25), True: (11.0, 0.5)}
+    timings = count()
 
-    def measure(config, *, training, **_):
-        return Measured(next(seconds[training]), 0)
+    def measure(config, *, tokens, batch, dtype, training, **_):
+        n = cost(config, tokens=tokens, batch=batch, dtype=dtype, training=training).n_launches
+        begin, issue = host[training]
+        return Measured((begin + issue * n) * (10.0 if next(timings) % 5 == 3 else 1.0), 0)
 
     monkeypatch.setattr(measuring, "measure", measure)
-    tiny = {training: cost("tiny-decoder", tokens=8, training=training) for training in (False, True)}
-    issue = measuring.with_issue(PLAIN).issue
-    assert issue == {"forward": 1.0 / tiny[False].n_launches, "training": 3.0 / tiny[True].n_launches}
+    found = measuring.with_issue(PLAIN)
+    assert found.issue == pytest.approx({"forward": 0.25, "training": 0.5})
+    assert found.begin == pytest.approx({"forward": 7.0, "training": 11.0})
