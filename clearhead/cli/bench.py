@@ -57,6 +57,9 @@ def sparse(
     quick: Annotated[bool, typer.Option("--quick", help="16,384 tokens of width 64 only.")] = False,
     flex: Annotated[bool, typer.Option(help="Measure FlexAttention too (it has to be compiled).")] = True,
     seconds: Annotated[float, typer.Option(help="Begin no further row after this long.")] = 240.0,
+    earlier: Annotated[
+        Path | None, typer.Option("--continue", help="A results file of this machine: measure what it lacks.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
     ] = None,
@@ -66,11 +69,15 @@ def sparse(
     import torch
 
     from clearhead.bench.results import machine, versions
-    from clearhead.bench.sparse import line, measure, options_for
+    from clearhead.bench.sparse import measure, options_for
+    from clearhead.bench.sparse_rows import line, read_rows
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
-    rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
+    kept = read_rows(earlier) if earlier is not None else ()
+    rows = measure(
+        options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept
+    )
     if json:
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
