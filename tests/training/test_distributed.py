@@ -18,7 +18,7 @@ from clearhead.errors import ConfigError
 from clearhead.training import FSDP, Recipe, train
 from clearhead.training.distributed import choose_device, join
 from tests.training.tiny import SETTINGS, rows
-from tests.training.workers import SHARED
+from tests.training.workers import PACKED, SHARED, write_pairs
 
 ROOT = Path(__file__).parents[2]
 WAYS = ["ddp", "fsdp"]
@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed")
     torch.set_num_threads(1)
     train("sort-dedup", out=folder / "one", set=SHARED)
+    train("translation", data=write_pairs(folder / "pairs.tsv"), out=folder / "packed-one", set=PACKED)
     for way in WAYS:
         half(folder / "one", folder / f"one-then-{way}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -77,6 +78,10 @@ def test_some_batch_leaves_a_process_without_a_row(folder):
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_give_the_losses_of_one(folder, way):
     assert_same(folder / way, folder / "one")
+
+
+def test_two_processes_share_packed_rows_out(folder):
+    assert_same(folder / "packed", folder / "packed-one")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,36 +13,24 @@ from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
 from clearhead.training.recorded import Recorded
 from tests.training.test_loop import assert_same_run
+from tests.training.workers import PACKED, write_pairs
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA GPU here, and only there a pass is recorded"
 )
-SETTINGS = {
-    "batch": {"type": "Packed", "rows": 3, "width": 31},
-    "vocab_size": 283,
-    "max_tokens": 29,
-    "d_model": 12,
-    "n_heads": 3,
-    "d_ff": 13,
-    "n_encoder_layers": 1,
-    "n_decoder_layers": 1,
+SETTINGS = PACKED | {
+    "dropout": 0.1,
     "steps": 11,
-    "warmup_steps": 2,
-    "log_every": 1,
     "eval_every": 11,
     "checkpoint_every": 4,
     "keep": 3,
     "consistency": 2.0,
-    "device": "cpu",
 }
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pairs") / "train.tsv"
-    numbers = range(1, 132)
-    path.write_text("".join(f"say {n}\t{'di ' * (n % 5)}{n * 7 % 131}\n" for n in numbers), encoding="utf-8")
-    return path
+    return write_pairs(tmp_path_factory.mktemp("pairs") / "train.tsv")
 
 
 def run(data, folder, **settings):

@@ -27,6 +27,33 @@ SHARED = SETTINGS | {
     "keep_best": True,
 }
 
+# Rows of several pairs, an odd number of them: one process has a row more than the other.
+PACKED = {
+    "batch": {"type": "Packed", "rows": 3, "width": 31},
+    "vocab_size": 283,
+    "max_tokens": 29,
+    "d_model": 12,
+    "n_heads": 3,
+    "d_ff": 13,
+    "n_encoder_layers": 1,
+    "n_decoder_layers": 1,
+    "dropout": 0.0,
+    "steps": 7,
+    "warmup_steps": 2,
+    "log_every": 1,
+    "eval_every": 7,
+    "checkpoint_every": 7,
+    "device": "cpu",
+}
+
+
+def write_pairs(path: Path) -> Path:
+    """131 pairs, most of them different in length."""
+    path.write_text(
+        "".join(f"say {n}\t{'di ' * (n % 5)}{n * 7 % 131}\n" for n in range(131)), encoding="utf-8"
+    )
+    return path
+
 
 def main() -> None:
     folder = Path(sys.argv[1])
@@ -36,6 +63,7 @@ def main() -> None:
         summary = train("sort-dedup", out=folder / name, set=SHARED | {"parallel": parallel})
         assert summary.processes == 2, summary
         train(resume=folder / f"one-then-{name}", set={"parallel": parallel})
+    train("translation", data=folder / "pairs.tsv", out=folder / "packed", set=PACKED)
     dist.destroy_process_group()
 
 
