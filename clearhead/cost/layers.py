@@ -8,7 +8,7 @@ each: a linear map its input, a norm its input and statistics, GELU its input, R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clearhead.cost.amounts import ONE, ZERO, Amount, size
 from clearhead.cost.program import Ceiling, Kernel, Made, Op, Program
@@ -86,7 +86,8 @@ def linear(
     moved = ((shape.rows * shape.d_in if read is None else read) + matrix + shape.rows * shape.d_out) * w
     is_odd = any(width.value % _ALIGNED for width in (shape.d_in, shape.d_out))
     product = Kernel(moved, operations, ceiling=Ceiling.ODD if is_odd else Ceiling.ORDINARY)
-    back = [product] * (2 if input_gradient else 1)
+    gradient = replace(product, ceiling=Ceiling.ODD_BACKWARD) if is_odd else product
+    back = [gradient] * (2 if input_gradient else 1)
     if bias:
         back.append(Kernel(shape.rows * shape.d_out * w, ceiling=Ceiling.ROW_SUM))
     p.add(

@@ -6,8 +6,8 @@ beginning and end, and in models, whose products are short, that is most of it. 
 on a GPU and have ceilings of their own there: products in half precision with a width that is no multiple of 8, fused
 attention (forward and backward), and sums over rows. Each is measured at one general shape, which is no model's.
 
-Where models or kernels are small, three more numbers matter: the time a kernel takes that has nothing to do, the time
-the host takes to issue one (a GPU that is faster than that waits for it), and the memory that the matrix library keeps.
+Where models or kernels are small, more numbers matter: the time a kernel takes that has nothing to do, the time the host
+takes to begin a pass and to issue a kernel (a faster GPU waits for it), and the memory that the matrix library keeps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.cost.program import Ceiling, Kernel
+
+_HEAD_START = 40_000_000  # cycles of the device, about 20 ms
 
 __all__ = ["Machine", "dtype_name", "measure_machine", "one_thread", "synchronise", "time_of"]
 
@@ -40,6 +42,7 @@ class Machine:
     launch: float
     workspace: int = 0
     odd_rate: dict[str, float] = field(default_factory=dict)  # operations: a width is no multiple of 8
+    odd_backward_rate: dict[str, float] = field(default_factory=dict)
     row_sum_rate: dict[str, float] = field(default_factory=dict)  # bytes, of a sum over many rows
     issue: dict[str, float] = field(default_factory=dict)  # host seconds a kernel: "forward", "training"
     begin: dict[str, float] = field(default_factory=dict)  # and a pass, whatever it does
@@ -51,6 +54,7 @@ class Machine:
         name = dtype_name(dtype)
         rates = {
             Ceiling.ODD: self.odd_rate,
+            Ceiling.ODD_BACKWARD: self.odd_backward_rate or self.odd_rate,
             Ceiling.ATTENTION: self.attention_rate,
             Ceiling.ATTENTION_BACKWARD: self.attention_backward_rate,
         }
@@ -82,7 +86,10 @@ def synchronise(device: torch.device | str) -> None:
 def time_of(
     call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.5, least: int = 3
 ) -> float:
-    """Median time of a call, after two to warm up; as often as fits into `seconds`, but `least` times."""
+    """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but `least`, after two.
+
+    A shared host has slow moments, which are its neighbours' and not the machine's.
+    """
     for _ in range(2):
         call()
     synchronise(device)
@@ -93,7 +100,7 @@ def time_of(
         call()
         synchronise(device)
         times.append(time.perf_counter() - start)
-    return median(times)
+    return sorted(times)[len(times) // 10]
 
 
 @contextmanager
@@ -123,6 +130,7 @@ def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Ma
     named = {dtype_name(dtype): dtype for dtype in dtypes}
     own = named if is_gpu else {}  # on a CPU they change little
     # There is no fused kernel in float64.
+    odd = {n: _odd_rates(where, dtype) for n, dtype in own.items()}
     attention = {n: _attention_rates(where, dtype) for n, dtype in own.items() if dtype.itemsize < 8}
     return Machine(
         name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
@@ -131,7 +139,8 @@ def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Ma
         bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
         launch=_launch(where),
         workspace=_workspace(where, dtypes) if is_gpu else 0,
-        odd_rate={name: _odd_rate(where, dtype) for name, dtype in own.items()},
+        odd_rate={name: forward for name, (forward, _) in odd.items()},
+        odd_backward_rate={name: backward for name, (_, backward) in odd.items()},
         row_sum_rate={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
         attention_rate={name: forward for name, (forward, _) in attention.items()},
         attention_backward_rate={name: backward for name, (_, backward) in attention.items()},
@@ -145,22 +154,23 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
     return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, seconds=1.0)
 
 
-def _odd_rate(
+def _odd_rates(
     device: torch.device, dtype: torch.dtype, rows: int = 8192, d_in: int = 1024, d_out: int = 32767
-) -> float:
-    """Over the three products of a linear map to an odd width: its result, and the gradients of input and weights.
+) -> tuple[float, float]:
+    """Of a linear map to an odd width, and of the gradients of its input and weights.
     A large square product of odd width is no measure of them: it is much faster.
     """
     x, w, y = (
         torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out))
     )
 
-    def products() -> None:
-        torch.mm(x, w.t())
+    def gradients() -> None:
         torch.mm(y, w)
         torch.mm(y.t(), x)
 
-    return 3 * 2 * rows * d_in * d_out / time_of(products, device)
+    operations = 2 * rows * d_in * d_out
+    forward = operations / time_of(lambda: torch.mm(x, w.t()), device)
+    return forward, 2 * operations / time_of(gradients, device)
 
 
 def _attention_rates(
@@ -205,15 +215,26 @@ def _row_sum_rate(device: torch.device, dtype: torch.dtype, rows: int = 2**15, w
     return x.numel() * x.element_size() / time_of(lambda: x.sum(0), device)
 
 
-def _launch(device: torch.device, n: int = 1000) -> float:
-    """Time an operation takes when there is nothing to compute: what running one costs."""
+def _launch(device: torch.device, n: int = 500) -> float:
+    """Time an operation takes when there is nothing to compute: what running one costs the device."""
     x = torch.ones(8, device=device)
 
     def many() -> None:
         for _ in range(n):
             torch.add(x, 1.0)
 
-    return time_of(many, device, seconds=0.2) / n
+    if device.type != "cuda":
+        return time_of(many, device, seconds=0.2) / n
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_HEAD_START)  # until all are issued: the device then runs them without waiting
+        start.record()
+        many()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / n)
+    return median(times)
 
 
 def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:

@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     _write(document, options.out)
     machine = document["machine"]
     print(f"{machine['name']}, {machine['bandwidth'] / 1e9:.0f} GB/s, and in TFLOP/s:")
-    for what in ("matrix", "odd", "attention", "attention_backward"):
+    for what in ("matrix", "odd", "odd_backward", "attention", "attention_backward"):
         rates = (f"{name} {rate / 1e12:.3g}" for name, rate in machine[f"{what}_rate"].items())
         print(f"  {what.replace('_', ' '):<20}{', '.join(rates) or '–'}")
     launch = f"launch {1e6 * machine['launch']:.1f} µs"

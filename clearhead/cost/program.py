@@ -32,6 +32,7 @@ class Ceiling(Enum):
 
     ORDINARY = auto()
     ODD = auto()  # a product with a width that is no multiple of 8: tensor cores cannot load its rows
+    ODD_BACKWARD = auto()  # the two products of its gradients
     ATTENTION = auto()  # products around a softmax, in one kernel
     ATTENTION_BACKWARD = auto()
     ROW_SUM = auto()  # adds rows up into one, as a bias's gradient does

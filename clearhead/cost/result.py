@@ -64,7 +64,7 @@ class Memory:
 class Time:
     """Predicted seconds, and how many of them go into arithmetic, into memory traffic and into launching kernels.
 
-    `host` is what the host takes to issue everything; a device that is done earlier waits for it.
+    `waiting` is the device's for its host: a kernel begins when it has been issued and the one before it is done.
     """
 
     forward: float
@@ -73,21 +73,20 @@ class Time:
     arithmetic: float
     traffic: float
     launches: float
-    host: float = 0.0
+    waiting: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self.forward + self.backward + self.optimiser, self.host)
+        return self.forward + self.backward + self.optimiser + self.waiting
 
     @property
     def limit(self) -> str:
         """What the time is mostly spent on."""
-        if self.host == self.seconds:
-            return "issuing kernels"
         spent = {
             "arithmetic": self.arithmetic,
             "memory traffic": self.traffic,
             "launching kernels": self.launches,
+            "issuing kernels": self.waiting,
         }
         return max(spent, key=lambda name: spent[name])
 
@@ -144,37 +143,52 @@ class Cost:
         return tuple(rows)
 
     def time(self, machine: Machine) -> Time:
-        """How long it takes on this machine: the sum over its kernels of arithmetic, traffic and launch, or the time
-        that the host takes to issue them, whichever is longer.
+        """How long it takes on this machine: every kernel its arithmetic, traffic and launch, one after the other as the
+        host issues them.
         """
+        mode = "training" if self.training else "forward"
+        issue = machine.issue.get(mode, 0.0)
+        issued = machine.begin.get(
+            mode, 0.0
+        )  # when the host has issued all so far; below, when they are done
+        done = 0.0
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
         by_limit = [0.0, 0.0, 0.0]
-        for phase, times, kernel in self._kernels():
-            for i, seconds in enumerate(machine.seconds(kernel, self.dtype)):
-                spent[phase] += times * seconds
-                by_limit[i] += times * seconds
+        for phase, kernel in self._in_order():
+            parts = machine.seconds(kernel, self.dtype)
+            seconds, n = sum(parts), kernel.launches.value
+            # Of n launches the first waits to be issued, and so may each of the others.
+            done = max(done + seconds, issued + issue + seconds, issued + n * issue + seconds / n)
+            issued += n * issue
+            spent[phase] += seconds
+            by_limit = [before + more for before, more in zip(by_limit, parts, strict=True)]
         arithmetic, traffic, launches = by_limit
-        mode = "training" if self.training else "forward"
-        host = machine.begin.get(mode, 0.0) + self.n_launches * machine.issue.get(mode, 0.0)
-        return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, host=host)
+        waiting = max(0.0, done - sum(spent.values()))
+        return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, waiting=waiting)
 
     @property
     def n_launches(self) -> int:
         """Kernels of one step."""
-        return sum(times * kernel.launches.value for _, times, kernel in self._kernels())
+        return sum(kernel.launches.value for _, kernel in self._in_order())
 
-    def _kernels(self) -> Iterator[tuple[str, int, Kernel]]:
-        for times, op in self.program.ops():
-            for kernel in op.forward:
-                yield "forward", times.value, kernel
-            for kernel in op.backward if self.training else ():
-                yield "backward", times.value, kernel
+    def _in_order(self) -> Iterator[tuple[str, Kernel]]:
+        """Every kernel of a step, one after the other, and the phase it belongs to."""
+        layers = [
+            [step for step in stretch.steps if isinstance(step, Op)]
+            for stretch in self.program.stretches
+            for _ in range(stretch.times.value)
+        ]
+        for ops in layers:
+            yield from (("forward", kernel) for op in ops for kernel in op.forward)
+        if not self.training:
+            return
+        for ops in reversed(layers):
+            yield from (("backward", kernel) for op in reversed(ops) for kernel in op.backward)
         for count, n_bytes in self.joined:
             # A tensor that was used twice gets two gradients: both are read, their sum is written.
-            yield "backward", count, Kernel(n_bytes * 3)
-        if self.training:
-            # AdamW reads weight, gradient and two moments, and writes all but the gradient.
-            yield "optimiser", 1, Kernel(self.parameters * (7 * self.program.itemsize))
+            yield from [("backward", Kernel(n_bytes * 3))] * count
+        # AdamW reads weight, gradient and two moments, and writes all but the gradient.
+        yield "optimiser", Kernel(self.parameters * (7 * self.program.itemsize))
 
     # ------------------------------------------------------------------ for people and programs
 

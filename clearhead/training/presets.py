@@ -88,7 +88,6 @@ def en_es() -> Recipe:
             n_decoder_layers=4,
             dropout=0.3,
             feed_forward_dropout=0.1,
-            token_dropout=0.05,
             residual=PreNorm(),
             activation=GELU(),
             positions=Sinusoidal(),
@@ -98,7 +97,7 @@ def en_es() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            steps=11200,
+            steps=10000,
             batch=Packed(rows=128, width=128),
             lr_max=2e-3,
             warmup_steps=1000,

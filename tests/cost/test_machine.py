@@ -16,6 +16,8 @@ from clearhead.cost import measure as measuring
 from clearhead.cost.machine import Machine
 from clearhead.cost.trial import Measured
 from clearhead.masks import window
+from tests.cost.subjects import SUBJECTS
+from tests.cost.test_operations import length
 
 CPU = torch.device("cpu")
 PLAIN = Machine("a", "cuda", {"float32": 1e6}, 1e18, 0.0)
@@ -47,6 +49,9 @@ def test_products_with_an_odd_width_have_a_rate_of_their_own():
     logits = 2 * 13 * 32 * 103  # forward; twice that backward
     added = 3 * logits * (1 / 1e5 - 1 / 1e6)
     assert odd.time(slow).seconds == pytest.approx(odd.time(PLAIN).seconds + added)
+    slower = replace(slow, odd_backward_rate={"float32": 1e4})
+    added += 2 * logits * (1 / 1e4 - 1 / 1e5)
+    assert odd.time(slower).seconds == pytest.approx(odd.time(PLAIN).seconds + added)
 
 
 def test_odd_products_are_named():
@@ -70,8 +75,30 @@ def test_a_fast_device_waits_for_its_host():
     assert found.time(machine).limit == "issuing kernels"
     assert found.time(replace(machine, begin={"forward": 3.0})).seconds == pytest.approx(4.25)
     slow = replace(machine, matrix_rate={"float32": 1e6})
-    assert found.time(slow).seconds == pytest.approx(found.forward.value / 1e6)
+    # The first kernel has to be issued; all others are before their turn comes.
+    assert found.time(slow).seconds == pytest.approx(found.forward.value / 1e6 + 0.25)
+    assert found.time(slow).waiting == pytest.approx(0.25)
     assert found.time(slow).limit == "arithmetic"
+
+
+@pytest.mark.parametrize("issue", [0.0, 1e-5, 1e-4, 1e-2])
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "rnn"])
+def test_kernels_run_as_they_are_issued(name, issue):
+    """Against a clock for the host and one for the device, launch by launch."""
+    found = cost(SUBJECTS[name], tokens=length(SUBJECTS[name], 13, 11), batch=3, training=True)
+    machine = Machine(
+        "a", "cuda", {"float32": 1e9}, 1e9, 1e-5, issue={"training": issue}, begin={"training": 0.003}
+    )
+    host, device, busy = 0.003, 0.0, 0.0
+    for _, kernel in found._in_order():
+        n = kernel.launches.value
+        for _ in range(n):
+            host += issue
+            device = max(device, host) + sum(machine.seconds(kernel, torch.float32)) / n
+            busy += sum(machine.seconds(kernel, torch.float32)) / n
+    took = found.time(machine)
+    assert took.seconds == pytest.approx(device)
+    assert took.waiting == pytest.approx(device - busy)
 
 
 def seconds_of_attention(found, forward, backward):
@@ -129,7 +156,7 @@ def a_million_a_second(monkeypatch):
 @pytest.mark.usefixtures("a_million_a_second")
 def test_rates_of_products_are_operations_by_time():
     assert machines._matrix_rate(CPU, torch.float32, 13) == pytest.approx(1e6)
-    assert machines._odd_rate(CPU, torch.float32, 7, 11, 13) == pytest.approx(1e6)
+    assert machines._odd_rates(CPU, torch.float32, 7, 11, 13) == pytest.approx((1e6, 1e6))
 
 
 @pytest.mark.usefixtures("a_million_a_second")
