@@ -6,12 +6,18 @@ block of threads has. So real launches of real plans are caught here, and what t
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from clearhead.attention.kernels import gathered, gathered_ops
 from clearhead.attention.plan import plan
-from clearhead.masks import causal, every, prefix, scattered, window
+from clearhead.masks import allow, causal, documents, every, prefix, scattered, window
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -23,6 +29,8 @@ pytestmark = pytest.mark.compiled  # the type checker's hook rewrites what Trito
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes that one block of threads may use there
+T = 331
+MEMORY, REGISTERS = 228 * 1024, 1 << 16  # of a multiprocessor
 KERNELS = {
     gathered_triton: ("forward_kernel", "join_kernel", "delta_kernel"),
     gathered_triton_backward: ("query_kernel", "key_kernel", "sum_kernel"),
@@ -45,7 +53,7 @@ class Compiled:
     def __getitem__(self, grid):
         return self.launch
 
-    def launch(self, *args, num_warps=4, num_stages=3, **constants):
+    def launch(self, *args, num_warps=4, num_stages=3, maxnreg=None, **constants):
         names = self.kernel.arg_names
         given = dict(zip(names, args, strict=False)) | constants
         assert list(given) == names, "a launch gives every argument, in order"
@@ -60,10 +68,37 @@ class Compiled:
                 if n not in fixed and aligned(given[n])
             },
         )
-        made = triton.compile(
-            source, target=HOPPER, options={"num_warps": num_warps, "num_stages": num_stages}
+        options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+        made = triton.compile(source, target=HOPPER, options=options)
+        self.found.append(
+            Resources(self.kernel.__name__, made.metadata.shared, *resources(made.asm["cubin"]))
         )
-        self.found.append((self.kernel.__name__, made.metadata.shared))
+
+
+class Resources(NamedTuple):
+    """What a block of threads takes of a multiprocessor: bytes of shared memory; registers and spilled bytes a thread."""
+
+    kernel: str
+    shared: int
+    registers: int
+    spilled: int
+
+    @property
+    def at_once(self):
+        """How many blocks of 128 threads a multiprocessor runs at a time; it keeps 1 KiB for each."""
+        return min(REGISTERS // (128 * self.registers), MEMORY // (self.shared + 1024))
+
+
+def resources(cubin):
+    """Registers of a thread, and the bytes of its stack, which are what was spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return [int(re.search(rf"{name}:(\d+)", text).group(1)) for name in ("REG", "STACK")]
 
 
 def kind(value):
@@ -79,7 +114,7 @@ def aligned(value):
 
 @pytest.fixture
 def found(monkeypatch):
-    launched: list[tuple[str, int]] = []
+    launched: list[Resources] = []
     for module, names in KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Compiled(getattr(module, name), launched))
@@ -93,11 +128,12 @@ def found(monkeypatch):
         (window(70, 9), torch.float16, 128, 1, True),
         (scattered(3, seed=1) | prefix(5).T, torch.float32, 16, 1, False),
         (window(9, 70), torch.bfloat16, 256, 1, False),
+        (documents(torch.arange(2 * T).reshape(2, T) // 47) & causal(), torch.bfloat16, 64, 2, False),
+        (allow(torch.arange(2 * T * T).reshape(2, T, T) % 7 == 0), torch.float16, 24, 2, False),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: str(value)[:60],
 )
 def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
-    T = 331
     q, grad = (torch.randn(2, 2, T, D).to(dtype) for _ in range(2))
     k, v = (torch.randn(2, 2 // groups, T, D).to(dtype) for _ in range(2))
     added = torch.randn(1, 2, T, T).to(dtype) if bias else None
@@ -105,6 +141,29 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     made = plan(mask, T, blocking=blocking)
     out, lse = gathered_ops._forward_triton(made, q, k, v, added, 0.125)
     gathered_ops._backward_triton(made, grad, q, k, v, added, out, lse, 0.125)
-    kernels = {name for name, _ in found}
+    kernels = {one.kernel for one in found}
     assert {"forward_kernel", "delta_kernel", "query_kernel", "key_kernel"} <= kernels
-    assert max(shared for _, shared in found) <= SHARED
+    assert max(one.shared for one in found) <= SHARED
+
+
+@pytest.mark.parametrize(
+    ("mask", "bias", "at_once"),
+    [
+        (window(128, 128) | every(64), False, 4),
+        (causal() & (window(256, 0) | every(128)), False, 4),
+        (window(256, 256), False, 4),
+        (window(256, 256), True, 3),
+        (scattered(3, seed=1), False, 3),
+    ],
+    ids=str,
+)
+def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
+    """Its loads are waited for: only other blocks of threads fill that time. Nothing may be spilled to make room."""
+    T = 1031  # enough for full tiles
+    q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))
+    blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=not bias)
+    added = torch.randn(1, 1, T, T).bfloat16() if bias else None
+    gathered_ops._forward_triton(plan(mask, T, blocking=blocking), q, k, v, added, 0.125)
+    (kernel,) = (one for one in found if one.kernel == "forward_kernel")
+    assert kernel.spilled == 0
+    assert kernel.at_once >= at_once

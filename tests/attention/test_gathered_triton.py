@@ -34,6 +34,7 @@ CASES = [
     ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 64, 64), 0, "float16", None, False, False),
     ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 128, 128), 0, "float32", None, False, False),
     ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 256, 256), 0, "float16", None, False, False),
+    ("~window(1, 3)", (1, 2, 1, 67, 53, 16, 16), 8, "float32", None, False, False),  # bits; the last rows see all
     ("documents & causal()", (2, 2, 2, 53, 53, 16, 16), 0, "float32", None, False, False),
     ("allow by head", (1, 2, 1, 37, 37, 16, 16), 0, "float32", None, False, False),
 ]  # fmt: skip
@@ -68,8 +69,12 @@ def bias_of(kind, shape, offset, generator):
         return module(T, S, offset, "cpu")[None]
 
 
-def errors(mask, shape, offset, dtype, bias, dense, generator):
-    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
+def errors(mask, shape, offset, dtype, bias, dense, generator, worst=False):
+    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are.
+
+    `worst` counts roundings as if all of a sum's fell the same way: where sizes and masks are drawn, a draw comes along in
+    which the reference is exact by luck.
+    """
     import torch
 
     from clearhead.attention import attend
@@ -102,7 +107,7 @@ def errors(mask, shape, offset, dtype, bias, dense, generator):
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": rounding(e.abs().max().item(), largest, dtype, E),
+            "rounding": rounding(0.0 if worst else e.abs().max().item(), largest, dtype, E),
         }
         for f, p, e in zip(fast, plain, exact, strict=True)
     ]
@@ -153,14 +158,15 @@ def any_expression():
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
     @given(
         mask=masks,
-        sizes=st.tuples(st.integers(1, 35), st.integers(1, 35), st.integers(0, 9)),
+        sizes=st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(0, 9)),
         heads=st.sampled_from([(1, 1), (2, 1)]),
     )
     def check(mask, sizes, heads):
         assume(not isinstance(mask, Full))
         T, S, offset = sizes
         generator = torch.Generator().manual_seed(T + S)
-        assert_small(errors(mask, (1, *heads, T, S, 16, 16), offset, torch.float32, None, False, generator))
+        shape = (1, *heads, T, S, 16, 16)
+        assert_small(errors(mask, shape, offset, torch.float32, None, False, generator, worst=True))
 
     try:
         check()
@@ -197,7 +203,7 @@ def test_any_expression_at_any_size(results):
 def main():
     from clearhead.attention.kernels import gathered_launch
 
-    tile = gathered_launch.Tile(32, 32, 16, 4, 1)
+    tile = gathered_launch.Tile(32, 16, 4, 1)
     gathered_launch.tiles_for = lambda dtype, width: gathered_launch.Tiles(tile, tile, tile)
     cases = [case(number) for number in range(len(CASES))]
     print(json.dumps({"cases": cases, "expressions": any_expression()}))

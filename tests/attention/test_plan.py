@@ -103,6 +103,14 @@ def test_each_pair_once_for_each_batch_element(mask):
     assert_covers(mask, S, S)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["scattered(5, 2) & scattered(5, 2).T", "scattered(3, 1) | window(2, 1) & scattered(3, 1).T"],
+)
+def test_a_leaf_that_stands_both_ways(expression):
+    assert_covers(parse(expression), S, S)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 0), (0, 3, 0), (3, 0, 0), (1, 137, 136), (3, 2, 7)])
 @pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), stride(2), ~full()], ids=str)
 def test_sizes_at_the_edge(mask, sizes):
@@ -114,9 +122,9 @@ def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
     made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
     assert len(made.columns) == 1024
     (band,) = made.queries
-    assert band.longest == 128 + 4
+    assert band.longest == (128 + 4) * 3 // 4  # the fourth is in the dense piece already, and left out
     assert band.bounds is not None  # an interval for each query, not a bit for each pair
-    assert made.density < 0.29
+    assert made.density < 0.28
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def seen_by(lists, rows, T):
         block, place = divmod(int(home[row]), lists.M)
         blocks = torch.tensor([block])
         columns = lists.columns(blocks, lists.longest)
-        allowed = lists.allowed(blocks, columns)[0, place]
+        allowed = lists.allowed(blocks, lists.longest)[0, place]
         result[number].index_add_(0, columns[0][allowed], torch.ones(int(allowed.sum()), dtype=torch.int32))
     return result
 

@@ -55,7 +55,7 @@ def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
             blocks = order[at:end].sort().values
             columns = lists.columns(blocks, L)
             rows = lists.row_indices(blocks)
-            seen = lists.allowed(blocks, columns)
+            seen = lists.allowed(blocks, L)
             hidden = None if bool(seen.all()) else ~seen
             span = _span(rows) if len(heads) == len(patterns) and lists.rows is None else None
             yield Chunk(

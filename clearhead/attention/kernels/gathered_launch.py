@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +15,15 @@ from clearhead.attention.planning.schedule import Schedule, schedule
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of a block, columns of a full and of a tail tile, warps, pipeline stages and registers of a kernel."""
+    """Rows of a block, columns of a tile, warps, pipeline stages and registers of a kernel."""
 
     M: int
     N: int
-    tail: int
     warps: int
     stages: int
-    registers: int | None = None  # at most so many a thread; None: as many as the compiler likes
+    registers: tuple[int, int] | None = (
+        None  # at most so many a thread, and with a bias or bits; None: any number
+    )
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,18 @@ class Tiles:
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
-    """Sizes that fit the registers and shared memory of a current GPU, measured on an H200."""
+    """Sizes that fit the registers and shared memory of a current GPU, measured on an H200.
+
+    128 registers a thread leave room for four blocks of threads on a multiprocessor, 168 for three.
+    """
     if dtype == torch.float32:
-        if width <= 64:
-            return Tiles(Tile(64, 32, 32, 4, 2), Tile(64, 32, 32, 4, 2), Tile(64, 32, 32, 4, 2))
-        return Tiles(Tile(32, 32, 32, 4, 1), Tile(32, 32, 32, 4, 1), Tile(32, 32, 32, 4, 1))
+        tile = Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
+        return Tiles(tile, tile, tile)
     if width <= 64:
-        return Tiles(Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 4), Tile(64, 32, 32, 4, 3))
+        return Tiles(Tile(64, 64, 4, 3, (128, 168)), Tile(64, 32, 4, 4), Tile(64, 32, 4, 3))
     if width <= 128:
-        return Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 32, 32, 4, 2))
-    return Tiles(Tile(64, 32, 32, 4, 2), Tile(64, 32, 32, 4, 1), Tile(32, 32, 32, 4, 1))
+        return Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2))
+    return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
 def power_of_two(width: int) -> int:
@@ -66,7 +69,8 @@ class Problem:
     def constants(self, lists: Lists, work: Schedule, tile: Tile, first: bool) -> dict[str, Any]:
         """What the kernels are compiled for."""
         largest = max(x.shape[2] * x.stride(2) for x in (self.q, self.k, self.v))
-        registers = {} if tile.registers is None or not self.q.is_cuda else {"maxnreg": tile.registers}
+        more = self.bias is not None or lists.bits is not None
+        registers = {} if tile.registers is None or torch.version.hip else {"maxnreg": tile.registers[more]}
         return {
             **registers,
             "D": self.D,
@@ -75,9 +79,8 @@ class Problem:
             "EP": power_of_two(self.E),
             "M": lists.M,
             "N": tile.N,
-            "TAIL": tile.tail,
-            "TILED": work.tile_segments.shape[1],
-            "TAILED": work.tail_segments.shape[1],
+            "SEGMENTS": work.segments.shape[1],
+            "PATTERNS": lists.batch > 1,
             "ROWS": lists.rows is not None,
             "MARKS": 1 if lists.bounds is not None else 2 if lists.bits is not None else 0,
             "SKIP": lists.skip[0],
@@ -109,19 +112,22 @@ def patterns_of(lists: Lists, lead: Sequence[int], H: int, device: torch.device)
 
 def arguments(lists: Lists, work: Schedule, patterns: Tensor) -> tuple[Tensor, ...]:
     """The tensors of a piece, in the order the kernels take them; an unused one is any tensor of the right kind."""
-    nothing = work.counts
+    nothing = work.items
     marks = lists.bounds if lists.bounds is not None else lists.bits
     return (
         patterns,
         nothing if lists.rows is None else lists.rows,
-        work.tile_segments,
-        work.tail_segments,
-        work.counts,
+        work.segments,
         work.items,
-        lists.where,
         nothing if marks is None else marks,
         nothing if lists.pool is None else lists.pool,
     )
+
+
+def numbers(lists: Lists, work: Schedule) -> tuple[int, ...]:
+    """The numbers of a piece, in the order the kernels take them."""
+    modulus, residue = lists.skip
+    return lists.N, work.items.shape[1], residue + 1 - modulus
 
 
 def forward(
@@ -132,7 +138,7 @@ def forward(
 
     x = problem
     heads = x.B * x.H
-    work = schedule(lists, tile.N, tile.tail, heads, keep_empty=first)
+    work = schedule(lists, tile.N, heads, keep_empty=first)
     active = work.items.shape[1]
     if not active or not heads:
         return
@@ -142,13 +148,13 @@ def forward(
         x.q, x.k, x.v, out, lse, x.q if x.bias is None else x.bias, part, state, work.slots,
         *arguments(lists, work, patterns),
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *x.bias_strides(),
-        x.scale, x.T, x.H, x.groups, lists.N, active, lists.skip[1],
+        x.scale, x.T, x.H, x.groups, *numbers(lists, work),
         **fixed,
     )  # fmt: skip
     if work.slots:
         active = work.joins.shape[1]
         join_kernel[(active * heads,)](
-            out, lse, part, state, work.slots, patterns, work.counts if lists.rows is None else lists.rows, work.joins,
+            out, lse, part, state, work.slots, patterns, work.items if lists.rows is None else lists.rows, work.joins,
             *out.stride()[:3], x.T, x.H, lists.N, active,
             E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"],
         )  # fmt: skip
@@ -186,7 +192,7 @@ def query_gradient(
 
     x = problem
     heads = x.B * x.H
-    work = schedule(lists, tile.N, tile.tail, heads, keep_empty=first)
+    work = schedule(lists, tile.N, heads, keep_empty=first)
     active = work.items.shape[1]
     if not active or not heads:
         return
@@ -197,7 +203,7 @@ def query_gradient(
         x.q, x.k, x.v, grad, dq, lse, shared, x.q if x.bias is None else x.bias, part, work.slots,
         *arguments(lists, work, patterns),
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *x.bias_strides(),
-        x.scale, x.T, x.H, x.groups, lists.N, active, lists.skip[1],
+        x.scale, x.T, x.H, x.groups, *numbers(lists, work),
         **fixed,
     )  # fmt: skip
     _add_up(x, dq, part, lists, work, patterns, 1, first)
@@ -214,9 +220,7 @@ def key_gradient(
     heads = x.B * x.K
     # Heads that share a key/value head must walk the same blocks: patterns of their own forbid splitting and skipping.
     alike = lists.batch == 1 or lists.batch_shape[-1] == 1 or x.groups == 1
-    work = schedule(lists, tile.N, tile.tail, x.B * x.H, split=alike, keep_empty=first or not alike)
-    if not alike and work.items.numel():
-        work = _every_block(lists, work)
+    work = schedule(lists, tile.N, x.B * x.H, keep_empty=first, in_step=not alike)
     active = work.items.shape[1]
     if not active or not heads:
         return
@@ -228,18 +232,11 @@ def key_gradient(
         *arguments(lists, work, patterns),
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *x.bias_strides(),
         *dk.stride()[:3], *dv.stride()[:3],
-        x.scale, x.S, x.T, x.H, x.groups, lists.N, active, lists.skip[1],
+        x.scale, x.S, x.T, x.H, x.groups, *numbers(lists, work),
         **fixed,
     )  # fmt: skip
     _add_up(x, dk, dk_part, lists, work, patterns, x.groups, first)
     _add_up(x, dv, dv_part, lists, work, patterns, x.groups, first)
-
-
-def _every_block(lists: Lists, work: Schedule) -> Schedule:
-    """The same work with every pattern's blocks in the same order, whole."""
-    number = torch.arange(lists.N, dtype=torch.int32, device=work.items.device)
-    one = torch.stack([number, number * 0, number * 0 + (1 << 30), number * 0 - 1], 1)
-    return replace(work, items=one.repeat(lists.batch, 1, 1))
 
 
 def _add_up(
@@ -254,7 +251,7 @@ def _add_up(
     active = work.joins.shape[1]
     width = into.shape[3]
     sum_kernel[(active * into.shape[0] * into.shape[1],)](
-        into, part, work.slots, patterns, work.counts if lists.rows is None else lists.rows, work.joins,
+        into, part, work.slots, patterns, work.items if lists.rows is None else lists.rows, work.joins,
         *into.stride()[:3], into.shape[2], problem.H, groups, lists.N, active,
         D=width, DP=power_of_two(width), M=lists.M, ROWS=lists.rows is not None, FIRST=first,
     )  # fmt: skip

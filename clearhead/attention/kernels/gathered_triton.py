@@ -1,9 +1,10 @@
 """The gathered kernels in Triton: a block of rows against the columns its list names, whatever the mask.
 
-Each program takes one block of rows of one head. It walks the block's list (see `planning.lists.Lists`): full tiles first,
-with no test at all, then the tiles where a row's interval or a row's bit decides. Forward and the gradient of the queries
-have queries as rows; the gradients of keys and values have keys as rows and walk the lists of the transposed plan. Nothing
-is added atomically, so results repeat bit for bit.
+Each program takes one block of rows of one head and walks the block's list (see `planning.lists.Lists`) in tiles of N
+places. One loop takes them all, so that loads run ahead of the products from the first tile to the last; where not all rows
+see all places of a tile, a row's interval or a row's bit decides. Forward and the gradient of the queries have queries as
+rows; the gradients of keys and values have keys as rows and walk the lists of the transposed plan. Nothing is added
+atomically, so results repeat bit for bit.
 
 Letters: M rows of a block, N columns of a tile, D and E the widths of keys and values, DP and EP the same rounded up to a
 power of two. Scores are in units of log 2 inside the kernels; the log-sum-exp that is stored is natural.
@@ -21,87 +22,62 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-NO_MARKS, BOUNDS, BITS = 0, 1, 2
+
+@triton.jit
+def _item(items, patterns, bh, active, PATTERNS: tl.constexpr):
+    """Which pattern a head has, and where this program's item is (see `planning.schedule.Schedule`)."""
+    pattern = 0
+    if PATTERNS:
+        pattern = tl.load(patterns + bh)
+    return pattern, items + (pattern * active + tl.program_id(0) % active) * 7
 
 
 @triton.jit
-def _full_columns(t, segments, pool, N: tl.constexpr, SEGMENTS: tl.constexpr, POOL: tl.constexpr):
-    """The columns of full tile t, which lie within one progression."""
-    begin = 0
-    start = 0
-    step = 0
-    for s in tl.static_range(SEGMENTS):
-        inside = t >= begin
-        here = tl.load(segments + 3 * s + 1)
-        start = tl.where(inside, tl.load(segments + 3 * s) + here * N * t, start)
-        step = tl.where(inside, here, step)
-        begin = tl.load(segments + 3 * s + 2)
-    index = start + step * tl.arange(0, N)
-    if POOL:
-        index = tl.load(pool + index)
-    return index
-
-
-@triton.jit
-def _tail_columns(x, last, segments, pool, SEGMENTS: tl.constexpr, POOL: tl.constexpr):
-    """The columns at places x of the tail; places beyond the last are given the last one."""
-    x = tl.minimum(x, last)
-    begin = 0
-    index = x * 0
-    for s in tl.static_range(SEGMENTS):
-        start = tl.load(segments + 3 * s)
-        step = tl.load(segments + 3 * s + 1)
-        index = tl.where(x >= begin, start + step * x, index)
-        begin = tl.load(segments + 3 * s + 2)
-    if POOL:
-        index = tl.load(pool + index)
-    return index
-
-
-@triton.jit
-def _range(item, counts, block, N: tl.constexpr):
-    """What a program does of its block: full tiles from … to, tail tiles from … to, and the tail's two counts."""
-    first = tl.load(item + 1)
-    last = tl.load(item + 2)
-    full = tl.load(counts + 3 * block)
-    tail_full = tl.load(counts + 3 * block + 1)
-    tail = tl.load(counts + 3 * block + 2)
-    tail_tiles = (tail + N - 1) // N
-    tail_from = tl.maximum(first - full, 0)
-    tail_to = tl.minimum(last - full, tail_tiles)
-    return tl.minimum(first, full), tl.minimum(last, full), tail_from, tail_to, tail_full, tail
-
-
-@triton.jit
-def _seen(
+def _columns(
     x,
-    index,
     n_full,
     total,
-    low,
-    high,
-    bits,
-    skip_residue,
-    M: tl.constexpr,
-    MARKS: tl.constexpr,
+    segments,
+    pool,
+    skip_shift,
+    SEGMENTS: tl.constexpr,
     SKIP: tl.constexpr,
+    POOL: tl.constexpr,
 ):
-    """(M, N): whether each row sees the columns at places x of the tail; columns ≡ skip_residue (mod SKIP) nobody does."""
-    seen = ((x < n_full) & (x < total))[None, :]
-    y = x - n_full
+    """The columns at places x of a list; places beyond the last are given the last one."""
+    x = tl.minimum(x, total - 1)
+    index = tl.load(segments) + tl.load(segments + 1) * x
+    for s in tl.static_range(1, SEGMENTS):
+        here = tl.load(segments + 3 * s) + tl.load(segments + 3 * s + 1) * x
+        index = tl.where(x >= tl.load(segments + 3 * s + 2), here, index)
+    if SKIP > 0:  # partial segments hold numbers of columns from which every SKIP-th is left out
+        index = tl.where(x < n_full, index, index + index // (SKIP - 1) + skip_shift)
+    if POOL:
+        index = tl.load(pool + index)
+    return index
+
+
+@triton.jit
+def _hide(s, first, total, low, high, bits, M: tl.constexpr, N: tl.constexpr, MARKS: tl.constexpr):
+    """Scores s (M, N) with −inf where a row does not see a column.
+
+    The columns are at places first, first + 1 … among the partial ones; below 0 are those that all rows see. An interval is
+    tested by two comparisons: without a sign, places below 0 are beyond any low; beyond the list, they are beyond any high.
+    """
+    r = tl.arange(0, M)
+    x = tl.arange(0, N)
+    y = first + x
+    seen = (y < total)[None, :]
     if MARKS == 1:
-        inside = (y[None, :] >= low[:, None]) & (y[None, :] < high[:, None])
-        if SKIP > 0:
-            inside = inside & (index % SKIP != skip_residue)[None, :]
-        seen = seen | inside
-    if MARKS == 2:
-        r = tl.arange(0, M)
-        W: tl.constexpr = (M + 31) // 32
-        partial = (y >= 0) & (x < total)
-        at = bits + y[None, :] * W + (r // 32)[:, None]
-        word = tl.load(at, mask=partial[None, :] & (r >= 0)[:, None], other=0)
-        seen = seen | (((word >> (r % 32)[:, None]) & 1) == 1)
-    return seen
+        after = y.to(tl.uint32, bitcast=True)[None, :] >= low.to(tl.uint32, bitcast=True)[:, None]
+        seen = after & (y[None, :] < high[:, None])
+    if MARKS == 2:  # N bits from the two words in which they lie
+        at = first >> 6
+        word = tl.where(at < 0, -1, tl.load(bits + tl.maximum(at, 0) * M + r)).to(tl.uint64, bitcast=True)
+        more = tl.load(bits + (at + 1) * M + r).to(tl.uint64, bitcast=True)
+        word = (word >> (first & 63)) | (more << 1 << (63 - (first & 63)))
+        seen = ((word[:, None] >> x[None, :]) & 1) != 0
+    return tl.where(seen, s, float("-inf"))
 
 
 @triton.jit
@@ -128,25 +104,17 @@ def _block(
 
 
 @triton.jit
-def _marks(
-    block,
-    where,
-    marks,
-    M: tl.constexpr,
-    MARKS: tl.constexpr,
-):
+def _marks(begin, marks, M: tl.constexpr, MARKS: tl.constexpr):
     """Each row's interval (for bounds), and where the block's bits begin (for bits)."""
     r = tl.arange(0, M)
     low = r * 0
     high = r * 0
     bits = marks
     if MARKS == 1:
-        begin = tl.load(where + block)
         low = tl.load(marks + 2 * (begin + r))
         high = tl.load(marks + 2 * (begin + r) + 1)
     if MARKS == 2:
-        W: tl.constexpr = (M + 31) // 32
-        bits = marks + tl.load(where + block) * W
+        bits = marks + begin.to(tl.int64) * M
     return low, high, bits
 
 
@@ -165,33 +133,31 @@ def _tile(base, index, stride, width: tl.constexpr, W: tl.constexpr, WIDE: tl.co
 @triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, part_ptr, state_ptr, slots,
-    patterns, rows, tile_segments, tail_segments, counts, items, where, marks, pool,
+    patterns, rows, segments, items, marks, pool,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt, sbs,
-    scale, n_rows, H, groups, n_blocks, active, skip_residue,
+    scale, n_rows, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    TAIL: tl.constexpr, TILED: tl.constexpr, TAILED: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr,
-    SKIP: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
+    POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of a block of queries; not FIRST: what is there already is merged with."""
     pid = tl.program_id(0)
     bh = pid // active
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
-    pattern = tl.load(patterns + bh)
-    item = items + (pattern * active + pid % active) * 4
+    pattern, item = _item(items, patterns, bh, active, PATTERNS)
     n = tl.load(item)
     if n >= 0:
+        slot = tl.load(item + 3)
+        n_full = tl.load(item + 4)
+        total = tl.load(item + 5)
+        low, high, bits = _marks(tl.load(item + 6), marks, M, MARKS)
         block, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
         q = _tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, WIDE)
         k_base = k_ptr + b * skb + (h // groups) * skh
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
         o_base = o_ptr + b * sob + h * soh
-        slot = tl.load(item + 3)
-        tile_from, tile_to, tail_from, tail_to, tail_full, tail = _range(item, counts, block, TAIL)
-        my_tiles = tile_segments + block * (3 * TILED)
-        my_tail = tail_segments + block * (3 * TAILED)
         if FIRST:
             top = tl.full([M], float("-inf"), tl.float32)
             weight = tl.zeros([M], tl.float32)
@@ -203,36 +169,19 @@ def forward_kernel(
             weight = tl.where(before > float("-inf"), 1.0, 0.0)
             acc = tl.where(slot < 0, _tile(o_base, row, sot, E, EP, WIDE).to(tl.float32), 0.0)
         c = scale * LOG2E
-        for t in range(tile_from, tile_to):
-            index = _full_columns(t, my_tiles, pool, N, TILED, POOL)
+        mine = segments + block * (3 * SEGMENTS)
+        for t in range(tl.load(item + 1), tl.load(item + 2)):
+            x = t * N + tl.arange(0, N)
+            index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
             k = _tile(k_base, index, sks, D, DP, WIDE)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = s + tl.load(at).to(tl.float32) / scale
+            if t >= n_full // N:
+                s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
             new = tl.maximum(top, tl.max(s, 1) * c)
-            base = new
-            if BIAS:  # a bias may be −inf
-                base = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.math.exp2(s * c - base[:, None])
-            alpha = tl.math.exp2(top - base)
-            weight = weight * alpha + tl.sum(p, 1)
-            v = _tile(v_base, index, svs, E, EP, WIDE)
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
-            top = new
-        low, high, bits = _marks(block, where, marks, M, MARKS)
-        for t in range(tail_from, tail_to):
-            x = t * TAIL + tl.arange(0, TAIL)
-            index = _tail_columns(x, tail - 1, my_tail, pool, TAILED, POOL)
-            k = _tile(k_base, index, sks, D, DP, WIDE)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if BIAS:
-                at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = s + tl.load(at).to(tl.float32) / scale
-            seen = _seen(x, index, tail_full, tail, low, high, bits, skip_residue, M, MARKS, SKIP)
-            s = tl.where(seen, s, float("-inf"))
-            new = tl.maximum(top, tl.max(s, 1) * c)
-            base = tl.where(new == float("-inf"), 0.0, new)
+            base = tl.where(new == float("-inf"), 0.0, new)  # a row may have seen nothing so far
             p = tl.math.exp2(s * c - base[:, None])
             alpha = tl.math.exp2(top - base)
             weight = weight * alpha + tl.sum(p, 1)

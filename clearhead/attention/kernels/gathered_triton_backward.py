@@ -16,11 +16,10 @@ import triton.language as tl
 from clearhead.attention.kernels.gathered_triton import (
     LOG2E,
     _block,
-    _full_columns,
+    _columns,
+    _hide,
+    _item,
     _marks,
-    _range,
-    _seen,
-    _tail_columns,
     _tile,
 )
 
@@ -28,23 +27,24 @@ from clearhead.attention.kernels.gathered_triton import (
 @triton.jit
 def query_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, part_ptr, slots,
-    patterns, rows, tile_segments, tail_segments, counts, items, where, marks, pool,
+    patterns, rows, segments, items, marks, pool,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
-    scale, n_rows, H, groups, n_blocks, active, skip_residue,
+    scale, n_rows, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    TAIL: tl.constexpr, TILED: tl.constexpr, TAILED: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr,
-    SKIP: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
+    POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries; not FIRST: added to what is there."""
     pid = tl.program_id(0)
     bh = pid // active
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
-    pattern = tl.load(patterns + bh)
-    item = items + (pattern * active + pid % active) * 4
+    pattern, item = _item(items, patterns, bh, active, PATTERNS)
     n = tl.load(item)
     if n >= 0:
+        n_full = tl.load(item + 4)
+        total = tl.load(item + 5)
+        low, high, bits = _marks(tl.load(item + 6), marks, M, MARKS)
         block, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
         q = _tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, WIDE)
         do = _tile(do_ptr + b * sgb + h * sgh, row, sgt, E, EP, WIDE)
@@ -54,13 +54,12 @@ def query_kernel(
         k_base = k_ptr + b * skb + (h // groups) * skh
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
-        tile_from, tile_to, tail_from, tail_to, tail_full, tail = _range(item, counts, block, TAIL)
-        my_tiles = tile_segments + block * (3 * TILED)
-        my_tail = tail_segments + block * (3 * TAILED)
+        mine = segments + block * (3 * SEGMENTS)
         dq = tl.zeros([M, DP], tl.float32)
         c = scale * LOG2E
-        for t in range(tile_from, tile_to):
-            index = _full_columns(t, my_tiles, pool, N, TILED, POOL)
+        for t in range(tl.load(item + 1), tl.load(item + 2)):
+            x = t * N + tl.arange(0, N)
+            index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
             k = _tile(k_base, index, sks, D, DP, WIDE)
             v = _tile(v_base, index, svs, E, EP, WIDE)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -68,22 +67,9 @@ def query_kernel(
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = s + tl.load(at).to(tl.float32) / scale
+            if t >= n_full // N:
+                s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
             p = tl.math.exp2(s * c - lse[:, None])
-            ds = p * (dp - delta[:, None])
-            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-        low, high, bits = _marks(block, where, marks, M, MARKS)
-        for t in range(tail_from, tail_to):
-            x = t * TAIL + tl.arange(0, TAIL)
-            index = _tail_columns(x, tail - 1, my_tail, pool, TAILED, POOL)
-            k = _tile(k_base, index, sks, D, DP, WIDE)
-            v = _tile(v_base, index, svs, E, EP, WIDE)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-            if BIAS:
-                at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = s + tl.load(at).to(tl.float32) / scale
-            seen = _seen(x, index, tail_full, tail, low, high, bits, skip_residue, M, MARKS, SKIP)
-            p = tl.where(seen, tl.math.exp2(s * c - lse[:, None]), 0.0)
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         dq = dq * scale
@@ -103,14 +89,13 @@ def query_kernel(
 @triton.jit
 def key_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, dk_part, dv_part, slots,
-    patterns, rows, tile_segments, tail_segments, counts, items, where, marks, pool,
+    patterns, rows, segments, items, marks, pool,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sbb, sbh, sbt, sbs,
     sxb, sxh, sxs, syb, syh, sys,
-    scale, n_rows, n_queries, H, groups, n_blocks, active, skip_residue,
+    scale, n_rows, n_queries, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    TAIL: tl.constexpr, TILED: tl.constexpr, TAILED: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr,
-    SKIP: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
+    POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values, over all query heads that share them."""
     pid = tl.program_id(0)
@@ -119,7 +104,7 @@ def key_kernel(
     b = (bk // K).to(tl.int64)
     h_kv = (bk % K).to(tl.int64)
     first_head = (bk // K) * H + (bk % K) * groups
-    item = items + (tl.load(patterns + first_head) * active + pid % active) * 4
+    _, item = _item(items, patterns, first_head, active, PATTERNS)
     n = tl.load(item)
     if n >= 0:
         _, row, there = _block(n, 0, n_blocks, n_rows, rows, M, ROWS)
@@ -131,17 +116,19 @@ def key_kernel(
         for g in range(groups):
             bh = first_head + g
             h = h_kv * groups + g
-            block = tl.load(patterns + bh) * n_blocks + n
+            pattern, own = _item(items, patterns, bh, active, PATTERNS)  # of the same block
+            n_full = tl.load(own + 4)
+            total = tl.load(own + 5)
+            low, high, bits = _marks(tl.load(own + 6), marks, M, MARKS)
+            mine = segments + (pattern * n_blocks + n) * (3 * SEGMENTS)
             q_base = q_ptr + b * sqb + h * sqh
             do_base = do_ptr + b * sgb + h * sgh
             lse_base = lse_ptr + bh.to(tl.int64) * n_queries
             delta_base = delta_ptr + bh.to(tl.int64) * n_queries
             bias_base = bias_ptr + b * sbb + h * sbh
-            tile_from, tile_to, tail_from, tail_to, tail_full, tail = _range(item, counts, block, TAIL)
-            my_tiles = tile_segments + block * (3 * TILED)
-            my_tail = tail_segments + block * (3 * TAILED)
-            for t in range(tile_from, tile_to):
-                index = _full_columns(t, my_tiles, pool, N, TILED, POOL)
+            for t in range(tl.load(own + 1), tl.load(own + 2)):
+                x = t * N + tl.arange(0, N)
+                index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
                 q = _tile(q_base, index, sqt, D, DP, WIDE)
                 do = _tile(do_base, index, sgt, E, EP, WIDE)
                 lse = tl.load(lse_base + index)
@@ -151,26 +138,9 @@ def key_kernel(
                 if BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
                     s = s + tl.load(at).to(tl.float32) / scale
+                if t >= n_full // N:
+                    s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
                 p = tl.math.exp2(s * c - (lse * LOG2E)[None, :])
-                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-                dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-                ds = p * (dp - delta[None, :])
-                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-            low, high, bits = _marks(block, where, marks, M, MARKS)
-            for t in range(tail_from, tail_to):
-                x = t * TAIL + tl.arange(0, TAIL)
-                index = _tail_columns(x, tail - 1, my_tail, pool, TAILED, POOL)
-                q = _tile(q_base, index, sqt, D, DP, WIDE)
-                do = _tile(do_base, index, sgt, E, EP, WIDE)
-                lse = tl.load(lse_base + index)
-                lse = tl.where(lse == float("-inf"), float("inf"), lse)
-                delta = tl.load(delta_base + index)
-                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                if BIAS:
-                    at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
-                    s = s + tl.load(at).to(tl.float32) / scale
-                seen = _seen(x, index, tail_full, tail, low, high, bits, skip_residue, M, MARKS, SKIP)
-                p = tl.where(seen, tl.math.exp2(s * c - (lse * LOG2E)[None, :]), 0.0)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
                 dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
                 ds = p * (dp - delta[None, :])

@@ -48,15 +48,18 @@ def _structured(view: View, atoms: Atoms, indices: Tensor | None, keep_empty: bo
     partial = stretches.seen & ~full
     full_segments = _segments(stretches, full, MAX_PROGRESSIONS, cover=False)
     partial_segments = _segments(stretches, partial, 1, cover=True)
-    counts = full_segments[..., 2], partial_segments[..., 2]
-    segments = torch.cat([full_segments, partial_segments], 1)
-    if segments.shape[1] > _MAX_SEGMENTS:
+    if full_segments.shape[1] + partial_segments.shape[1] > _MAX_SEGMENTS:
         return None
-    segments[..., 0] -= view.first
-    n_full, n_partial = (count.sum(1) for count in counts)
-    segments[..., 2] = segments[..., 2].cumsum(1)
     marks = describe(view, atoms, stretches, full, partial, partial_segments)
-    skip = marks.skip
+    modulus, residue = marks.skip
+    for found in (full_segments, partial_segments):
+        found[..., 0] -= view.first
+    if modulus:
+        residue = (residue - view.first) % modulus
+        partial_segments = _thinned(partial_segments, modulus, residue)
+    n_full, n_partial = (found[..., 2].sum(1) for found in (full_segments, partial_segments))
+    segments = torch.cat([full_segments, partial_segments], 1)
+    segments[..., 2] = segments[..., 2].cumsum(1)
     return Lists(
         rows=None if indices is None else indices.to(torch.int32),
         n_rows=view.n_rows,
@@ -70,7 +73,7 @@ def _structured(view: View, atoms: Atoms, indices: Tensor | None, keep_empty: bo
         where=marks.where,
         bounds=marks.bounds,
         bits=marks.bits,
-        skip=(skip[0], (skip[1] - view.first) % skip[0]) if skip[0] else skip,
+        skip=(modulus, residue),
         pool=None,
         order=work_order(n_full + n_partial, view.rows.shape[0], keep_empty),
     )
@@ -101,6 +104,20 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
     found = found.gather(1, first[..., None].expand_as(found))
     needed = int((found[..., 2] > 0).sum(1).max()) if found.shape[0] else 0
     return found[:, :needed]
+
+
+def _thinned(segments: Tensor, modulus: int, residue: int) -> Tensor:
+    """Segments (B, n, 3) of columns as segments of their numbers among those that are not ≡ residue (see `Lists.skip`).
+
+    A range becomes a range; a progression whose step is the modulus either has no such column, or no other.
+    """
+    start, step, count = segments.unbind(-1)
+    place = start - (
+        residue + 1 - modulus
+    )  # counted from just after a column that is left out: never below 0
+    number, stop = (at - at // modulus for at in (place, place + count))
+    alone = torch.where(place % modulus == modulus - 1, 0, count)
+    return torch.stack([number, step - step // modulus, torch.where(step == 1, stop - number, alone)], -1)
 
 
 def _runs(edges: Tensor, on: Tensor, residue: tuple[Residues, int] | None) -> Tensor:

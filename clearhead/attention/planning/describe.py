@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.attention.planning.atoms import Atom, Atoms, View, atoms_at, fold
 from clearhead.attention.planning.columns import Residues, Stretches
-from clearhead.attention.planning.lists import expand
+from clearhead.attention.planning.lists import expand, pack
 from clearhead.masks.base import Leaf
 from clearhead.masks.structural import Blocks, Causal, Every, Full, Stride, Window
 
@@ -23,7 +23,10 @@ _MOVE_ALONG = (Full, Causal, Window, Stride)
 
 @dataclass(frozen=True)
 class Marks:
-    """Where each block's description begins, the descriptions (bounds or bits, or neither), and what is skipped."""
+    """Where each block's description begins, the descriptions (bounds or bits, or neither), and what is left out.
+
+    Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue).
+    """
 
     where: Tensor  # (B,)
     bounds: Tensor | None
@@ -195,12 +198,11 @@ def _encode(pieces: list[_Piece], lengths: Tensor, member: Tensor, residues: Res
         table[piece.chosen] = found
     else:
         return Marks(member * M, table.reshape(-1, 2), None, skip)
-    order = torch.cat([piece.chosen for piece in pieces])
-    sizes = lengths[order]
-    begins = torch.zeros_like(lengths)
-    begins[order] = sizes.cumsum(0) - sizes
-    words = [_words(piece) for piece in pieces]
-    return Marks(begins[member], None, torch.cat(words).contiguous())
+    order = torch.cat([*(piece.chosen for piece in pieces), (lengths == 0).nonzero().flatten()])
+    bits, begins = pack(torch.cat([_answers(piece) for piece in pieces]), lengths[order])
+    where = torch.zeros_like(lengths)
+    where[order] = begins
+    return Marks(where[member], None, bits)
 
 
 def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
@@ -224,33 +226,21 @@ def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
 
 
 def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
-    """(R, M, 2) int32 where each row's columns begin and end in the list, or None if they have holes."""
+    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: they have holes."""
     seen, at, width = piece.seen, piece.at[:, None], piece.width[:, None]
     L = int((at + width).max())
     high = (seen * (at + width)).amax(2)  # 0: sees nothing
     low = torch.where(high > 0, L - (seen * (L - at)).amax(2), 0)
-    wanted = high - low
     if skip[0]:  # then every place is a run of its own
         counted = (piece.columns % skip[0] != skip[1]).cumsum(1)
-        before = torch.nn.functional.pad(counted, (1, 0))  # (R, L + 1)
-        wanted = (before.gather(1, high.long()) - before.gather(1, low.long())).int()
-    if bool(((seen * width).sum(2, dtype=torch.int32) != wanted).any()):
+        before = torch.nn.functional.pad(counted, (1, 0)).int()  # (R, L + 1)
+        low, high = (before.gather(1, place.long()) for place in (low, high))
+    if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
 
 
-def _words(piece: _Piece) -> Tensor:
-    """(columns, W) the bits of every place of the lists, one list after the other."""
+def _answers(piece: _Piece) -> Tensor:
+    """(places, M) what the rows see of every place of the lists, one list after the other."""
     there = piece.width > 0
-    return pack(piece.seen)[there].repeat_interleave(piece.width[there], dim=0)
-
-
-def pack(seen: Tensor) -> Tensor:
-    """(R, M, L) bools → (R, L, W) int32, bit r % 32 of word r // 32."""
-    R, M, L = seen.shape
-    W = -(-M // 32)
-    seen = torch.nn.functional.pad(seen, (0, 0, 0, W * 32 - M)).reshape(R, W, 32, L)
-    weights = (1 << torch.arange(32, device=seen.device))[:, None]
-    words = (seen * weights).sum(2)  # int64, 0 … 2³² − 1
-    words = torch.where(words >= 1 << 31, words - (1 << 32), words)
-    return words.to(torch.int32).transpose(1, 2)
+    return piece.seen.transpose(1, 2)[there].repeat_interleave(piece.width[there], dim=0)

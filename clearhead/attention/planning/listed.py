@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import Lists, work_order
+from clearhead.attention.planning.lists import WORD, Lists, words_of, work_order
 from clearhead.masks.base import Mask
 from clearhead.masks.geometry import Grid
 from clearhead.masks.structural import Scattered
@@ -49,15 +49,16 @@ def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_em
     """The pairs as lists of blocks of M rows; `shape` is (rows, columns)."""
     rows, columns = (pairs.keys.long(), pairs.queries) if by_key else (pairs.queries.long(), pairs.keys)
     n_rows, n_columns = shape
-    N, W = -(-n_rows // M), -(-M // 32)
+    N = -(-n_rows // M)
     code, order = (rows // M * n_columns + columns).sort()
     entry, of_pair = torch.unique_consecutive(code, return_inverse=True)
-    r = rows[order] % M
-    words = torch.zeros(len(entry) * W, dtype=torch.int64, device=code.device)
-    words.index_add_(0, of_pair * W + r // 32, 1 << (r % 32))
-    words = torch.where(words >= 1 << 31, words - (1 << 32), words)
     total = torch.bincount(entry // max(n_columns, 1), minlength=N)
     begins = total.cumsum(0) - total
+    words, where = words_of(total)
+    row = rows[order]
+    place = of_pair - begins[row // M]
+    bits = torch.zeros(int(words.sum()) * M, dtype=torch.int64, device=code.device)
+    bits.index_add_(0, (where[row // M] + place // WORD) * M + row % M, 1 << (place % WORD))
     return Lists(
         rows=None,
         n_rows=n_rows,
@@ -68,9 +69,9 @@ def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_em
         segments=torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].to(torch.int32),
         full=torch.zeros_like(total, dtype=torch.int32),
         total=total.to(torch.int32),
-        where=begins,
+        where=where,
         bounds=None,
-        bits=words.to(torch.int32).reshape(-1, W) if len(entry) else None,
+        bits=bits.reshape(-1, M) if len(entry) else None,
         skip=(0, 0),
         pool=(entry % max(n_columns, 1)).to(torch.int32),
         order=work_order(total, N, keep_empty),

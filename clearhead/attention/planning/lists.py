@@ -19,6 +19,9 @@ from torch import Tensor
 PAIRS_AT_ONCE = 1 << 18
 """Scores that torch operations work on at a time: a megabyte or two, which stay in a core's cache."""
 
+WORD = 64
+"""How many places of a list have their bits in one word."""
+
 Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends in the list
 
 
@@ -26,8 +29,9 @@ Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends 
 class Lists:
     """What each block of M rows gathers; block n of batch element b is number b · N + n.
 
-    Positions in a list count full columns first. Row r of a block sees position x ≥ `full` if bounds say low ≤ x < high
-    (and the column is not ≡ skip), or if its bit is set.
+    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say
+    low ≤ x − full < high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r
+    (mod m), which nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m.
     """
 
     rows: Tensor | None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
@@ -41,8 +45,10 @@ class Lists:
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
     bounds: Tensor | None  # (…, 2) int32, M of them a description
-    bits: Tensor | None  # (…, W) int32, one row a partial column, bit r % 32 of word r // 32 for row r
-    skip: tuple[int, int]  # (modulus, residue) of partial columns that nobody sees; modulus 0: none
+    bits: (
+        Tensor | None
+    )  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
+    skip: tuple[int, int]  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
     pool: Tensor | None  # (…,) int32: segments count in it if there is one
     order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
     memo: dict[object, Any] = field(
@@ -113,28 +119,31 @@ class Lists:
 
     def columns(self, blocks: Tensor, length: int) -> Tensor:
         """(R, length) column indices in list order; 0 beyond a block's own list."""
-        return expand(self.segments[blocks], length, self.pool)
+        found = expand(self.segments[blocks], length, self.pool)
+        modulus, residue = self.skip
+        if not modulus:
+            return found
+        x = torch.arange(length, device=blocks.device)
+        partial = (x >= self.full[blocks][:, None]) & (x < self.total[blocks][:, None])
+        return torch.where(partial, found + found // (modulus - 1) + residue + 1 - modulus, found)
 
-    def allowed(self, blocks: Tensor, columns: Tensor) -> Tensor:
-        """(R, M, L) whether a row sees the column at a place of the list, as the kernels decide it."""
-        x = torch.arange(columns.shape[1], device=blocks.device)
+    def allowed(self, blocks: Tensor, length: int) -> Tensor:
+        """(R, M, length) whether a row sees the column at a place of the list, as the kernels decide it."""
+        x = torch.arange(length, device=blocks.device)
         full = self.full[blocks].long()[:, None, None]
         inside = x < self.total[blocks].long()[:, None, None]
-        seen = inside & ((x < full) | self._partial(blocks, columns, x - full))
-        return seen.broadcast_to(len(blocks), self.M, columns.shape[1])
+        seen = inside & ((x < full) | self._partial(blocks, x - full))
+        return seen.broadcast_to(len(blocks), self.M, length)
 
-    def _partial(self, blocks: Tensor, columns: Tensor, x: Tensor) -> Tensor:
+    def _partial(self, blocks: Tensor, x: Tensor) -> Tensor:
         where = self.where[blocks][:, None]
         if self.bounds is not None:
             low, high = self.bounds[where + torch.arange(self.M, device=blocks.device)].long().unbind(-1)
-            seen = (x >= low[..., None]) & (x < high[..., None])
-            modulus, residue = self.skip
-            return seen & (columns % modulus != residue)[:, None] if modulus else seen
+            return (x >= low[..., None]) & (x < high[..., None])
         if self.bits is not None:
-            r = torch.arange(self.M, device=blocks.device)
-            at = (where[..., None] + x.clamp(min=0)).clamp(max=max(len(self.bits) - 1, 0))  # (R, 1, L)
-            word = self.bits[at, (r // 32)[:, None]].long()
-            return ((word >> (r % 32)[:, None]) & 1 == 1) & (x >= 0)
+            at = (where[..., None] + x.clamp(min=0) // WORD).clamp(max=len(self.bits) - 1)  # (R, 1, L)
+            word = self.bits[at, torch.arange(self.M, device=blocks.device)[:, None]]
+            return ((word >> x % WORD) & 1 == 1) & (x >= 0)
         return torch.zeros(1, dtype=torch.bool, device=blocks.device)
 
     def dense(self) -> Tensor:
@@ -144,7 +153,7 @@ class Lists:
         if not len(blocks) or not self.longest:
             return result[:, :-1, :-1] > 0
         columns = self.columns(blocks, self.longest)
-        allowed = self.allowed(blocks, columns).cpu()
+        allowed = self.allowed(blocks, self.longest).cpu()
         rows = self.row_indices(blocks).cpu()
         rows = torch.where(rows < 0, self.n_rows, rows)[..., None].expand_as(allowed)
         columns = columns.cpu()[:, None].expand_as(allowed)
@@ -186,6 +195,25 @@ def expand(segments: Segments, length: int, pool: Tensor | None) -> Tensor:
         return result
     inside = x < begin
     return torch.where(inside, pool[torch.where(inside, result, 0)].long(), 0) if len(pool) else result
+
+
+def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """How many words each row has for lists of so many partial places, and where those of each list begin.
+
+    One more than needed, and empty: a tile that ends beyond the list reads it too.
+    """
+    words = (lengths + WORD - 1) // WORD + 1
+    return words, words.cumsum(0) - words
+
+
+def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The bits (words, M) of lists of so many places, from the rows' answers (places of all lists, M), and their begins."""
+    words, where = words_of(lengths)
+    of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    place = torch.arange(len(answers), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]
+    bits = torch.zeros(int(words.sum()), answers.shape[1], dtype=torch.int64, device=lengths.device)
+    set_bits = answers.long().bitwise_left_shift_((place % WORD)[:, None])
+    return bits.index_add_(0, where[of] + place // WORD, set_bits), where
 
 
 def work_order(total: Tensor, N: int, keep_empty: bool) -> Tensor:

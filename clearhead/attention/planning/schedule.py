@@ -1,8 +1,7 @@
-"""`Schedule`: the lists of a piece cut into tiles of N columns, and the tiles shared out.
+"""`Schedule`: the lists of a piece cut into tiles of N places, and the tiles shared out.
 
-A tile of full columns lies within one progression, so that a kernel finds it with a few scalars; what is left over of each
-progression goes to the tail, before the partial columns. A block with a very long list is split among several programs,
-whose results are added up afterwards.
+A kernel walks tile after tile of a list, whatever segments a tile touches; those before the first partial column need no
+test. A block with a very long list is split among several programs, whose results are added up afterwards.
 """
 
 from __future__ import annotations
@@ -23,103 +22,75 @@ SHORTEST = 16
 
 @dataclass(frozen=True)
 class Schedule:
-    """Tiles of each block, and the programs that compute them; tensors are int32."""
+    """The segments as the kernels read them, and the programs that walk them; tensors are int32."""
 
-    tile_segments: Tensor  # (blocks, n, 3): column at tile 0 of the list, step, number of tiles up to its end
-    tail_segments: (
-        Tensor  # (blocks, n, 3): column at place 0 of the tail, step, number of columns up to its end
+    segments: (
+        Tensor  # (blocks, n, 3): the column at place 0 if the segment went back so far, step, first place
     )
-    counts: Tensor  # (blocks, 3): full tiles, full columns in the tail, columns in the tail
-    items: Tensor  # (batch, A, 4): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final)
+    # (batch, A, 7): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final), and of the block: how
+    # many columns all rows see, how many there are, where the description of its rows begins.
+    items: Tensor
     joins: Tensor  # (batch, X, 3): block (−1: none), first slot, number of slots
     slots: int  # how many unfinished results each head has
 
 
-def schedule(
-    lists: Lists, N: int, tail: int, heads: int, *, split: bool = True, keep_empty: bool = True
-) -> Schedule:
-    """Full tiles of N columns and tail tiles of `tail`, for `heads` (batch × heads) that run at once."""
-    key = ("schedule", N, tail, heads, split, keep_empty)
+def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
+    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same items, whole blocks."""
+    key = ("schedule", N, heads, keep_empty, in_step)
     found = lists.memo.get(key)
     if found is None:
-        found = lists.memo[key] = _make(lists, (N, tail), heads, split, keep_empty)
+        found = lists.memo[key] = _make(lists, N, heads, keep_empty, in_step)
     assert isinstance(found, Schedule)
     return found
 
 
-def _make(lists: Lists, sizes: tuple[int, int], heads: int, split: bool, keep_empty: bool) -> Schedule:
-    N, tail_N = sizes
-    segments = lists.segments.long()
-    ends = segments[..., 2]
-    begins = torch.nn.functional.pad(ends, (1, 0))[:, :-1]
-    full = lists.full.long()[:, None]
-    is_full = ends <= full  # a segment is full or partial; a pool has one segment for both
-    if lists.pool is not None:
-        segments, begins, ends, is_full = _pool_segments(segments, full, ends)
-    count = ends - begins
-    tiles = torch.where(is_full, count // N, 0)
-    start, step = segments[..., 0], segments[..., 1]
-    used = tiles * N
-    tile_end, tail_end = tiles.cumsum(1), (count - used).cumsum(1)
-    # Moved back to where the segment's own count would begin at 0: a kernel then adds step times the place, whole.
-    tile_segments = torch.stack([start - step * N * (tile_end - tiles), step, tile_end], -1)
-    tail_segments = torch.stack([start + step * used - step * (tail_end - count + used), step, tail_end], -1)
-    n_tiles = tiles.sum(1)
-    tail_full = torch.where(is_full, count - used, 0).sum(1)
-    tail = (count - used).sum(1)
-    counts = torch.stack([n_tiles, tail_full, tail], 1)
-    length = n_tiles + (tail + tail_N - 1) // tail_N
-    items, joins, slots = _share(length.reshape(-1, lists.N).cpu(), heads, split, keep_empty)
-    device = lists.total.device
+def _make(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
+    start, step, end = _at_least_one(lists.segments).long().unbind(-1)
+    begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
+    # Moved back to place 0 of the list: a kernel then adds step times the place.
+    segments = torch.stack([start - step * begin, step, begin], -1)
+    tiles = (lists.total.long() + N - 1) // N
+    items, joins, slots = _share(tiles.reshape(-1, lists.N).cpu(), heads, keep_empty, in_step)
+    items = items.to(lists.total.device)
+    number = items[..., 0].clamp(min=0) + lists.N * torch.arange(len(items), device=items.device)[:, None]
+    more = [x[number].to(torch.int32) for x in (lists.full, lists.total, lists.where)]
+    used = (end > begin).any(0)
     return Schedule(
-        _small(_only(tile_segments, tiles > 0)),
-        _small(tail_segments),
-        _small(counts),
-        items.to(device),
-        joins.to(device),
+        _at_least_one(segments[:, used]).to(torch.int32).contiguous(),
+        torch.cat([items, torch.stack(more, -1)], -1).contiguous(),
+        joins.to(items.device),
         slots,
     )
 
 
-def _small(x: Tensor) -> Tensor:
-    return x.to(torch.int32).contiguous()
+def _at_least_one(segments: Tensor) -> Tensor:
+    """The segments, or where there are none an empty one: kernels read the first."""
+    return segments if segments.shape[1] else segments.new_zeros(len(segments), 1, 3)
 
 
-def _pool_segments(segments: Tensor, full: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A pool's one segment as two: the full columns and the partial ones."""
-    start, step = segments[:, 0, 0], segments[:, 0, 1]
-    first = torch.stack([start, step, full[:, 0]], 1)
-    second = torch.stack([start + full[:, 0], step, ends[:, 0]], 1)
-    zero = torch.zeros_like(full)
-    is_full = torch.cat([torch.ones_like(full), zero], 1) > 0
-    return torch.stack([first, second], 1), torch.cat([zero, full], 1), torch.cat([full, ends], 1), is_full
-
-
-def _only(segments: Tensor, used: Tensor) -> Tensor:
-    """Without the segments that no block uses."""
-    return segments[:, used.any(0)] if len(segments) else segments[:, :0]
-
-
-def _share(length: Tensor, heads: int, split: bool, keep_empty: bool) -> tuple[Tensor, Tensor, int]:
-    """Items and joins for tiles (batch, N) of each block, longest items first."""
-    batch = max(length.shape[0], 1)
-    work = int(length.sum()) * max(heads // batch, 1)
-    limit = max(SHORTEST, -(-work // (3 * PROGRAMS))) if split else 1 << 30
+def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
+    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all of them whole and in order."""
+    batch = max(tiles.shape[0], 1)
+    work = int(tiles.sum()) * max(heads // batch, 1)
+    limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))
     items: list[list[tuple[int, int, int, int]]] = []
     joins: list[list[tuple[int, int, int]]] = []
-    for row in length.tolist():
+    for row in tiles.tolist():
+        if in_step:
+            items.append([(n, 0, count, -1) for n, count in enumerate(row)])
+            continue
         mine: list[tuple[int, int, int, int]] = []
         join: list[tuple[int, int, int]] = []
         slot = 0
-        for n, tiles in enumerate(row):
-            parts = -(-tiles // limit)
+        for n, count in enumerate(row):
+            parts = -(-count // limit)
             if parts <= 1:
-                if tiles or keep_empty:
-                    mine.append((n, 0, tiles, -1))
+                if count or keep_empty:
+                    mine.append((n, 0, count, -1))
                 continue
             join.append((n, slot, parts))
             for part in range(parts):
-                mine.append((n, tiles * part // parts, tiles * (part + 1) // parts, slot))
+                mine.append((n, count * part // parts, count * (part + 1) // parts, slot))
                 slot += 1
         mine.sort(key=lambda item: item[1] - item[2])
         items.append(mine)

@@ -38,8 +38,11 @@ def split(mask: Mask, n_rows: int) -> list[Part]:
     """Parts without common pairs that are the mask: one with neighbouring rows, one for each `stride` and `scattered`."""
     parts: list[Part] = []
     rest: Mask | None = mask
-    for leaf, swapped in leaves(mask, False):
+    found = leaves(mask, False)
+    for leaf, swapped in found:
         if rest is None or not _stands_apart(leaf, mask, n_rows) or not _only_adds(rest, leaf):
+            continue
+        if (leaf, not swapped) in found:  # the one could not be replaced without the other
             continue
         without = substitute(rest, leaf, False)
         within = substitute(rest, leaf, True)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.planning.atoms import View
-from clearhead.attention.planning.describe import pack
-from clearhead.attention.planning.lists import Lists, work_order
+from clearhead.attention.planning.lists import Lists, pack, work_order
 
 _PAIRS_AT_ONCE = 1 << 24
 
@@ -70,10 +69,10 @@ def _irregular(
     total = n_full + n_partial
     begins = total.cumsum(0) - total
     segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
-    partial_begins = n_partial.cumsum(0) - n_partial
-    bounds = _ragged_intervals(answers, n_partial, partial_begins)
-    bits = None if bounds is not None else pack(answers.T[None])[0].contiguous()
-    where = torch.arange(len(total), device=total.device) * M if bounds is not None else partial_begins
+    bounds, bits = _ragged_intervals(answers, n_partial), None
+    where = torch.arange(len(total), device=total.device) * M
+    if bounds is None:
+        bits, where = pack(answers, n_partial)
     return Lists(
         rows=None if indices is None else indices.to(torch.int32),
         n_rows=view.n_rows,
@@ -86,19 +85,20 @@ def _irregular(
         total=total.to(torch.int32),
         where=where,
         bounds=bounds,
-        bits=bits if len(answers) else None,
+        bits=bits,
         skip=(0, 0),
         pool=pool,
         order=work_order(total, N, keep_empty),
     )
 
 
-def _ragged_intervals(answers: Tensor, lengths: Tensor, begins: Tensor) -> Tensor | None:
+def _ragged_intervals(answers: Tensor, lengths: Tensor) -> Tensor | None:
     """(blocks · M, 2) the interval each row sees of its block's partial columns, or None if some row's has holes."""
     M = answers.shape[1]
     blocks = len(lengths)
     block = torch.repeat_interleave(torch.arange(blocks, device=lengths.device), lengths)  # (columns,)
-    x = (torch.arange(len(answers), device=answers.device) - begins[block])[:, None].expand(-1, M)
+    begins = (lengths.cumsum(0) - lengths)[block]
+    x = (torch.arange(len(answers), device=answers.device) - begins)[:, None].expand(-1, M)
     into = block[:, None].expand(-1, M)
     far = torch.iinfo(torch.int32).max
     low = torch.full((blocks, M), far, device=answers.device)
