@@ -62,9 +62,10 @@ def sparse() -> str:
         cells = [
             _wanted(row["fraction"], row["wanted"]),
             _wanted(row["fraction_both"], row["wanted_both"]),
+            _flex(row),
         ]
         rows.append((f"`{mask}`".replace("|", "\\|"), f"{row['density']:.4f}", *cells))
-    columns = ("mask", "density", "forward", "forward + backward")
+    columns = ("mask", "density", "forward", "forward + backward", "FlexAttention, the two")
     first = document["rows"][0]
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
     sizes_told = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
@@ -73,6 +74,12 @@ def sparse() -> str:
 
 def _wanted(fraction: float, wanted: float | None) -> str:
     return f"{fraction:.3f}" if wanted is None else f"{fraction:.3f} (wanted {wanted:g})"
+
+
+def _flex(row: dict[str, Any]) -> str:
+    if row["flex"] is None or row["flex_both"] is None:
+        return "not measured"
+    return f"{row['flex'] / row['dense']:.3f}, {row['flex_both'] / row['dense_both']:.3f}"
 
 
 def look() -> str:

@@ -29,6 +29,7 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
+from clearhead.bench.sparse_flex import flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
 from clearhead.bench.sparse_rows import Row, line, read_rows, write_rows
 from clearhead.masks import Causal, Mask
@@ -80,7 +81,7 @@ def measure(
     dense: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in stages(options):
         missing = [step for step in stage if not _has(rows.get(step.key), step.flex)]
-        if options.workers and missing:
+        if options.workers and any(step.flex for step in missing):
             from clearhead.bench.sparse_ahead import compile_ahead
 
             compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
@@ -102,14 +103,15 @@ def measure(
 
 
 def stages(options: Options) -> list[list[Step]]:
-    """The targets' size with everything, then the other sizes without FlexAttention, whose compiler takes most of the time,
-    then the same with it."""
+    """The targets' size, then with FlexAttention, whose compiler takes most of the time; then the other sizes alike."""
     sizes = [(length, width) for width in options.widths for length in options.lengths]
-    flex = options.flex and options.device != "cpu"
-    first = [Step(pattern, *size, flex) for size in sizes[:1] for pattern in CATALOGUE]
-    rest = [Step(pattern, *size, False) for size in sizes[1:] for pattern in CATALOGUE]
-    again = [Step(step.pattern, step.length, step.width, True) for step in rest] if flex else []
-    return [first, rest, again]
+    found = []
+    for some in (sizes[:1], sizes[1:]):
+        steps = [Step(pattern, *size, False) for size in some for pattern in CATALOGUE]
+        found.append(steps)
+        if options.flex and options.device != "cpu":
+            found.append([replace(step, flex=True) for step in steps])
+    return found
 
 
 def _has(row: Row | None, flex: bool) -> bool:
@@ -151,7 +153,7 @@ def _measure_row(
 
 def _add_flex(row: Row, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     try:
-        run = flex_way(pattern.mask(row.length), tensors)
+        run = flex_way(pattern.mask(row.length), row.length, tensors[0].device)
         row.flex, row.flex_both = _forward(run, tensors), _both(run, tensors)
     except Exception as error:  # whatever a compiler raises: the row is still worth keeping
         row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
@@ -210,28 +212,6 @@ def our_way(mask: Mask) -> Run:
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask, impl=impl)
-
-    return run
-
-
-def flex_way(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Run:
-    """FlexAttention with the mask's own predicate, compiled; the block mask is made before the clock starts."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    from clearhead.masks.geometry import Grid
-
-    T = tensors[0].shape[2]
-
-    def predicate(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask._test(q_idx, kv_idx, Grid(T, 0))
-
-    torch._dynamo.reset()  # a graph for every mask; the limit on recompilations is meant for one function
-    block_mask = create_block_mask(predicate, None, None, T, T, device=tensors[0].device)
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = compiled(q, k, v, block_mask=block_mask)
-        return out
 
     return run
 

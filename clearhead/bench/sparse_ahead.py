@@ -52,13 +52,14 @@ def _once(options: Options, job: Job) -> None:
     """Forward and backward of one row, in a process of the pool."""
     import torch
 
-    from clearhead.bench.sparse import flex_way, our_way, tensors_for
+    from clearhead.bench.sparse import our_way, tensors_for
+    from clearhead.bench.sparse_flex import flex_way
     from clearhead.bench.sparse_masks import CATALOGUE
 
     name, length, width, flex = job
     tensors = tensors_for(options, length, width)
     mask = next(pattern for pattern in CATALOGUE if pattern.name == name).mask(length)
-    ways = [our_way(mask), *([flex_way(mask, tensors)] if flex else [])]
+    ways = [our_way(mask), *([flex_way(mask, length, tensors[0].device)] if flex else [])]
     for way in ways:
         way(*tensors[:3])
         leaves = [x.detach().requires_grad_() for x in tensors[:3]]

@@ -13,6 +13,7 @@ from clearhead.bench import sparse
 from clearhead.bench.results import machine
 from clearhead.bench.sparse import Options, measure, stages
 from clearhead.bench.sparse_ahead import compile_ahead
+from clearhead.bench.sparse_flex import predicate_of
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.bench.sparse_rows import Row, read_rows
 from clearhead.errors import StorageError
@@ -27,16 +28,26 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "CATALOGUE", CATALOGUE[1:4])
 
 
-def test_stages_put_the_targets_first_and_the_slow_compiler_last():
-    first, rest, again = stages(Options())
-    assert {(s.length, s.width, s.flex) for s in first} == {(16384, 64, True)}
+def test_stages_put_the_targets_first_and_the_slow_compiler_after_ours():
+    first, first_flex, rest, rest_flex = stages(Options())
+    assert {(s.length, s.width) for s in first} == {(16384, 64)}
     assert [s.pattern for s in first] == list(CATALOGUE)
     assert rest[0].length == 131072
-    assert not any(s.flex for s in rest)
-    assert all(s.flex for s in again)
-    assert [s.key for s in rest] == [s.key for s in again]
     assert len({s.key for s in first + rest}) == 8 * len(CATALOGUE)
+    for ours, flex in ((first, first_flex), (rest, rest_flex)):
+        assert not any(s.flex for s in ours)
+        assert all(s.flex for s in flex)
+        assert [s.key for s in ours] == [s.key for s in flex]
     assert not any(s.flex for stage in stages(TINY) for s in stage)
+
+
+@pytest.mark.parametrize("pattern", CATALOGUE, ids=lambda pattern: pattern.name)
+def test_what_flex_attention_is_given_is_the_mask(pattern):
+    T = 211
+    test = predicate_of(pattern.mask(T), T, torch.device("cpu"))
+    of_a_row = torch.vmap(test, in_dims=(None, 0))
+    p, j = torch.arange(T), torch.arange(T)
+    assert torch.equal(torch.vmap(of_a_row, in_dims=(0, None))(p, j), pattern.mask(T).dense(T))
 
 
 def test_a_run_goes_on_where_another_stopped(few: None, tmp_path: Path):
