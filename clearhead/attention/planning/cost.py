@@ -74,26 +74,24 @@ class Rates:
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# At 16,384 tokens, 32 heads of width 64, bfloat16: fitted as `python -m clearhead.bench.calibrate` does, to times of the
-# forward kernel with one loop over the whole list for the four masks with a target, and to the rows of
-# docs/results/sparse.json in which that loop changes little: dense, packed documents, the prefix language model. Training
-# is that file's backward pass with the same forward times. `masked`, which nobody measured, is an estimate: three times
-# as long as without a mask.
+# At 16,384 tokens, 32 heads of width 64, bfloat16: fitted by `python -m clearhead.bench.calibrate --device cuda --sparse
+# docs/results/sparse.json`. `masked`, which that file does not have, is an estimate forward (three times as long as without
+# a mask) and one measurement in training (2.04 ms at 4,096 tokens).
 H200 = Rates(
     "NVIDIA H200",
     Costs(
-        dense=Cost(0.0, 0.007952),
+        dense=Cost(0.0, 0.007849),
         masked=Cost(0.0, 0.0250),
-        full=Cost(0.0, 0.008796),
-        partial=Cost(0.0, 0.01253),
-        launch=0.0541,
+        full=Cost(0.0, 0.008690),
+        partial=Cost(0.0, 0.01528),
+        launch=0.0565,
     ),
     Costs(
-        dense=Cost(0.0, 0.03003),
-        masked=Cost(0.0, 0.0925),
-        full=Cost(0.0, 0.03647),
-        partial=Cost(0.0, 0.115),
-        launch=0.0904,
+        dense=Cost(0.0, 0.02965),
+        masked=Cost(0.0, 0.0523),
+        full=Cost(0.0, 0.03968),
+        partial=Cost(0.0, 0.06015),
+        launch=0.243,
     ),
     causal_tile=128,
 )
