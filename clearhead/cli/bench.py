@@ -75,9 +75,7 @@ def sparse(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
     kept = read_rows(earlier) if earlier is not None else ()
-    rows = measure(
-        options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept
-    )
+    rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept)
     if json:
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
