@@ -33,7 +33,7 @@ class Recorded:
         self._run = run
         self._parameters = list(parameters)
         self._calls = 0
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(self._parameters[0].device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch | None = None  # what the recording reads, and below what it writes
         self._scale = torch.empty(())
