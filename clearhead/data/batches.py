@@ -194,6 +194,11 @@ class Batches(Generic[B_co]):
         self.epoch = 0
         self.position = 0
         self._planned: tuple[int, list[Tensor], Tensor] | None = None
+        if isinstance(size, Packed) and not split.packs:
+            raise ConfigError(
+                "examples of this task cannot be packed into rows, only sentence pairs can: "
+                "use batch=ByTokens(…) or ByCount(…)"
+            )
         if not self.groups():
             raise DataError(
                 f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}"

@@ -8,20 +8,21 @@ the same example, whatever batch or process it is asked for in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data.batch import Batch
-from clearhead.errors import ConfigError
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
 
 class Split(ABC, Generic[B_co]):
     """Numbered examples of one kind."""
+
+    packs: ClassVar[bool] = False  # whether several can share a row
 
     @abstractmethod
     def __len__(self) -> int:
@@ -38,11 +39,9 @@ class Split(ABC, Generic[B_co]):
     def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:
         """Rows of `width` tokens a side, each with the examples of these numbers end to end (−1 is no example).
 
-        Only for tasks whose models can be told which tokens belong together.
+        Only where `packs` says so: the model has to be told which tokens belong together.
         """
-        raise ConfigError(
-            f"{type(self).__name__} cannot be packed into rows: use batch=ByTokens(…) or ByCount(…)"
-        )
+        raise NotImplementedError
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Split[B_co]:

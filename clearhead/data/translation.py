@@ -112,6 +112,8 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
     `sources` and `targets` are the texts of the rows, `report` what became of the file's rows.
     """
 
+    packs = True
+
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
         source = encode_sources(tokenizer, pairs.sources)
         target = encode_targets(tokenizer, pairs.targets)
