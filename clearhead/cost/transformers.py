@@ -73,10 +73,6 @@ def _place(
     """Positions, the norm before the first block and dropout: from `x` to "placed"."""
     M, rows = sizes.heads.M, s.B * sizes.T
     name = x
-    if s.training and isinstance(config, TextConfig) and config.token_dropout:
-        draws = Made("draws", rows * s.itemsize)
-        elementwise(s, "token dropout", "embedding", (x,), s.tensor("hidden", rows * M), notes=(draws,))
-        name = "hidden"
     if positions.kind == "added":
         table: tuple[str, ...] = ()
         if isinstance(positions, Learned):
@@ -104,7 +100,7 @@ def _place(
         name = "normed"
     name = dropout(s, "embedding", name, "first", rows * M, config.dropout)
     s.program.alias("placed", name)
-    s.program.drop(x, "hidden", "positioned", "normed", "first")
+    s.program.drop(x, "positioned", "normed", "first")
 
 
 def _run(

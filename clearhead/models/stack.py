@@ -116,12 +116,10 @@ class TextConfig(TransformerConfig):
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
     embedding_norm: bool = False  # a norm before the first block, as in BERT
-    token_dropout: float = 0.0  # whole tokens in training: their embeddings are zeroed, their positions stay
 
     def validate(self) -> None:
         super().validate()
         self._positive("vocab_size", "max_len")
-        self._probability("token_dropout")
         self._check_positions(self.positions)
         if isinstance(self.positions, Learned):
             name = type(self).__name__
@@ -159,8 +157,6 @@ class Stack(nn.Module):
             self.positions = positions.build(config.n_heads)
         norm_first = isinstance(config, TextConfig) and config.embedding_norm
         self.embedding_norm = config.norm.build(config.d_model) if norm_first else nn.Identity()
-        hides = isinstance(config, TextConfig) and config.token_dropout
-        self.token_dropout = nn.Dropout1d(hides) if hides else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         block = config.block(positions if isinstance(positions, Rotary) else None)
         self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_layers))
@@ -178,7 +174,6 @@ class Stack(nn.Module):
 
         `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given.
         """
-        x = self.token_dropout(x)
         if self.adds_positions and self.positions is not None:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)

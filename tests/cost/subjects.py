@@ -45,7 +45,6 @@ TRANSFORMERS = {
     ),
     "decoder, multi-query": DecoderConfig(**TEXT, n_layers=2, n_kv_heads=1, activation=GELU(tanh=True)),
     "decoder, sparse": DecoderConfig(**TEXT, n_layers=2, mask=causal() & window(5, 0)),
-    "decoder, tokens dropped": DecoderConfig(**TEXT, n_layers=2, token_dropout=0.1),
     "decoder, cross": DecoderConfig(**TEXT, n_layers=2, cross_attention=True),
     "encoder-decoder": EncoderDecoderConfig(
         **TEXT,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead.masks import block, causal, documents, every, padding, window
-from clearhead.models import DecoderConfig, EncoderConfig, Mean, VisionConfig
-from clearhead.positions import Learned, NoPositions, Rotary, Sinusoidal
+from clearhead.models import DecoderConfig, Mean, VisionConfig
+from clearhead.positions import Learned, Rotary, Sinusoidal
 
 SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
 
@@ -208,21 +208,3 @@ def test_explicit_grid_positions_move_along(build):
         positions=Learned(grid=(2, 3), n_extra=1),
     )
     assert build(config).resized((9, 9)).config.positions == Learned(grid=(3, 3), n_extra=1)
-
-
-def test_token_dropout_hides_whole_tokens_in_training_and_none_otherwise():
-    torch.manual_seed(5)
-    config = EncoderConfig(
-        vocab_size=31, d_model=12, n_heads=3, n_layers=1, positions=NoPositions(), token_dropout=0.25
-    )
-    model = config.build()
-    ids = torch.randint(31, (7, 211))
-    embedded = model.embedding(ids)
-    placed = model.train().place(embedded)
-    hidden = (placed == 0).all(-1)
-    assert hidden.float().mean().item() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / ids.numel()) ** 0.5)
-    torch.testing.assert_close(placed[~hidden], embedded[~hidden] / 0.75)
-    assert torch.equal(model.eval().place(embedded), embedded)
-    plain = config.replace(token_dropout=0.0).build()
-    assert plain.state_dict().keys() == model.state_dict().keys()
-    assert torch.equal(plain.train().place(embedded), embedded)
