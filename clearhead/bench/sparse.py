@@ -36,7 +36,7 @@ from clearhead.masks import Causal, Mask
 
 LENGTHS = (16384, 131072, 4096, 65536)
 WIDTHS = (64, 128)
-_HEAD_START = 20_000_000  # cycles of the device, about 10 ms
+_HEAD_START = 60_000_000  # cycles of the device, about 30 ms
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _measure_row(
 def _add_flex(row: Row, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     try:
         run = flex_way(pattern.mask(row.length), row.length, tensors[0].device)
-        row.flex, row.flex_both = _forward(run, tensors), _both(run, tensors)
+        row.flex, row.flex_both = time_forward(run, tensors), time_both(run, tensors)
     except Exception as error:  # whatever a compiler raises: the row is still worth keeping
         row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
 
@@ -188,7 +188,7 @@ def _dense_times(tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float,
         with sdpa_kernel(backends):
             return F.scaled_dot_product_attention(q, k, v)
 
-    return _forward(run, tensors), _both(run, tensors)
+    return time_forward(run, tensors), time_both(run, tensors)
 
 
 def _ours(
@@ -196,13 +196,13 @@ def _ours(
 ) -> tuple[float, float, float | None, int | None]:
     """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
     run = our_way(mask)
-    forward = _forward(run, tensors)
+    forward = time_forward(run, tensors)
     if not tensors[0].is_cuda:
-        return forward, _both(run, tensors), None, None
+        return forward, time_both(run, tensors), None, None
     host = _host_time(lambda: run(*tensors[:3]))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    both = _both(run, tensors)
+    both = time_both(run, tensors)
     return forward, both, host, torch.cuda.max_memory_allocated() - before
 
 
@@ -219,12 +219,12 @@ def our_way(mask: Mask) -> Run:
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _forward(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+def time_forward(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
     q, k, v, _ = tensors
     return _time(lambda: run(q, k, v), q.is_cuda)
 
 
-def _both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
     leaves = [x.detach().requires_grad_() for x in tensors[:3]]
 
     def step() -> None:

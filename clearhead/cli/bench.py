@@ -83,6 +83,31 @@ def sparse(
 
 
 @bench.command()
+def auto(
+    out: Annotated[Path, typer.Option(help="The results file; written after every length.")] = Path(
+        "auto.json"
+    ),
+    seconds: Annotated[float, typer.Option(help="Begin no further mask after this long.")] = 240.0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What impl="auto" chooses for each mask of the catalogue, and what the choice loses against the faster way."""
+    import torch
+
+    from clearhead.bench.auto import line, measure, options_for, summary
+    from clearhead.bench.results import machine, versions
+
+    options = options_for(device or ("cuda" if torch.cuda.is_available() else "cpu"), seconds)
+    rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
+    if json:
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        return
+    console.print(f"{summary(rows)}; results written to {out}", markup=False, soft_wrap=True)
+
+
+@bench.command()
 def look(
     out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path("look.json"),
     device: Annotated[

@@ -1,0 +1,130 @@
+"""`clearhead bench auto`: the choice that `impl="auto"` makes, beside what each way takes that it chooses from.
+
+A row is one mask at one length, forward alone or with backward. What a choice loses is its time over that of the faster way:
+the cost model of plans (`attention/planning/cost.py`) is held to 5 %.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.attend import Impl, attend, choose
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import ScaledDot
+from clearhead.attention.weights import Softmax
+from clearhead.bench.results import machine, versions
+from clearhead.bench.sparse import Options, Run, tensors_for, time_both, time_forward
+from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.masks import Mask
+
+WAYS: tuple[Impl, ...] = ("fused", "gathered")
+BOUND = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One choice; times in ms."""
+
+    name: str
+    length: int
+    heads: int
+    backward: bool
+    fused: float
+    gathered: float
+    chosen: str
+
+    @property
+    def lost(self) -> float:
+        """The time of what was chosen over the time of the faster way."""
+        return float(getattr(self, self.chosen)) / min(self.fused, self.gathered)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"lost": self.lost}
+
+
+def options_for(device: str, seconds: float) -> Options:
+    """Lengths at which the choice is hard: about where gathering begins to pay."""
+    cpu = device == "cpu"
+    return Options(
+        lengths=(512, 1024, 2048, 4096) if cpu else (512, 1024, 2048, 4096, 8192, 16384),
+        widths=(64,),
+        batch=1 if cpu else 2,
+        heads=8 if cpu else 16,
+        device=device,
+        dtype=torch.float32 if cpu else torch.bfloat16,
+        seconds=seconds,
+    )
+
+
+def measure(
+    options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """Every choice there is time for; all are written to `out` after each length."""
+    deadline = time.monotonic() + options.seconds
+    rows: list[Row] = []
+    for length in options.lengths:
+        for width in options.widths:
+            tensors = tensors_for(options, length, width)
+            for pattern in CATALOGUE:
+                if time.monotonic() > deadline:
+                    break
+                for backward in (False, True):
+                    rows.append(_row(pattern.name, pattern.mask(length), tensors, backward))
+                    on_row(rows[-1])
+        if out is not None:
+            _write(out, rows)
+    return rows
+
+
+def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backward: bool) -> Row:
+    leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
+    call = Call(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
+    chosen = choose(call).__module__.rpartition(".")[2]
+    clock = time_both if backward else time_forward
+    took = {way: clock(_way(mask, way), tensors) for way in WAYS}
+    return Row(
+        name=name,
+        length=call.T,
+        heads=call.q.shape[0] * call.q.shape[1],
+        backward=backward,
+        fused=took["fused"],
+        gathered=took["gathered"],
+        chosen=chosen,
+    )
+
+
+def _way(mask: Mask, impl: Impl) -> Run:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask, impl=impl)
+
+    return run
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    what = "forward + backward" if row.backward else "forward"
+    return (
+        f"{row.name:28} T {row.length:6} {what:18} fused {row.fused:9.3f} ms  gathered {row.gathered:9.3f} ms  "
+        f"auto: {row.chosen:8} {row.lost:6.3f}{'' if row.lost <= BOUND else '  loses'}"
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    losing = sum(row.lost > BOUND for row in rows)
+    return f"{losing} of {len(rows)} choices lose more than {BOUND - 1:.0%}"
+
+
+def _write(out: Path, rows: list[Row]) -> None:
+    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
+    temporary = out.with_suffix(".part")
+    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    os.replace(temporary, out)

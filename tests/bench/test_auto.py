@@ -1,0 +1,48 @@
+"""`bench auto` says what auto chose, and what that loses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.bench import auto
+from clearhead.bench.sparse import Options
+from clearhead.bench.sparse_masks import CATALOGUE
+
+TINY = Options(
+    lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6
+)
+ROW = auto.Row(name="a", length=37, heads=2, backward=False, fused=3.0, gathered=2.0, chosen="fused")
+
+
+def test_a_choice_loses_against_the_faster_way():
+    assert ROW.lost == pytest.approx(1.5)
+    assert replace(ROW, chosen="gathered").lost == 1.0
+    assert auto.line(ROW).endswith("loses")
+    assert not auto.line(replace(ROW, fused=2.09)).endswith("loses")
+    assert auto.summary([ROW, replace(ROW, fused=2.09)]) == "1 of 2 choices lose more than 5%"
+
+
+def test_every_mask_both_ways_at_every_length(monkeypatch, tmp_path):
+    monkeypatch.setattr(auto, "CATALOGUE", CATALOGUE[1:4])
+    out = tmp_path / "auto.json"
+    rows = auto.measure(TINY, out)
+    assert [(r.name, r.length, r.backward) for r in rows] == [
+        (p.name, T, backward) for T in (37, 23) for p in CATALOGUE[1:4] for backward in (False, True)
+    ]
+    assert {r.chosen for r in rows} == {"fused"}  # so short that no plan is made
+    assert all(r.fused > 0 and r.gathered > 0 and r.heads == 2 for r in rows)
+    assert json.loads(out.read_text())["rows"] == [row.to_dict() for row in rows]
+
+
+def test_the_choice_is_the_one_that_attend_makes(monkeypatch):
+    monkeypatch.setattr(auto, "CATALOGUE", [p for p in CATALOGUE if p.name in ("narrow window", "causal")])
+    rows = auto.measure(replace(TINY, lengths=(1024,), widths=(64,)))
+    assert {(r.name, r.chosen) for r in rows} == {("narrow window", "gathered"), ("causal", "fused")}
+
+
+def test_no_time_measures_nothing():
+    assert auto.measure(replace(TINY, seconds=-1.0)) == []
