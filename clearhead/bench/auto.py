@@ -6,8 +6,6 @@ the cost model of plans (`attention/planning/cost.py`) is held to 5 %.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +19,7 @@ from clearhead.attention.attend import Impl, attend, choose
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.results import machine, versions
+from clearhead.bench.results import write
 from clearhead.bench.sparse import Options, Run, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Mask
@@ -81,7 +79,7 @@ def measure(
                     rows.append(_row(pattern.name, pattern.mask(length), tensors, backward))
                     on_row(rows[-1])
         if out is not None:
-            _write(out, rows)
+            write(out, rows)
     return rows
 
 
@@ -121,10 +119,3 @@ def line(row: Row) -> str:
 def summary(rows: list[Row]) -> str:
     losing = sum(row.lost > BOUND for row in rows)
     return f"{losing} of {len(rows)} choices lose more than {BOUND - 1:.0%}"
-
-
-def _write(out: Path, rows: list[Row]) -> None:
-    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
-    temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    os.replace(temporary, out)

@@ -10,7 +10,6 @@ model has the sizes of GPT-2 and reads 16,384 tokens in bfloat16; on a CPU a sma
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead import look
-from clearhead.bench.results import compare, machine, versions
+from clearhead.bench.results import compare, write
 from clearhead.masks import Mask, causal, every, window
 from clearhead.models import Decoder, DecoderConfig
 from clearhead.positions import Rotary
@@ -98,8 +97,7 @@ def measure(
         rows.append(_row(mask, options))
         on_row(rows[-1])
         if out is not None:
-            document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
-            out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            write(out, rows)
     return rows
 
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+from clearhead.data.files import write_atomically
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A row of a results file."""
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,12 @@ def _time(call: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def write(out: Path, rows: Sequence[Measured]) -> None:
+    """A results file: the machine, the versions and all rows so far, whole or not at all."""
+    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
+    write_atomically(out, json.dumps(document, indent=1).encode())
 
 
 def machine() -> dict[str, Any]:

@@ -29,9 +29,10 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
+from clearhead.bench.results import write
 from clearhead.bench.sparse_flex import flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
-from clearhead.bench.sparse_rows import Row, line, read_rows, write_rows
+from clearhead.bench.sparse_rows import Row, line, read_rows
 from clearhead.masks import Causal, Mask
 
 LENGTHS = (16384, 131072, 4096, 65536)
@@ -98,7 +99,7 @@ def measure(
                 _add_flex(rows[step.key], step.pattern, tensors)
             on_row(rows[step.key])
             if out is not None:
-                write_rows(out, list(rows.values()))
+                write(out, list(rows.values()))
     return list(rows.values())
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench.results import machine, versions
+from clearhead.bench.results import machine
 from clearhead.errors import StorageError
 
 
@@ -66,14 +65,6 @@ def line(row: Row) -> str:
         f"flex {cell(row.flex, row.dense)} {cell(row.flex_both, row.dense_both)} | "
         f"plan {row.plan_ms:.0f}+{row.plan_keys_ms:.0f} ms {row.notes}"
     )
-
-
-def write_rows(out: Path, rows: list[Row]) -> None:
-    """Writes all rows so far, whole or not at all."""
-    document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
-    temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    os.replace(temporary, out)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -69,12 +69,8 @@ def bias_of(kind, shape, offset, generator):
         return module(T, S, offset, "cpu")[None]
 
 
-def errors(mask, shape, offset, dtype, bias, dense, generator, worst=False):
-    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are.
-
-    `worst` counts roundings as if all of a sum's fell the same way: where sizes and masks are drawn, a draw comes along in
-    which the reference is exact by luck.
-    """
+def errors(mask, shape, offset, dtype, bias, dense, generator):
+    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
     import torch
 
     from clearhead.attention import attend
@@ -102,15 +98,14 @@ def errors(mask, shape, offset, dtype, bias, dense, generator, worst=False):
     plain = run(reference, [q, k, v], g)
     fast = run(lambda q, k, v: gathered(q, k, v, bias, made.handle, D**-0.5)[0], [q, k, v], g)
     largest = max(e.abs().max().item() for e in exact)
-    exponents = from_exponents((q, k, v), g, mask, offset, bias)
     return [
         {
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": rounding(0.0 if worst else e.abs().max().item(), largest, dtype, E) + more,
+            "rounding": rounding(e.abs().max().item(), largest, dtype, E),
         }
-        for f, p, e, more in zip(fast, plain, exact, exponents, strict=True)
+        for f, p, e in zip(fast, plain, exact, strict=True)
     ]
 
 
@@ -125,35 +120,6 @@ def rounding(own, largest, dtype, E):
     if own > 1e-12 * largest:
         return 2 * torch.finfo(dtype).eps * own
     return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest
-
-
-def from_exponents(inputs, gradient, mask, offset, bias=None):
-    """What the log-sum-exp leaves in out, dq, dk, dv: backward makes the weights anew from it, exp(score − lse).
-
-    It is a float32, and is turned from base 2 to natural and back: four roundings of half an ulp, so a relative error of
-    2 ε |lse| in every weight of a row. Through the chain that is at most this times sums of absolute values.
-    """
-    import torch
-
-    q, k, v = (x.detach().double() for x in inputs)
-    H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    scores = scores if bias is None else scores + bias.double()
-    allowed = mask.dense(T, S, offset=offset, device=q.device)
-    scores = scores.masked_fill(~allowed, float("-inf"))
-    lse = scores.logsumexp(-1, keepdim=True)
-    weights = (scores - lse).exp().nan_to_num(0.0)  # a row that sees nothing has none
-    off = 2 * torch.finfo(torch.float32).eps * lse.abs().nan_to_num(posinf=0.0)  # (…, T, 1)
-    grown = gradient.double() @ v.mT
-    moved = weights * (grown - (weights * grown).sum(-1, keepdim=True)).abs() * off * q.shape[-1] ** -0.5
-    groups = (H // inputs[1].shape[1], -1)
-    found = (
-        moved @ k.abs(),
-        (moved.mT @ q.abs()).unflatten(1, groups[::-1]).sum(2),
-        ((weights * off).mT @ gradient.double().abs()).unflatten(1, groups[::-1]).sum(2),
-    )
-    return [0.0, *(x.max().item() for x in found)]
 
 
 def assert_small(rows):
@@ -188,15 +154,14 @@ def any_expression():
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
     @given(
         mask=masks,
-        sizes=st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(0, 9)),
+        sizes=st.tuples(st.integers(1, 35), st.integers(1, 35), st.integers(0, 9)),
         heads=st.sampled_from([(1, 1), (2, 1)]),
     )
     def check(mask, sizes, heads):
         assume(not isinstance(mask, Full))
         T, S, offset = sizes
         generator = torch.Generator().manual_seed(T + S)
-        shape = (1, *heads, T, S, 16, 16)
-        assert_small(errors(mask, shape, offset, torch.float32, None, False, generator, worst=True))
+        assert_small(errors(mask, (1, *heads, T, S, 16, 16), offset, torch.float32, None, False, generator))
 
     try:
         check()

@@ -76,7 +76,7 @@ WORTH_PLANNING = 1 << 18
 
 # At 16,384 tokens, 32 heads of width 64, bfloat16: fitted by `python -m clearhead.bench.calibrate --device cuda --sparse
 # docs/results/sparse.json`. `masked`, which that file does not have, is an estimate forward (three times as long as without
-# a mask) and one measurement in training (2.04 ms at 4,096 tokens).
+# a mask) and in training one timing of window(2, 2) | every(4) at 4,096 tokens, 2.04 ms: `clearhead bench auto` repeats it.
 H200 = Rates(
     "NVIDIA H200",
     Costs(
