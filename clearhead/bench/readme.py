@@ -44,7 +44,7 @@ def models() -> str:
 
 
 def cost() -> str:
-    """Predicted beside measured, from `python -m clearhead.cost.measure`; the file has every row."""
+    """Predicted beside measured, from `clearhead cost --measure --out`; the file has every row."""
     document = report.read(RESULTS / "cost.json")
     return report.summary(document)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.output import Json, console, show_json, show_picture, table
 
 if TYPE_CHECKING:
     from clearhead.cost import Cost
@@ -40,7 +41,16 @@ def cost(
         str, typer.Option(help="How attention is computed: auto, fused, gathered or reference.")
     ] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; --measure needs it here.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Run it here too, and show the ratio.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Run it here too, and show the ratio; without a model: all that the project answers for.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Without a model: the results file; written after every row.")
+    ] = None,
     fit: Annotated[str | None, typer.Option(help="Largest batch and length that fit, in 24GiB say.")] = None,
     formulas: Annotated[
         bool, typer.Option("--formulas", help="Show the formulas beside the numbers.")
@@ -52,7 +62,14 @@ def cost(
     Operations are those of the matrix products, two for each multiplication with its addition.
     """
     from clearhead.cost import cost as predict
+    from clearhead.errors import ConfigError
 
+    everything = measure and model is None and d_model is None and n_heads is None and tokens is None
+    if out is not None and not everything:
+        raise ConfigError("--out is for --measure without a model and sizes, which measures every model")
+    if everything:
+        _measure_everything(device, out, json)
+        return
     subject = _subject(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
     how = _how(dtype, train, mask, impl, device, measure)
     length: Any = tokens if source is None or tokens is None else (source, tokens)
@@ -94,11 +111,26 @@ def _how(
     import torch
 
     from clearhead import masks
-    from clearhead.errors import ConfigError, DtypeError
+    from clearhead.errors import DtypeError
 
     known = ("float32", "bfloat16", "float16", "float64")
     if dtype not in known:
         raise DtypeError(f"dtype is {dtype!r}; expected one of {', '.join(known)}")
+    return {
+        "dtype": getattr(torch, dtype),
+        "training": train,
+        "mask": None if mask is None else masks.parse(mask),
+        "impl": impl,
+        "device": _device(device, measure=measure),
+    }
+
+
+def _device(device: str | None, *, measure: bool) -> str:
+    """Predictions are for a GPU unless said otherwise; what is measured is measured here."""
+    import torch
+
+    from clearhead.errors import ConfigError
+
     here = "cuda" if torch.cuda.is_available() else "cpu"
     device = (here if measure else "cuda") if device is None else device
     if device not in ("cpu", "cuda"):
@@ -107,13 +139,7 @@ def _how(
         raise ConfigError(
             "--measure on cuda needs a GPU, and there is none here; leave --device out to measure the CPU"
         )
-    return {
-        "dtype": getattr(torch, dtype),
-        "training": train,
-        "mask": None if mask is None else masks.parse(mask),
-        "impl": impl,
-        "device": device,
-    }
+    return device
 
 
 def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
@@ -131,21 +157,42 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
 
 
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    from clearhead.cost.machine import measure_machine
-    from clearhead.cost.measure import with_issue
+    from dataclasses import asdict
+
+    from clearhead.cost.measure import beside, machine_here
     from clearhead.cost.trial import measure
 
-    machine = with_issue(measure_machine(how["device"], (how["dtype"],)))
-    took = found.time(machine)
+    machine = machine_here(how["device"], (how["dtype"],))
     real = measure(subject, tokens=tokens, batch=batch, **how)
-    peak = found.memory.peak.value + machine.workspace
-    return {
-        "machine": machine.to_dict(),
-        "predicted": {"peak_bytes": peak, "seconds": took.seconds},
-        "measured": {"peak_bytes": real.peak_bytes, "seconds": real.seconds},
-        "ratio": {"memory": peak / real.peak_bytes, "time": took.seconds / real.seconds},
-        "limit": took.limit,
-    }
+    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real)).to_dict()}
+
+
+def _measure_everything(device: str | None, out: Path | None, json: bool) -> None:
+    """Every model and size that the project answers for, a line each as it is measured."""
+    import torch
+
+    from clearhead.cost.measure import cases, document_of, machine_here
+    from clearhead.cost.report import line, worst, write
+
+    where = _device(device, measure=True)
+    which = cases("full" if where == "cuda" else "small")
+    if not json:
+        console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
+    machine = machine_here(where, (getattr(torch, case.dtype) for case in which))
+
+    def keep(document: dict[str, Any]) -> None:
+        if not json:
+            show_picture(line(document["rows"][-1]))
+        if out is not None:
+            write(document, out)
+
+    document = document_of(which, machine, on_row=keep)
+    if json:
+        show_json(document)
+        return
+    off = worst(document)
+    last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
+    console.print(last + ("" if out is None else f"; written to {out}"), markup=False, soft_wrap=True)
 
 
 # ---------------------------------------------------------------------- for people

@@ -84,15 +84,24 @@ def synchronise(device: torch.device | str) -> None:
 
 
 def time_of(
-    call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.5, least: int = 3
+    call: Callable[[], object],
+    device: torch.device | str,
+    *,
+    seconds: float = 0.5,
+    least: int = 3,
+    busy: float = 0.0,
 ) -> float:
     """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but `least`, after two.
 
-    A shared host has slow moments, which are its neighbours' and not the machine's.
+    A shared host has slow moments, which are its neighbours' and not the machine's. A GPU multiplies faster in the first
+    moments than it can for long: `busy` seconds of the same go before, where the lasting rate is wanted.
     """
-    for _ in range(2):
+    began = time.perf_counter()
+    n = 0
+    while n < 2 or time.perf_counter() - began < busy:
         call()
-    synchronise(device)
+        synchronise(device)
+        n += 1
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < least or (time.perf_counter() - began < seconds and len(times) < 100):
@@ -119,7 +128,7 @@ def measure_machine(
     device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> Machine:
     """The numbers of this device: large products, copies and sums, one long attention, many tiny additions. (`issue`
-    takes a model: see `clearhead.cost.measure`.)
+    takes a model: see `cost/measure.py`.)
     """
     with one_thread(device):
         return _measure_machine(torch.device(device), dtypes)
@@ -151,7 +160,7 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
     # Random numbers: a GPU is faster on zeros than it will ever be on data.
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty(n, n, device=device, dtype=dtype)
-    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, seconds=1.0)
+    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, busy=0.5)
 
 
 def _odd_rates(
@@ -192,7 +201,7 @@ def _attention_rates(
         for _ in range(n):  # in a row, so that what the host takes to begin is not counted for each
             F.scaled_dot_product_attention(q, k, v)
 
-    forward = 2 * product * n / time_of(ahead, device)
+    forward = 2 * product * n / time_of(ahead, device, busy=0.5)
     for x in (q, k, v):
         x.requires_grad_()
     out = F.scaled_dot_product_attention(q, k, v)
@@ -201,7 +210,7 @@ def _attention_rates(
         for _ in range(n):
             torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
-    return forward, 5 * product * n / time_of(back, device)
+    return forward, 5 * product * n / time_of(back, device, busy=0.5)
 
 
 def _bandwidth(device: torch.device, n_bytes: int) -> float:

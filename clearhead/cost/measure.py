@@ -1,7 +1,6 @@
-"""Predicted beside measured, for the models and lengths that the project answers for: `python3 -m
-clearhead.cost.measure`.
+"""Predicted beside measured: `clearhead cost … --measure`, for one model or for all that the project answers for.
 
-Measures the machine's ceilings first, then predicts and measures each case, and writes one JSON document:
+Measures the machine's ceilings first, then predicts and measures each case. All of it makes one JSON document:
 
     format    1
     machine   name, device, and the numbers of `clearhead.cost.machine.Machine`
@@ -14,13 +13,10 @@ Nothing is fitted to a model: a prediction knows the model's configuration and t
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,11 +25,22 @@ import torch
 from clearhead._version import __version__
 from clearhead.cost.machine import Machine, measure_machine
 from clearhead.cost.predict import cost, preset
-from clearhead.cost.report import read, worst
+from clearhead.cost.result import Cost
 from clearhead.cost.trial import measure
 from clearhead.models import Config, DecoderConfig, VisionConfig
 
-__all__ = ["Case", "Row", "cases", "compare_with_run", "measure_all", "predict_again", "with_issue"]
+__all__ = [
+    "Case",
+    "Comparison",
+    "Row",
+    "beside",
+    "cases",
+    "compare_with_run",
+    "document_of",
+    "machine_here",
+    "predict_again",
+    "with_issue",
+]
 
 FORMAT = 1
 _DEEPER = 8  # times as many layers, where the host's part is told from the rest
@@ -63,13 +70,9 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A case, what was predicted for it and what was measured."""
+class Comparison:
+    """What was predicted and what was measured: peak_bytes and seconds of each, and what limits the prediction."""
 
-    case: Case
-    tokens: int
-    parameters: int
-    operations: int
     predicted: dict[str, float]
     measured: dict[str, float]
     limit: str
@@ -83,8 +86,27 @@ class Row:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        return {**data.pop("case"), **data, "ratio": self.ratio}
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case and its comparison."""
+
+    case: Case
+    tokens: int
+    parameters: int
+    operations: int
+    comparison: Comparison
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self.case),
+            "tokens": self.tokens,
+            "parameters": self.parameters,
+            "operations": self.operations,
+            **self.comparison.to_dict(),
+        }
 
 
 def cases(scale: str = "full") -> tuple[Case, ...]:
@@ -117,18 +139,24 @@ def cases(scale: str = "full") -> tuple[Case, ...]:
     return tuple(found)
 
 
+def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> Comparison:
+    """A prediction for this machine beside what was measured on it."""
+    took = predicted.time(machine)
+    peak = predicted.memory.peak.value + machine.workspace
+    return Comparison({"peak_bytes": peak, "seconds": took.seconds}, measured, took.limit)
+
+
 def compare_with_run(case: Case, machine: Machine, *, seconds: float = 0.5) -> Row:
     """Predicts a case, runs it on the machine's device, and puts both side by side."""
     run = measure(case.config(), **case.how(), device=machine.device, seconds=seconds)
     if machine.device == "cuda":
         torch.cuda.empty_cache()
-    return _row(case, machine, {"peak_bytes": run.peak_bytes, "seconds": run.seconds})
+    return _row(case, machine, asdict(run))
 
 
 def _row(case: Case, machine: Machine, measured: dict[str, float]) -> Row:
     config = case.config()
     predicted = cost(config, **case.how(), device=machine.device)
-    took = predicted.time(machine)
     tokens = predicted.sizes.get("T")
     if tokens is None and isinstance(config, VisionConfig):
         tokens = predicted.sizes["N_p"] + config.pooling.n_extra
@@ -137,10 +165,13 @@ def _row(case: Case, machine: Machine, measured: dict[str, float]) -> Row:
         tokens=tokens or 0,
         parameters=predicted.parameters.value,
         operations=predicted.operations.value,
-        predicted={"peak_bytes": predicted.memory.peak.value + machine.workspace, "seconds": took.seconds},
-        measured=measured,
-        limit=took.limit,
+        comparison=beside(predicted, machine, measured),
     )
+
+
+def machine_here(device: str, dtypes: Iterable[torch.dtype]) -> Machine:
+    """All numbers of this machine that predictions for these dtypes ask for."""
+    return with_issue(measure_machine(device, tuple(dict.fromkeys(dtypes))))
 
 
 def with_issue(machine: Machine, *, rounds: int = 5) -> Machine:
@@ -182,79 +213,26 @@ def predict_again(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "rows": rows}
 
 
-def measure_all(
+def document_of(
     which: Iterable[Case],
-    device: str,
+    machine: Machine,
     *,
     seconds: float = 0.5,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
-    """The whole document: machine, versions, rows."""
-    which = tuple(which)
-    dtypes = tuple(getattr(torch, name) for name in dict.fromkeys(case.dtype for case in which))
-    machine = with_issue(measure_machine(device, dtypes))
-    rows = []
-    for row in _rows(which, machine, seconds):
-        rows.append(row.to_dict())
-        on_row(row)
+    """The whole document: machine, versions, rows. `on_row` is shown what there is of it after each row."""
     versions = {
         "clearhead": __version__,
         "torch": torch.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
     }
-    return {"format": FORMAT, "machine": machine.to_dict(), "versions": versions, "rows": rows}
-
-
-def _rows(which: Iterable[Case], machine: Machine, seconds: float) -> Iterator[Row]:
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": machine.to_dict(),
+        "versions": versions,
+        "rows": [],
+    }
     for case in which:
-        yield compare_with_run(case, machine, seconds=seconds)
-
-
-def _line(row: Row) -> str:
-    case, ratio = row.case, row.ratio
-    how = "train" if case.training else "infer"
-    size = f"{case.model:<11}{row.tokens:>6}{case.batch:>5}  {case.dtype:<9}{how:<7}"
-    peaks = (side["peak_bytes"] / 2**20 for side in (row.predicted, row.measured))
-    times = (1e3 * side["seconds"] for side in (row.predicted, row.measured))
-    memory = "".join(f"{peak:9.0f}" for peak in peaks) + f" MiB {ratio['memory']:6.3f}"
-    seconds = "".join(f"{time:9.2f}" for time in times) + f" ms {ratio['time']:6.3f}"
-    return f"{size}{memory}   {seconds}   {row.limit}"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m clearhead.cost.measure", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long to time each case")
-    parser.add_argument(
-        "--again", type=Path, help="predict again for the measurements in this file; measure nothing"
-    )
-    options = parser.parse_args(arguments)
-    if options.again is not None:
-        _write(predict_again(read(options.again)), options.out)
-        return
-    which = cases("full" if options.device == "cuda" else "small")
-    document = measure_all(
-        which, options.device, seconds=options.seconds, on_row=lambda row: print(_line(row), flush=True)
-    )
-    _write(document, options.out)
-    machine = document["machine"]
-    print(f"{machine['name']}, {machine['bandwidth'] / 1e9:.0f} GB/s, and in TFLOP/s:")
-    for what in ("matrix", "odd", "odd_backward", "attention", "attention_backward"):
-        rates = (f"{name} {rate / 1e12:.3g}" for name, rate in machine[f"{what}_rate"].items())
-        print(f"  {what.replace('_', ' '):<20}{', '.join(rates) or '–'}")
-    launch = f"launch {1e6 * machine['launch']:.1f} µs"
-    issue = ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in machine["issue"].items())
-    print(f"{launch}, issuing a kernel {issue or '–'}")
-    print(f"off by at most {worst(document)}")
-
-
-def _write(document: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        document["rows"].append(compare_with_run(case, machine, seconds=seconds).to_dict())
+        on_row(document)
+    return document

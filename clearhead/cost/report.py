@@ -1,4 +1,4 @@
-"""The README's table, made from the results file that `python3 -m clearhead.cost.measure` writes."""
+"""The results file of `clearhead cost --measure --out FILE`, and the README's table, which is made from it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.files import write_atomically
 from clearhead.errors import StorageError
 
-__all__ = ["markdown", "read", "summary", "worst"]
+__all__ = ["line", "markdown", "read", "summary", "worst", "write"]
+
+
+def write(document: dict[str, Any], path: str | Path) -> None:
+    """The results document as a file, whole or not at all."""
+    write_atomically(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -17,13 +23,24 @@ def read(path: str | Path) -> dict[str, Any]:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise StorageError(
-            f"{path} cannot be read as results: {error}; write it with python3 -m clearhead.cost.measure"
+            f"{path} cannot be read as results: {error}; write it with clearhead cost --measure --out FILE"
         ) from error
     if not isinstance(document, dict) or document.get("format") != 1 or "rows" not in document:
         raise StorageError(
-            f"{path} holds no cost results of format 1; write it with python3 -m clearhead.cost.measure"
+            f"{path} holds no cost results of format 1; write it with clearhead cost --measure --out FILE"
         )
     return document
+
+
+def line(row: dict[str, Any]) -> str:
+    """A case for the terminal: predicted, measured, ratio, of memory and of time."""
+    how = "train" if row["training"] else "infer"
+    size = f"{row['model']:<11}{row['tokens']:>6}{row['batch']:>5}  {row['dtype']:<9}{how:<7}"
+    sides = (row["predicted"], row["measured"])
+    memory = "".join(f"{side['peak_bytes'] / 2**20:9.0f}" for side in sides)
+    seconds = "".join(f"{1e3 * side['seconds']:9.2f}" for side in sides)
+    ratio = row["ratio"]
+    return f"{size}{memory} MiB {ratio['memory']:6.3f}   {seconds} ms {ratio['time']:6.3f}   {row['limit']}"
 
 
 def markdown(document: dict[str, Any]) -> str:

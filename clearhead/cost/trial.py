@@ -143,7 +143,7 @@ def measure(
     device: torch.device | str = "cpu",
     seconds: float = 0.5,
 ) -> Measured:
-    """Builds the model, runs it until it is steady, then takes the peak of one run and the median time of several."""
+    """Builds the model, runs it until it is steady, then takes the peak of one run and the time of several."""
     with torch.device(device):
         model = set_impl(_built(config), impl).to(dtype)
     config = model if isinstance(model, MultiHeadAttention) else config

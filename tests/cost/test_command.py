@@ -9,6 +9,9 @@ import pytest
 
 from clearhead.cli.app import run as run_command
 from clearhead.cost import cost
+from clearhead.cost import measure as measuring
+from clearhead.cost.measure import Case
+from clearhead.cost.report import read, worst
 
 
 @pytest.fixture
@@ -47,9 +50,23 @@ def test_json_is_the_prediction_with_what_fits_and_what_was_measured(run):
     assert document["measure"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
 
 
+def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(run, tmp_path, monkeypatch):
+    two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
+    monkeypatch.setattr(measuring, "cases", lambda scale: two)
+    status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
+    assert status == 0, error
+    document = read(tmp_path / "cost.json")
+    assert [row["training"] for row in document["rows"]] == [True, False]
+    for row in document["rows"]:
+        assert row["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+        assert f"{row['ratio']['time']:6.3f}" in out
+    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("gpt2", "--tokens", "5", "--out", "x.json"), "clearhead: --out is for --measure without a model"),
         (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
         (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected at least 1\n"),
         (

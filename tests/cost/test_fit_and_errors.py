@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from clearhead.masks import causal, padding, window
 from clearhead.models import tiny_decoder, tiny_vision
 from clearhead.models.linear import LogisticRegressionConfig
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 MACHINE = Machine("test", "cpu", {"float32": 1e10}, 1e10, 1e-6)
 
 
@@ -188,6 +190,14 @@ def test_the_table_is_made_from_the_file(document, tmp_path):
 
 def test_predicting_again_changes_nothing(document):
     assert predict_again(document) == document
+
+
+def test_what_is_predicted_today_for_what_was_measured_on_a_gpu():
+    """The committed measurements hold today's formulas to their bounds."""
+    document = predict_again(read(RESULTS / "cost.json"))
+    off = worst(document)
+    assert off["memory"] <= 0.05
+    assert off["time"] <= 0.20
 
 
 def test_a_file_that_is_no_results(tmp_path):

@@ -131,6 +131,21 @@ def _tile(base, index, stride, width: tl.constexpr, W: tl.constexpr, WIDE: tl.co
 
 
 @triton.jit
+def _products(a, b, PRECISION: tl.constexpr):
+    """a (M, W) times b (N, W) transposed: (M, N).
+
+    In float32 a product adds its W terms one after the other, which for 64 terms loses two bits more than it must. It is
+    made of sums of 16 terms, added two by two: as a difference, since a sum of two products would be turned into one.
+    """
+    if PRECISION == "ieee" and a.shape[1] > 16:
+        a_even, a_odd = tl.split(tl.reshape(a, (a.shape[0], a.shape[1] // 2, 2)))
+        b_even, b_odd = tl.split(tl.reshape(b, (b.shape[0], b.shape[1] // 2, 2)))
+        return _products(a_even, b_even, PRECISION) - _products(-a_odd, b_odd, PRECISION)
+    else:
+        return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, part_ptr, state_ptr, slots,
     patterns, rows, segments, items, marks, pool,
@@ -174,7 +189,7 @@ def forward_kernel(
             x = t * N + tl.arange(0, N)
             index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
             k = _tile(k_base, index, sks, D, DP, WIDE)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            s = _products(q, k, PRECISION)
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = s + tl.load(at).to(tl.float32) / scale

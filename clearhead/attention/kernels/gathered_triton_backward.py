@@ -20,6 +20,7 @@ from clearhead.attention.kernels.gathered_triton import (
     _hide,
     _item,
     _marks,
+    _products,
     _tile,
 )
 
@@ -62,8 +63,8 @@ def query_kernel(
             index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
             k = _tile(k_base, index, sks, D, DP, WIDE)
             v = _tile(v_base, index, svs, E, EP, WIDE)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            s = _products(q, k, PRECISION)
+            dp = _products(do, v, PRECISION)
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = s + tl.load(at).to(tl.float32) / scale
@@ -134,7 +135,7 @@ def key_kernel(
                 lse = tl.load(lse_base + index)
                 lse = tl.where(lse == float("-inf"), float("inf"), lse)
                 delta = tl.load(delta_base + index)
-                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                s = _products(k, q, PRECISION)
                 if BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
                     s = s + tl.load(at).to(tl.float32) / scale
@@ -142,7 +143,7 @@ def key_kernel(
                     s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
                 p = tl.math.exp2(s * c - (lse * LOG2E)[None, :])
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-                dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+                dp = _products(v, do, PRECISION)
                 ds = p * (dp - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         dk = dk * scale
