@@ -20,14 +20,15 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import View, versions_of
+from clearhead.attention.planning.atoms import View, leaves, versions_of
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.listed import Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.lists import Lists
 from clearhead.attention.planning.split import Part, row_blocks, split, whole_columns, whole_triangle
-from clearhead.masks import Drawing, Mask, as_mask
+from clearhead.masks import Drawing, Mask, Scattered, as_mask
 from clearhead.masks.geometry import Grid
+from clearhead.masks.structural import Stride
 
 KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
@@ -158,7 +159,7 @@ class Plan:
         """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for."""
         beyond = min(rates.causal_tile, self.S) / 2 * self.T if self.triangle else 0
         dense = float(min(self.dense_pairs + beyond, self.T * self.S) * heads)
-        work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * 2.0}
+        work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * rates.dense_launches}
         each = max(heads // max(self._batch, 1), 1)
         for lists in self.queries:
             pairs, launches = lists.chunked(each) if rates.in_chunks else (lists.pairs * each, 1)
@@ -167,6 +168,19 @@ class Plan:
             work["partial"] += pairs * partial
             work["launches"] += launches
         return work
+
+    def fused_work(self, heads: int) -> dict[str, float]:
+        """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor."""
+        each = float(self.T * self.S)
+        if not self.mask.depends_on_query:
+            return {"dense": heads * each}
+        parts = [leaf for leaf, _ in leaves(self.mask, False)]
+        return {
+            "masked": heads * each,
+            "leaves": len(parts),
+            "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
+            "remainders": each * sum(isinstance(leaf, Stride) for leaf in parts),
+        }
 
     # -- for people ---------------------------------------------------------------------------------------------------
 

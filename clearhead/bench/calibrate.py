@@ -2,7 +2,7 @@
 
     python -m clearhead.bench.calibrate --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
     python -m clearhead.bench.calibrate --samples rates.json                             fit again, anywhere
-    python -m clearhead.bench.calibrate --sparse sparse.json --samples rates.json        and with rows of `bench sparse`
+    python -m clearhead.bench.calibrate --auto auto.json --sparse sparse.json            by rows of `clearhead bench`
 
 It prints the constants as they stand in cost.py, to be pasted there, and for each mask what "auto" would lose by them.
 """
@@ -16,19 +16,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.kernels.gathered import blocking_on
-from clearhead.attention.plan import plan
+from clearhead.attention.plan import Plan, plan
 from clearhead.attention.planning.cost import Cost, Costs, Rates, rates_of
+from clearhead.bench.sparse import time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Mask, window
 
 KINDS = ("dense", "masked", "full", "partial")
+FIXED = {
+    "launches": "launch",
+    "leaves": "leaf",
+    "scattered": "scattered",
+}  # of a sample, and what one of them costs
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Sample:
     full: float = 0.0
     partial: float = 0.0
     launches: float = 1
+    leaves: float = 0
+    scattered: float = 0
     forward: float | None = None
     training: float | None = None
 
@@ -59,18 +67,18 @@ def _fit(samples: Sequence[Sample], what: str) -> Costs:
     rows = [
         [
             *(x for kind in KINDS for x in (getattr(s, kind) / 1e9, getattr(s, kind) * s.width / 1e9)),
-            s.launches,
+            *(getattr(s, name) for name in FIXED),
         ]
         for s in used
     ]
     times = torch.tensor([[getattr(s, what)] for s in used], dtype=torch.float64)
     # Divided by its time each sample asks for 1: errors count relatively.
-    table = torch.tensor(rows, dtype=torch.float64).reshape(len(used), 2 * len(KINDS) + 1) / times
+    table = torch.tensor(rows, dtype=torch.float64).reshape(len(used), 2 * len(KINDS) + len(FIXED)) / times
     if len({s.width for s in used}) < 2:
         table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # a single width cannot tell a pair from its width
     found = robust(table, torch.ones(len(used), dtype=torch.float64)).tolist()
-    costs = {kind: Cost(found[2 * n], found[2 * n + 1]) for n, kind in enumerate(KINDS)}
-    return Costs(**costs, launch=found[-1])
+    costs: dict[str, Any] = {kind: Cost(found[2 * n], found[2 * n + 1]) for n, kind in enumerate(KINDS)}
+    return Costs(**costs, **dict(zip(FIXED.values(), found[2 * len(KINDS) :], strict=True)))
 
 
 def robust(table: Tensor, wanted: Tensor, rounds: int = 8) -> Tensor:
@@ -112,12 +120,15 @@ def measure(
     for length, width in itertools.product(lengths, widths):
         generator = torch.Generator(device).manual_seed(0)
         shape = (1, heads, length, width)
-        tensors = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)]
+        q, k, v, grad = (
+            torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)
+        )
+        tensors = (q, k, v, grad)
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
         yield Sample(f"dense {tag}", width, dense=pairs, **_times(None, "fused", tensors))
         masked = window(length // 8, length // 8)
-        yield Sample(f"masked {tag}", width, masked=pairs, **_times(masked, "fused", tensors))
+        yield Sample(f"masked {tag}", width, masked=pairs, leaves=1, **_times(masked, "fused", tensors))
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
                 return
@@ -148,47 +159,59 @@ def from_sparse(path: Path) -> Iterator[Sample]:
             )
 
 
+def from_auto(path: Path) -> Iterator[Sample]:
+    """The rows of `clearhead bench auto` on a GPU, both ways of each."""
+    width = 64
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        length, heads, when = row["length"], row["heads"], "training" if row["backward"] else "forward"
+        tag = f"{row['name']} T {length} D {width}"
+        mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == row["name"])
+        if row["name"] == "causal":  # which is the fused kernel's own
+            continue
+        made = _plan(mask, length, "cuda", torch.bfloat16, width)
+        ours, theirs = made.work(heads, rates_of(torch.device("cuda"))), made.fused_work(heads)
+        theirs = {name: n for name, n in theirs.items() if name != "remainders"}
+        yield Sample(tag, width, **ours, **{when: row["gathered"]})
+        yield Sample(f"masked {tag}", width, **theirs, **{when: row["fused"]})
+
+
 def _work(
     mask: Mask, length: int, heads: int, device: str, dtype: torch.dtype, width: int
 ) -> dict[str, float]:
-    blocking = blocking_on(torch.device(device), dtype, width, width)
-    return plan(mask, length, blocking=blocking).work(heads, rates_of(torch.device(device)))
+    return _plan(mask, length, device, dtype, width).work(heads, rates_of(torch.device(device)))
 
 
-def _times(mask: Mask | None, impl: Impl, tensors: Sequence[Tensor]) -> dict[str, float]:
+def _plan(mask: Mask, length: int, device: str, dtype: torch.dtype, width: int) -> Plan:
+    return plan(mask, length, blocking=blocking_on(torch.device(device), dtype, width, width))
+
+
+def _times(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask, impl=impl)
+
+    if tensors[0].is_cuda:
+        return {"forward": time_forward(run, tensors), "training": time_both(run, tensors)}
     q, k, v, grad = tensors
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-
-    def forward() -> None:
-        attend(q, k, v, mask, impl=impl)
 
     def training() -> None:
         for x in leaves:
             x.grad = None
-        attend(leaves[0], leaves[1], leaves[2], mask, impl=impl).backward(grad)
+        run(leaves[0], leaves[1], leaves[2]).backward(grad)
 
-    cuda = grad.is_cuda
-    return {"forward": _milliseconds(forward, cuda), "training": _milliseconds(training, cuda)}
+    return {"forward": _least_of(lambda: run(q, k, v)), "training": _least_of(training)}
 
 
-def _milliseconds(call: Callable[[], None], cuda: bool, repeats: int = 7) -> float:
-    """The median by the device's own clock; on a CPU the least, because whatever else runs there only adds."""
+def _least_of(call: Callable[[], object], repeats: int = 8) -> float:
+    """In ms, on a CPU: whatever else runs there only adds."""
     times = []
-    for number in range(repeats + 2):
-        if cuda:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        else:
-            begin = time.perf_counter()
-            call()
-            times.append(1e3 * (time.perf_counter() - begin))
+    for number in range(repeats + 1):
+        begin = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - begin))
         if number > 2 and sum(times) > 2000:
             break
-    return median(times[2:]) if cuda else min(times[1:])
+    return min(times[1:])
 
 
 # -- what comes of it -------------------------------------------------------------------------------------------------
@@ -202,7 +225,8 @@ def source(rates: Rates) -> str:
             f"        {kind}=Cost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n"
             for kind in KINDS
         )
-        return f"    Costs(\n{kinds}        launch={of.launch:.3g},\n    ),\n"
+        fixed = "".join(f"        {name}={getattr(of, name):.3g},\n" for name in FIXED.values())
+        return f"    Costs(\n{kinds}{fixed}    ),\n"
 
     return f'Rates(\n    "{rates.name}",\n{costs(rates.forward)}{costs(rates.training)}    …\n)'
 
@@ -213,7 +237,7 @@ def report(samples: Sequence[Sample], rates: Rates) -> str:
     fused = {s.name.removeprefix("masked "): s for s in samples if s.name.startswith("masked ")}
     for s in samples:
         cells, chosen = [], []
-        other = fused.get("T " + s.name.split(" T ")[-1])
+        other = fused.get(s.name) or fused.get("T " + s.name.split(" T ")[-1])
         for what in ("forward", "training"):
             real, guess = getattr(s, what), _predict(s, rates, what == "training")
             cells.append(f"{real or 0:9.2f} {guess:10.2f}")
@@ -229,7 +253,8 @@ def report(samples: Sequence[Sample], rates: Rates) -> str:
 
 def _predict(s: Sample, rates: Rates, backward: bool) -> float:
     work = {kind: getattr(s, kind) for kind in KINDS}
-    return rates.milliseconds(**work, width=s.width, launches=s.launches, backward=backward)
+    fixed = {name: getattr(s, name) for name in FIXED}
+    return rates.milliseconds(**work, **fixed, width=s.width, backward=backward)
 
 
 def merged(samples: Sequence[Sample]) -> list[Sample]:
@@ -266,9 +291,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--samples", type=Path, nargs="+", default=[])
     parser.add_argument("--sparse", type=Path, nargs="+", default=[])
+    parser.add_argument("--auto", type=Path, nargs="+", default=[])
     chosen = parser.parse_args(arguments)
     samples = [sample for path in chosen.samples for sample in _read(path)]
     samples += [sample for path in chosen.sparse for sample in from_sparse(path)]
+    samples += [sample for path in chosen.auto for sample in from_auto(path)]
     if not samples:
         cpu = chosen.device == "cpu"
         lengths = chosen.lengths or ([512, 1024, 2048, 4096] if cpu else [16384, 4096])

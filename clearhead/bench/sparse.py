@@ -85,7 +85,10 @@ def measure(
         if options.workers and any(step.flex for step in missing):
             from clearhead.bench.sparse_ahead import compile_ahead
 
-            compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
+            done = compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
+            missing.sort(
+                key=lambda step: step.key not in done
+            )  # what a compiler may not get done with comes last
         for step in missing:
             if time.monotonic() > deadline:
                 return list(rows.values())
@@ -236,10 +239,15 @@ def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float
     return _time(step, tensors[0].is_cuda)
 
 
-def _time(call: Callable[[], object], cuda: bool, repeats: int = 11) -> float:
+def _time(call: Callable[[], object], cuda: bool) -> float:
     """The median in ms, by the device's own clock where there is one."""
-    for _ in range(3):
-        call()
+    call()
+    start = time.perf_counter()
+    call()
+    if cuda:
+        torch.cuda.synchronize()
+    # A call that takes long needs fewer repetitions: what disturbs it is short.
+    repeats = max(3, min(11, int(1.0 / (time.perf_counter() - start))))
     if not cuda:
         times = []
         for _ in range(repeats):
@@ -247,15 +255,16 @@ def _time(call: Callable[[], object], cuda: bool, repeats: int = 11) -> float:
             call()
             times.append(1e3 * (time.perf_counter() - begin))
         return median(times)
+    call()
     # The device sleeps while the first calls are issued: from then on it never waits for the host.
     torch.cuda._sleep(_HEAD_START)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, end in events:
-        start.record()
+    for first, last in events:
+        first.record()
         call()
-        end.record()
+        last.record()
     torch.cuda.synchronize()
-    return median(start.elapsed_time(end) for start, end in events)
+    return median(first.elapsed_time(last) for first, last in events)
 
 
 def _host_time(call: Callable[[], object], repeats: int = 11) -> float:

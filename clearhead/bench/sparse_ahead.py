@@ -15,23 +15,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clearhead.bench.sparse import Options, Step
 
-Job = tuple[str, int, int, bool]
-"""The name of a pattern, length, width, with FlexAttention or not: a pattern's own function cannot be sent to a process."""
+Key = tuple[str, int, int]
+"""The name of a pattern, length, width: a pattern's own function cannot be sent to a process."""
 
 
-def compile_ahead(options: Options, steps: Sequence[Step], seconds: float) -> list[Job]:
-    """Runs each step once, in `options.workers` processes, for at most so many seconds; the steps that were done."""
-    done: list[Job] = []
+def compile_ahead(options: Options, steps: Sequence[Step], seconds: float) -> set[Key]:
+    """Runs each step once, FlexAttention or ours, in `options.workers` processes, for so long at most.
+
+    Returns what was done.
+    """
+    done: set[Key] = set()
     if seconds <= 0:
         return done
     pool = ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=_alone)
-    jobs = {pool.submit(_once, options, (*step.key, step.flex)): (*step.key, step.flex) for step in steps}
+    jobs = {pool.submit(_once, options, step.key, step.flex): step.key for step in steps}
     try:
         for future in as_completed(jobs, timeout=seconds):
             if (
                 future.exception() is None
             ):  # what fails here fails again when it is measured, and is noted there
-                done.append(jobs[future])
+                done.add(jobs[future])
     except TimeoutError:
         pass  # the rest is compiled when it is measured
     processes = list(pool._processes.values())
@@ -48,7 +51,7 @@ def _alone() -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
-def _once(options: Options, job: Job) -> None:
+def _once(options: Options, key: Key, flex: bool) -> None:
     """Forward and backward of one row, in a process of the pool."""
     import torch
 
@@ -56,14 +59,13 @@ def _once(options: Options, job: Job) -> None:
     from clearhead.bench.sparse_flex import flex_way
     from clearhead.bench.sparse_masks import CATALOGUE
 
-    name, length, width, flex = job
+    name, length, width = key
     tensors = tensors_for(options, length, width)
     mask = next(pattern for pattern in CATALOGUE if pattern.name == name).mask(length)
-    ways = [our_way(mask), *([flex_way(mask, length, tensors[0].device)] if flex else [])]
-    for way in ways:
-        way(*tensors[:3])
-        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
-        way(*leaves).backward(tensors[3])
+    way = flex_way(mask, length, tensors[0].device) if flex else our_way(mask)
+    way(*tensors[:3])
+    leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+    way(*leaves).backward(tensors[3])
     if tensors[0].is_cuda:
         torch.cuda.synchronize()
         del tensors, leaves

@@ -37,14 +37,13 @@ def test_the_fit_finds_the_rates_that_made_the_samples(rates):
         pairs = dict.fromkeys(KINDS, 0.0)
         for kind in [("dense",), ("masked",), ("full", "partial"), ("dense", "partial")][number % 4]:
             pairs[kind] = float(torch.randint(1, 10**9, (), generator=generator))
-        launches = 1 + number % 5
+        fixed = {"launches": 1 + number % 5, "leaves": number % 3, "scattered": number % 2}
         times = [
-            rates.milliseconds(**pairs, width=width, launches=launches, backward=backward)
-            for backward in (False, True)
+            rates.milliseconds(**pairs, **fixed, width=width, backward=backward) for backward in (False, True)
         ]
         # One call in ten is disturbed, and takes three times as long.
         times = [t * (3 if number % 10 == 7 else 1) for t in times]
-        samples.append(Sample("", width, **pairs, launches=launches, forward=times[0], training=times[1]))
+        samples.append(Sample("", width, **pairs, **fixed, forward=times[0], training=times[1]))
     found = fit(samples, rates)
     for ours, theirs in ((found.forward, rates.forward), (found.training, rates.training)):
         for kind in KINDS:

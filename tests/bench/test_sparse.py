@@ -97,5 +97,5 @@ def test_processes_run_every_step_once_and_survive_one_that_fails():
     steps = [s for s in stages(TINY)[1] if s.pattern.name in ("window", "narrow window")]
     wrong = replace(steps[0], pattern=replace(steps[0].pattern, name="no such pattern"))
     done = compile_ahead(replace(TINY, workers=1), [wrong, *steps], 100.0)
-    assert sorted(done) == sorted((*s.key, s.flex) for s in steps)
-    assert compile_ahead(TINY, steps, 0.0) == []
+    assert done == {s.key for s in steps}
+    assert compile_ahead(TINY, steps, 0.0) == set()

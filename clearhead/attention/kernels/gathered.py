@@ -16,12 +16,11 @@ from clearhead.attention.kernels import gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.fused import why_not as why_not_fused
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.atoms import leaves, versions_of
+from clearhead.attention.planning.atoms import versions_of
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Mask
-from clearhead.masks.structural import Stride
 
 _WIDEST = 256
 
@@ -131,16 +130,7 @@ def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates | Non
     """
     rates = rates_of(made.device) if rates is None else rates
     ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
-    each = float(made.T * made.S)
-    tested = made.mask.depends_on_query
-    fused = rates.milliseconds(
-        dense=0.0 if tested else heads * each,
-        masked=heads * each if tested else 0.0,
-        width=width,
-        backward=backward,
-    )
-    strides = sum(isinstance(leaf, Stride) for leaf, _ in leaves(made.mask, False))
-    return ours < fused + strides * each * rates.remainder / 1e9
+    return ours < rates.milliseconds(**made.fused_work(heads), width=width, backward=backward)
 
 
 def _constant(call: Call) -> Spelling | None:

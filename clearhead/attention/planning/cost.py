@@ -24,13 +24,15 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What each kind of work costs; a launch in milliseconds."""
+    """What each kind of work costs; launches and what a mask is built of in milliseconds."""
 
     dense: Cost  # fused kernel without a mask
     masked: Cost  # fused kernel with a (T, S) mask
     full: Cost  # gathered kernel, tiles that need no test
     partial: Cost  # gathered kernel, tiles with a test
     launch: float
+    leaf: float = 0.0  # each part of a mask that the fused kernel is given as a tensor
+    scattered: float = 0.0  # each of them that draws numbers
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Rates:
 
     A dense causal kernel takes `causal_tile` keys at a time and computes the last tile of a row whole. `remainder` is what
     each `stride` of a mask adds for each of the T × S pairs (picoseconds) where the fused kernel is given it as a tensor.
-    `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel.
+    `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel. A dense piece counts
+    as `dense_launches` launches.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Rates:
     causal_tile: int
     remainder: float = 0.0
     in_chunks: bool = False
+    dense_launches: float = 1.0
 
     def milliseconds(
         self,
@@ -58,40 +62,48 @@ class Rates:
         partial: float = 0.0,
         width: int,
         launches: float = 1,
+        leaves: float = 0,
+        scattered: float = 0,
+        remainders: float = 0.0,
         backward: bool = False,
     ) -> float:
-        """The predicted time of so many pairs of each kind (all heads together)."""
+        """The predicted time of so many pairs of each kind (all heads together), and of building a mask."""
         costs = self.training if backward else self.forward
         picoseconds = (
             dense * costs.dense.of(width)
             + masked * costs.masked.of(width)
             + full * costs.full.of(width)
             + partial * costs.partial.of(width)
+            + remainders * self.remainder
         )
-        return picoseconds / 1e9 + launches * costs.launch
+        fixed = launches * costs.launch + leaves * costs.leaf + scattered * costs.scattered
+        return picoseconds / 1e9 + fixed
 
 
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# At 16,384 tokens, 32 heads of width 64, bfloat16: fitted by `python -m clearhead.bench.calibrate --device cuda --sparse
-# docs/results/sparse.json`. `masked`, which that file does not have, is an estimate forward (three times as long as without
-# a mask) and in training one timing of window(2, 2) | every(4) at 4,096 tokens, 2.04 ms: `clearhead bench auto` repeats it.
+# At 512 to 16,384 tokens, 32 heads of width 64, bfloat16: `python -m clearhead.bench.calibrate --device cuda
+# --auto auto.json --sparse docs/results/sparse.json`, where `clearhead bench auto --out auto.json` measured both ways.
 H200 = Rates(
     "NVIDIA H200",
     Costs(
-        dense=Cost(0.0, 0.007849),
-        masked=Cost(0.0, 0.0250),
-        full=Cost(0.0, 0.008690),
-        partial=Cost(0.0, 0.01528),
-        launch=0.0565,
+        dense=Cost(0.0, 0.009006),
+        masked=Cost(0.0, 0.02054),
+        full=Cost(0.0, 0.009374),
+        partial=Cost(0.0, 0.02721),
+        launch=0.00666,
+        leaf=0.0140,
+        scattered=0.403,
     ),
     Costs(
-        dense=Cost(0.0, 0.02965),
-        masked=Cost(0.0, 0.0523),
-        full=Cost(0.0, 0.03968),
-        partial=Cost(0.0, 0.06015),
-        launch=0.243,
+        dense=Cost(0.0, 0.03322),
+        masked=Cost(0.0, 0.05832),
+        full=Cost(0.0, 0.04486),
+        partial=Cost(0.0, 0.1094),
+        launch=0.0245,
+        leaf=0.0138,
+        scattered=0.574,
     ),
     causal_tile=128,
 )
@@ -118,6 +130,7 @@ CPU = Rates(
     causal_tile=512,
     remainder=6000.0,
     in_chunks=True,
+    dense_launches=2.0,
 )
 
 
