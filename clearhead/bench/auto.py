@@ -35,6 +35,8 @@ class Row:
     name: str
     length: int
     heads: int
+    width: int
+    dtype: str
     backward: bool
     fused: float
     gathered: float
@@ -49,16 +51,16 @@ class Row:
         return asdict(self) | {"lost": self.lost}
 
 
-def options_for(device: str, seconds: float) -> Options:
+def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
     cpu = device == "cpu"
     return Options(
         lengths=(512, 1024, 2048, 4096) if cpu else (512, 1024, 2048, 4096, 8192, 16384),
-        widths=(64,),
+        widths=(width,),
         batch=1 if cpu else 2,
         heads=8 if cpu else 16,
         device=device,
-        dtype=torch.float32 if cpu else torch.bfloat16,
+        dtype=dtype or (torch.float32 if cpu else torch.bfloat16),
         seconds=seconds,
     )
 
@@ -93,6 +95,8 @@ def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], 
         name=name,
         length=call.T,
         heads=call.q.shape[0] * call.q.shape[1],
+        width=call.q.shape[-1],
+        dtype=str(call.q.dtype).removeprefix("torch."),
         backward=backward,
         fused=took["fused"],
         gathered=took["gathered"],

@@ -161,14 +161,14 @@ def from_sparse(path: Path) -> Iterator[Sample]:
 
 def from_auto(path: Path) -> Iterator[Sample]:
     """The rows of `clearhead bench auto` on a GPU, both ways of each."""
-    width = 64
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        length, heads, when = row["length"], row["heads"], "training" if row["backward"] else "forward"
+        length, heads, width = row["length"], row["heads"], row.get("width", 64)  # older files do not say
+        when = "training" if row["backward"] else "forward"
         tag = f"{row['name']} T {length} D {width}"
         mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == row["name"])
         if row["name"] == "causal":  # which is the fused kernel's own
             continue
-        made = _plan(mask, length, "cuda", torch.bfloat16, width)
+        made = _plan(mask, length, "cuda", getattr(torch, row.get("dtype", "bfloat16")), width)
         ours, theirs = made.work(heads, rates_of(torch.device("cuda"))), made.fused_work(heads)
         theirs = {name: n for name, n in theirs.items() if name != "remainders"}
         yield Sample(tag, width, **ours, **{when: row["gathered"]})

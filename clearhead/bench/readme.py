@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,9 @@ def cost() -> str:
 
 
 def sparse() -> str:
-    """Masks against attention without one, from `clearhead bench sparse`, at the size of the most rows."""
+    """Masks against attention without one, from `clearhead bench sparse`, at the first size, and all sizes in a line."""
     document = json.loads((RESULTS / "sparse.json").read_text(encoding="utf-8"))
-    sizes = Counter((row["length"], row["width"]) for row in document["rows"])
-    (length, width), _ = sizes.most_common(1)[0]
+    length, width = document["rows"][0]["length"], document["rows"][0]["width"]
     rows = []
     for row in document["rows"]:
         if (row["length"], row["width"]) != (length, width) or row["fraction"] is None:
@@ -69,7 +67,34 @@ def sparse() -> str:
     first = document["rows"][0]
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
     sizes_told = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
-    return _table(columns, rows) + f"\n\nMeasured on one {where}, {sizes_told}; the plan is made before."
+    told = f"Measured on one {where}, {sizes_told}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
+    return f"{_table(columns, rows)}\n\n{told}"
+
+
+def _all_sizes(rows: list[dict[str, Any]]) -> str:
+    """How the worst row of all sizes does against dense attention and against FlexAttention."""
+    lengths, widths = ({row[what] for row in rows} for what in ("length", "width"))
+    beside = [row for row in rows if row["flex_both"] is not None]
+    dense, flex = (
+        max(max(row["ours"] / row[of], row["ours_both"] / row[f"{of}_both"]) for row in some)
+        for some, of in ((rows, "dense"), (beside, "flex"))
+    )
+    return (
+        f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, widths "
+        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and in the "
+        f"{len(beside)} where FlexAttention was measured at most {flex:.2f} of its."
+    )
+
+
+def _choices() -> str:
+    """What choosing by the cost model loses, from `clearhead bench auto`."""
+    document = json.loads((RESULTS / "auto.json").read_text(encoding="utf-8"))
+    lost = [row["lost"] for row in document["rows"]]
+    lengths = [row["length"] for row in document["rows"]]
+    return (
+        f'`impl="auto"`, asked at {min(lengths):,} to {max(lengths):,} tokens there, chose the faster way '
+        f"{lost.count(1.0)} times of {len(lost)} and lost at most {100 * (max(lost) - 1):.0f} % (`clearhead bench auto`)."
+    )
 
 
 def _wanted(fraction: float, wanted: float | None) -> str:

@@ -88,6 +88,10 @@ def auto(
         "auto.json"
     ),
     seconds: Annotated[float, typer.Option(help="Begin no further mask after this long.")] = 240.0,
+    width: Annotated[int, typer.Option(help="Width of a head.", min=1)] = 64,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; by default float32 on a CPU.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
     ] = None,
@@ -98,8 +102,16 @@ def auto(
 
     from clearhead.bench.auto import line, measure, options_for, summary
     from clearhead.bench.results import machine, versions
+    from clearhead.errors import DtypeError
 
-    options = options_for(device or ("cuda" if torch.cuda.is_available() else "cpu"), seconds)
+    if dtype not in (None, "float32", "bfloat16", "float16"):
+        raise DtypeError(f"dtype is {dtype!r}; expected float32, bfloat16 or float16")
+    options = options_for(
+        device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        seconds,
+        width=width,
+        dtype=None if dtype is None else getattr(torch, dtype),
+    )
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
     if json:
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})

@@ -15,7 +15,17 @@ from clearhead.bench.sparse_masks import CATALOGUE
 TINY = Options(
     lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6
 )
-ROW = auto.Row(name="a", length=37, heads=2, backward=False, fused=3.0, gathered=2.0, chosen="fused")
+ROW = auto.Row(
+    name="a",
+    length=37,
+    heads=2,
+    width=8,
+    dtype="float32",
+    backward=False,
+    fused=3.0,
+    gathered=2.0,
+    chosen="fused",
+)
 
 
 def test_a_choice_loses_against_the_faster_way():
