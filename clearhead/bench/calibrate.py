@@ -24,7 +24,7 @@ from torch import Tensor
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.kernels.gathered import blocking_on
 from clearhead.attention.plan import Plan, plan
-from clearhead.attention.planning.cost import Cost, Costs, Rates, rates_of
+from clearhead.attention.planning.cost import H200, Cost, Costs, Rates, rates_of
 from clearhead.bench.sparse import time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Mask, window
@@ -169,7 +169,7 @@ def from_auto(path: Path) -> Iterator[Sample]:
         if row["name"] == "causal":  # which is the fused kernel's own
             continue
         made = _plan(mask, length, "cuda", getattr(torch, row.get("dtype", "bfloat16")), width)
-        ours, theirs = made.work(heads, rates_of(torch.device("cuda"))), made.fused_work(heads)
+        ours, theirs = made.work(heads, H200), made.fused_work(heads)
         theirs = {name: n for name, n in theirs.items() if name != "remainders"}
         yield Sample(tag, width, **ours, **{when: row["gathered"]})
         yield Sample(f"masked {tag}", width, **theirs, **{when: row["fused"]})

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from clearhead.attention.kernels.gathered import saves
+from clearhead.attention.kernels.gathered import blocking_on, saves
 from clearhead.attention.plan import Blocking, Plan, plan
 from clearhead.attention.planning.cost import WORTH_PLANNING, rates_of
 from clearhead.cost.amounts import ZERO, Amount, exact_ratio
@@ -64,7 +64,7 @@ class Pairs:
     mask: Mask | None = None
     sequences: int = 1  # how often the mask's own pairs count: the batch, unless the mask has one
     lengths: tuple[int, int] = (0, 0)
-    device: str = "cuda"
+    blocking: Blocking = Blocking()
     gathers: bool = False  # the plan is what runs
 
     @cached_property
@@ -77,8 +77,7 @@ class Pairs:
         """The plan of this mask, cut as the device's kernels want it."""
         assert self.mask is not None
         T, S = self.lengths
-        blocking = Blocking(64, 64, 128) if self.device == "cpu" else Blocking()
-        return plan(self.mask, T, S, offset=_offset(self.mask, T, S), blocking=blocking)
+        return plan(self.mask, T, S, offset=_offset(self.mask, T, S), blocking=self.blocking)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def pairs_of(
         "mask": mask,
         "sequences": sequences,
         "lengths": (T.value, S.value),
-        "device": s.device,
+        "blocking": blocking_on(torch.device(s.device), s.dtype, heads.D.value, heads.D.value),
     }
     if isinstance(mask, Causal) and T.value == S.value:
         # T(T + 1)/2: the kernel's own causal flag skips what lies above the diagonal.
@@ -130,7 +129,7 @@ def _gathers(s: Setting, pairs: Pairs, heads: Heads) -> bool:
         return True
     if T * S < WORTH_PLANNING:
         return False
-    rates = rates_of(torch.device(s.device))
+    rates = rates_of(torch.device(s.device), s.dtype)
     return saves(pairs.plan, s.B.value * heads.H.value, heads.D.value, s.training, rates)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from clearhead.cost.amounts import ONE, ZERO, Amount, size
 from clearhead.cost.program import Ceiling, Kernel, Made, Op, Program
 from clearhead.layers.feedforward import Activation, ReLU
@@ -38,10 +40,14 @@ class Setting:
 
     program: Program
     B: Amount
-    itemsize: int
+    dtype: torch.dtype
     training: bool = False
     device: str = "cuda"
     impl: str = "auto"
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
     def letter(self, name: str, value: int) -> Amount:
         """A size with a letter, noted in the program."""

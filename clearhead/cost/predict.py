@@ -130,7 +130,7 @@ def setting(
     """An empty program to write into, and what its layers need to know."""
     program = Program(itemsize=dtype.itemsize)
     program.sizes["B"] = batch
-    return Setting(program, size("B", batch), dtype.itemsize, training, torch.device(device).type, impl)
+    return Setting(program, size("B", batch), dtype, training, torch.device(device).type, impl)
 
 
 def _label(config: Config | AttentionSizes | MultiHeadAttention) -> str:

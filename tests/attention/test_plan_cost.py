@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.attention.kernels import gathered
+from clearhead.attention.plan import plan
 from clearhead.attention.planning.constant import read, spell
-from clearhead.attention.planning.cost import CPU, H200
+from clearhead.attention.planning.cost import CPU, H200, rates_of
 from clearhead.bench.calibrate import KINDS, Sample, fit, non_negative
 from clearhead.masks import documents, padding, window
 from tests.masks.strategies import masks
@@ -60,3 +62,15 @@ def test_a_mask_survives_being_spelled(mask):
 def test_masks_with_tensors_are_not_spelled():
     assert spell(padding([3, 5])) is None
     assert spell(window(2, 2) & ~documents([0, 0, 1])) is None
+
+
+def test_float32_on_a_gpu_gathers_only_what_is_sparse_enough():
+    """It multiplies without tensor cores there: a pair takes longer than in the fused kernel, which bfloat16's does not."""
+    gpu = torch.device("cuda")
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        blocking = gathered.blocking_on(gpu, dtype, 64, 64)
+        plans = {mask: plan(mask, 4096, blocking=blocking) for mask in (window(64, 64), ~window(2, 2))}
+        rates = rates_of(gpu, dtype)
+        found[dtype] = [gathered.saves(made, 32, 64, True, rates) for made in plans.values()]
+    assert found == {torch.float32: [True, False], torch.bfloat16: [True, True]}

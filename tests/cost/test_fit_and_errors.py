@@ -161,6 +161,16 @@ def test_auto_follows_the_plan_where_attend_does():
     assert long.pairs.computed.value == long.pairs.planned < long.pairs.dense.value / 10
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "rows"), [("cpu", torch.float32, 64), ("cuda", torch.bfloat16, 64)]
+)
+def test_a_sparse_mask_is_charged_for_the_plan_that_runs(device, dtype, rows):
+    """A window of 3 before a block of `rows` queries: each block computes its rows and 3 more keys."""
+    found = cost(AttentionSizes(64, 1), tokens=8192, mask=causal() & window(3, 0), dtype=dtype, device=device)
+    assert found.pairs is not None
+    assert found.pairs.planned == 8192 * (rows + 3) - 3 * rows  # the first block has no keys before it
+
+
 def test_a_prediction_in_words_and_in_json():
     found = cost("tiny-decoder", tokens=13, training=True)
     assert "feed-forward" in str(found)

@@ -112,7 +112,8 @@ def _promises(call: Call) -> bool:
     backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
     if not torch.compiler.is_compiling():
         # Without a count of their changes, tensors in a mask would have to be planned for in every call.
-        return versions_of(call.mask) is not None and saves(plan_for(call), heads, width, backward)
+        rates = rates_of(call.q.device, call.q.dtype)
+        return versions_of(call.mask) is not None and saves(plan_for(call), heads, width, backward, rates)
     from clearhead.attention.kernels.gathered_ops import constant_saves
 
     spelling = _constant(call)
@@ -120,15 +121,11 @@ def _promises(call: Call) -> bool:
         return False
     sizes = (call.T, call.S, call.offset)
     work = (heads, width, backward)
-    return constant_saves(spelling, sizes, call.q.device, _plain(blocking_for(call)), work)
+    return constant_saves(spelling, sizes, call.q.device, call.q.dtype, _plain(blocking_for(call)), work)
 
 
-def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates | None = None) -> bool:
-    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
-
-    `rates` are those of the plan's own device, unless it is made for another one than the one it lies on.
-    """
-    rates = rates_of(made.device) if rates is None else rates
+def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates) -> bool:
+    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width."""
     ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
     return ours < rates.milliseconds(**made.fused_work(heads), width=width, backward=backward)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from clearhead.attention.kernels import gathered_cpu, gathered_dense, gathered_launch
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
 from clearhead.attention.planning.constant import Spelling, read
+from clearhead.attention.planning.cost import rates_of
 
 Plain = tuple[int, int, int | None, bool]
 """The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only the defaults."""
@@ -30,7 +31,7 @@ def constant_handle(
 
 @torch.compiler.assume_constant_result
 def constant_saves(
-    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, blocking: Plain,
+    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, dtype: torch.dtype, blocking: Plain,
     work: tuple[int, int, bool],
 ) -> bool:  # fmt: skip
     """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset."""
@@ -38,7 +39,7 @@ def constant_saves(
 
     T, S, offset = sizes
     made = plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
-    return saves(made, *work)
+    return saves(made, *work, rates_of(device, dtype))
 
 
 def uses_triton(q: Tensor) -> bool:

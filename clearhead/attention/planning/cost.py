@@ -107,6 +107,31 @@ H200 = Rates(
     ),
     causal_tile=128,
 )
+# Float32 has no tensor cores. The fused kernel: its rates in docs/results/cost.json, and no more for a mask. Gathered: two
+# masks at 8,192 tokens, 8 heads of width 64, forward 0.664 and 0.812 ms, with backward 3.40 and 4.16 ms (window(128, 128) |
+# every(64), causal() & window(512, 0)). Estimates: `clearhead bench auto --dtype float32` says what they are worth.
+H200_SINGLE = Rates(
+    "NVIDIA H200, float32",
+    Costs(
+        dense=Cost(0.0, 0.115),
+        masked=Cost(0.0, 0.115),
+        full=Cost(0.0, 0.262),
+        partial=Cost(0.0, 0.59),
+        launch=0.00666,
+        leaf=0.0140,
+        scattered=0.403,
+    ),
+    Costs(
+        dense=Cost(0.0, 0.397),
+        masked=Cost(0.0, 0.397),
+        full=Cost(0.0, 1.36),
+        partial=Cost(0.0, 3.0),
+        launch=0.0245,
+        leaf=0.0138,
+        scattered=0.574,
+    ),
+    causal_tile=128,
+)
 # Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of
 # `python -m clearhead.bench.calibrate --device cpu
 # --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`
@@ -134,6 +159,8 @@ CPU = Rates(
 )
 
 
-def rates_of(device: torch.device) -> Rates:
-    """The rates of the nearest measured kind of device."""
-    return CPU if device.type == "cpu" else H200
+def rates_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Rates:
+    """The rates of the nearest measured kind of device, for numbers of this kind."""
+    if device.type == "cpu":
+        return CPU
+    return H200_SINGLE if dtype == torch.float32 else H200
