@@ -41,7 +41,7 @@ _ON_CPU = 1 << 17
 class Blocking:
     """How a plan cuts the work: rows in a block (queries, and keys for their gradients), and when dense calls pay."""
 
-    queries: int = 128
+    queries: int = 64
     keys: int = 64
     dense_from: int | None = 1024  # columns seen by all from which a dense call pays; None: never
     triangle: bool = True  # whether there is a dense call for the whole of causal()
@@ -184,14 +184,14 @@ class Plan:
 
     # -- for people ---------------------------------------------------------------------------------------------------
 
-    def explain(self) -> str:
-        """The plan in words."""
+    def explain(self, rates: Rates | None = None) -> str:
+        """The plan in words, with the time it should take at these rates (those of its device, if not given)."""
         from clearhead.attention.planning.words import explain
 
-        return explain(self)
+        return explain(self, rates)
 
     def draw(self, cells: int = 32) -> Drawing:
-        """What is computed, drawn like a mask: a cell is filled where some pair of it is computed, needed or not."""
+        """What is computed, drawn like a mask: a cell is as dark as the part of its pairs that is, needed or not."""
         from clearhead.attention.planning.words import draw
 
         return draw(self, cells)
@@ -209,12 +209,16 @@ def plan(
     device: torch.device | str = "cpu",
     blocking: Blocking | None = None,
 ) -> Plan:
-    """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call."""
+    """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call.
+
+    Unless said otherwise it is cut as `attend` cuts it on this device for heads of width 64, in float32 on a CPU and in
+    bfloat16 elsewhere.
+    """
     mask = as_mask(mask)
     S = T if S is None else S
     position = mask.check(T, S, offset)
     where = torch.device(device)
-    blocking = Blocking() if blocking is None else blocking
+    blocking = usual_blocking(where) if blocking is None else blocking
     versions = versions_of(mask)
     key = (mask, versions, T, S, position, where, blocking)
     with _LOCK:
@@ -230,6 +234,13 @@ def plan(
         while len(_KEPT) > KEPT:
             _KEPT.popitem(last=False)
     return found
+
+
+def usual_blocking(device: torch.device) -> Blocking:
+    """How `attend` cuts the work there, for heads of width 64 in the numbers that are usual on such a device."""
+    from clearhead.attention.kernels.gathered import blocking_on  # which follows plans
+
+    return blocking_on(device, torch.float32 if device.type == "cpu" else torch.bfloat16, 64, 64)
 
 
 def by_handle(handle: int) -> Plan:

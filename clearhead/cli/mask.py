@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, show_json, show_picture
+
+if TYPE_CHECKING:
+    from clearhead.attention.plan import Plan
+    from clearhead.masks import Mask
 
 
 @app.command()
@@ -21,8 +25,12 @@ def mask(
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the drawing to this SVG file.")] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Also say how it would run: what is computed, what skipped.")
+        bool,
+        typer.Option("--plan", help="Also say and draw how it would run: what is computed, what skipped."),
     ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="Plan for cpu or cuda; by default a GPU where there is one.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw a mask, count the pairs it allows, and say what it saves.
@@ -39,17 +47,20 @@ def mask(
     density = parsed.density(n, S, offset=offset)
     if svg is not None:
         svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
+    made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
-        show_json(
-            {
-                "expression": str(parsed),
-                "queries": n,
-                "keys": S,
-                "allowed": allowed,
-                "density": density,
-                "saving": 1.0 - density,
-            }
-        )
+        document: dict[str, Any] = {
+            "expression": str(parsed),
+            "queries": n,
+            "keys": S,
+            "allowed": allowed,
+            "density": density,
+            "saving": 1.0 - density,
+        }
+        if made is not None:
+            counts = {"dense": made.dense_pairs, "gathered": made.gathered_pairs, "computed": made.computed}
+            document["plan"] = {**counts, "density": made.density, "words": words}
+        show_json(document)
         return
     show_picture(str(parsed.draw(n, S, offset=offset)))
     console.print(f"\n{parsed}", markup=False, soft_wrap=True)
@@ -58,9 +69,23 @@ def mask(
             "%", " %"
         )
     )
-    if plan:
-        from clearhead.attention.plan import plan as make_plan
-
-        show_picture("\n" + make_plan(parsed, n, S, offset=offset).explain())
+    if made is not None:
+        show_picture(f"\n{words}\n\n{made.draw()}")
     if svg is not None:
         console.print(f"drawing written to {svg}", markup=False, soft_wrap=True)
+
+
+def _plan(mask: Mask, n: int, S: int, offset: int | None, device: str | None) -> tuple[Plan, str]:
+    """The plan for a device, which need not be here, and what it says."""
+    import torch
+
+    from clearhead.attention.plan import plan, usual_blocking
+    from clearhead.attention.planning.cost import rates_of
+    from clearhead.errors import ConfigError
+
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; expected cpu or cuda")
+    where = torch.device(name)
+    made = plan(mask, n, S, offset=offset, blocking=usual_blocking(where))
+    return made, made.explain(rates_of(where))

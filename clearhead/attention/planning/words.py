@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.lists import Lists
-from clearhead.masks import Drawing, allow
+from clearhead.masks import Drawing, causal
 
 if TYPE_CHECKING:
     from clearhead.attention.plan import Plan
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: Plan, rates: Rates | None = None) -> str:
     """What is computed, piece by piece, and what it should cost against computing everything."""
+    rates = rates_of(plan.device) if rates is None else rates
     pairs = plan.T * plan.S
     lines = [f"{plan.mask}: {plan.T:,} queries, {plan.S:,} keys, {plan.allowed:,} pairs allowed"]
     if plan.triangle:
@@ -31,15 +34,12 @@ def explain(plan: Plan) -> str:
     lines.append(
         f"  together   {plan.computed:,} pairs computed, {plan.density:.4f} of all; {needed} of them are allowed"
     )
-    whole = plan.predicted_ms(heads=32) / max(_dense_ms(plan, pairs), 1e-12)
-    lines.append(f"  predicted  {whole:.3f} of the time of attention without a mask (32 heads of width 64)")
+    dense = rates.milliseconds(dense=32.0 * pairs, width=64)
+    whole = plan.predicted_ms(heads=32, rates=rates) / max(dense, 1e-12)
+    lines.append(
+        f"  predicted  {whole:.3f} of the time of attention without a mask ({rates.name}, 32 heads of width 64)"
+    )
     return "\n".join(lines)
-
-
-def _dense_ms(plan: Plan, pairs: int) -> float:
-    from clearhead.attention.planning.cost import rates_of
-
-    return rates_of(plan.device).milliseconds(dense=32.0 * pairs, width=64)
 
 
 def _lists(lists: Lists) -> str:
@@ -63,21 +63,40 @@ def _lists(lists: Lists) -> str:
 
 
 def draw(plan: Plan, cells: int = 32) -> Drawing:
-    """The pairs that are computed, as a picture."""
+    """Of each cell of the picture, the fraction of its pairs that is computed, on average over the mask's batch."""
     T, S = plan.T, plan.S
-    grid = torch.zeros(max(min(T, cells), 1), max(min(S, cells), 1), dtype=torch.bool)
-    rows, columns = grid.shape
+    batch_shape = plan.mask.batch_shape
+    rows, columns = min(T, cells), min(S, cells)
+    counts = torch.zeros(rows, columns, dtype=torch.float64)
     if plan.triangle:
-        grid |= torch.ones_like(grid).tril()
-    if plan.columns is not None and len(plan.columns):
-        grid[:, (plan.columns.cpu() * columns // S).unique()] = True
+        halves = torch.tensor(causal().draw(T, S, cells=cells).cells, dtype=torch.float64)
+        counts += halves * _sizes(T, rows, S, columns)
+    if plan.columns is not None:
+        each = _cells(plan.columns[None].cpu(), S, columns)
+        counts += _sizes(T, rows, 1, 1) * each
     for lists in plan.queries:
         blocks = (lists.total > 0).nonzero().flatten()
-        for part in blocks.split(max(1, (1 << 22) // max(lists.longest, 1))):
-            found = lists.columns(part, lists.longest)
+        patterns = max(lists.batch, 1)
+        for part in blocks.split(max(1, (1 << 22) // max(lists.longest, lists.M, 1))):
             inside = torch.arange(lists.longest, device=part.device) < lists.total[part][:, None]
-            at = torch.where(inside, found * columns // max(S, 1), -1).cpu()
-            for row, across in zip(lists.row_indices(part).cpu(), at, strict=True):
-                down = (row[row >= 0] * rows // T).unique()
-                grid[down[:, None], across[across >= 0].unique()[None]] = True
-    return allow(grid).draw(rows, columns)
+            across = torch.where(inside, lists.columns(part, lists.longest), -1)
+            down = _cells(lists.row_indices(part).cpu(), T, rows)
+            counts += down.T @ _cells(across.cpu(), S, columns) / patterns
+    shades = counts / _sizes(T, rows, S, columns) if counts.numel() else counts
+    table = tuple([tuple(row) for row in shades.clamp(max=1.0).tolist()])
+    return Drawing(f"{plan.mask}, as it is planned", T, S, plan.offset, batch_shape, table, T)
+
+
+def _cells(indices: Tensor, n: int, cells: int) -> Tensor:
+    """(R, cells) how many of each row's indices (of n; negative ones are none) lie in each cell."""
+    cell = ((indices + 1) * cells - 1).div(max(n, 1), rounding_mode="floor").clamp(min=0)
+    counts = torch.zeros(len(indices), cells, dtype=torch.float64)
+    return counts.scatter_add_(1, cell, (indices >= 0).to(torch.float64))
+
+
+def _sizes(T: int, rows: int, S: int, columns: int) -> Tensor:
+    """(rows, columns) how many pairs each cell has."""
+    heights, widths = (
+        (torch.arange(k + 1) * n // k).diff().to(torch.float64) for n, k in ((T, rows), (S, columns))
+    )
+    return heights[:, None] * widths[None, :]
