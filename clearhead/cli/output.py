@@ -9,9 +9,25 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
-console = Console(highlight=False)
+
+class _Console(Console):
+    """A console that never cuts a number: a table that does not fit is printed as wide as its longest words need."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        before = self._width
+        if len(objects) == 1 and isinstance(objects[0], Table):
+            least = Measurement.get(self, self.options.update(max_width=10_000), objects[0]).minimum
+            self._width = max(self.width, least)
+        try:
+            super().print(*objects, **options)
+        finally:
+            self._width = before
+
+
+console = _Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -32,7 +48,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(row[i][:1] in "-+−0123456789" for row in cells if row[i])
-        result.add_column(column, justify="right" if numeric else "left")
+        if numeric:
+            longest = max([len(row[i]) for row in cells])
+            result.add_column(column, justify="right", no_wrap=True, min_width=longest)
+        else:
+            result.add_column(column)
     for row in cells:
         result.add_row(*row)
     return result

@@ -37,6 +37,20 @@ def test_one_layer(run):
         assert any(name in line and f"{n:,}" in line for line in out.splitlines())
 
 
+def test_no_number_is_cut_in_a_narrow_terminal(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
+    assert status == 0, error
+    found = cost("gpt2", tokens=1024, batch=4, training=True)
+    assert "…" not in out
+    assert any(
+        line.startswith("total")
+        and f"{found.forward.value:,}" in line.split()
+        and f"{found.backward.value:,}" in line.split()
+        for line in out.splitlines()
+    )
+
+
 def test_json_is_the_prediction_with_what_fits_and_what_was_measured(run):
     status, out, error = run(
         "tiny-decoder", "--tokens", "13", "--batch", "3", "--train", "--json", "--fit", "1MiB", "--measure"
