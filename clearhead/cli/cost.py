@@ -267,10 +267,11 @@ def _show_attention(found: Cost) -> None:
         markup=False,
     )
     if pairs.mask is not None:
+        how = "by the equation" if found.impl == "reference" else "by the fused kernel"
         console.print(
             f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed by impl={found.impl}",
+            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}",
             markup=False,
             soft_wrap=True,
         )
