@@ -30,9 +30,10 @@ _MAX_DIGITS = 40
 _MAX_POWER = 1000
 _MAX_BITS = 4000
 _TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
+    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+−-]?\d+)?|\.\d+(?:[eE][+−-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
 )
 _DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
+_POWER_OF_TEN = re.compile(r"\s*[-−+]?(?:\d+\.?\d*|\.\d+)[eE][-−+]?\d{1,4}\s*$")
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     "sqrt": sympy.sqrt,
     "exp": sympy.exp,
@@ -61,7 +62,10 @@ def read_number(value: object) -> Number:
 
 
 def places(value: object) -> int | None:
-    """How many decimals are written after the point, or None where the value is not written as a decimal."""
+    """How many decimals are written after the point, or None where the value is not written as a decimal. A power of ten
+    moves the point: 1.25e-3 has five."""
+    if isinstance(value, str) and _POWER_OF_TEN.match(value):
+        value = Decimal(value.strip().replace("−", "-"))
     found = _DECIMAL.match(
         _plain(value) if isinstance(value, Decimal) else value if isinstance(value, str) else ""
     )
@@ -142,13 +146,24 @@ def same(a: Number, b: Number) -> bool:
         return False
     difference = a - b
     if difference.free_symbols:
-        return bool(sympy.expand(difference) == 0)
-    if abs(close_to(difference, 60)) > sympy.Float("1e-45"):
+        if not _agree(a, b):
+            return False
+    elif abs(close_to(difference, 60)) > sympy.Float("1e-45"):
         return False
     # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
     return (
         difference.has(sympy.Float) or sympy.count_ops(difference) > 60 or difference.equals(0) is not False
     )
+
+
+def _agree(a: Number, b: Number) -> bool:
+    """Whether two formulas agree at a few odd values of n, to 40 digits; multiplying them out could take for ever."""
+    with mpmath.workdps(60):
+        for n in ("2.7391", "5.1173", "11.4519"):
+            x, y = (_evaluate(formula, {N: mpmath.mpf(n)}) for formula in (a, b))
+            if abs(x - y) > mpmath.mpf(10) ** -40 * max(abs(x), abs(y)):
+                return False
+    return True
 
 
 def _plain(value: Decimal) -> str:
@@ -235,9 +250,9 @@ class _Reader:
             self.depth -= 1
             if base == 0 and exponent.is_negative:
                 raise self.wrong("it divides by zero")
-            self.bounded(exponent)
+            size = self.bounded(exponent)
             bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
-            if exponent != N and bits * abs(exponent.evalf(15)) > _MAX_BITS:
+            if bits * size > _MAX_BITS:
                 raise self.wrong("its power has too many digits")
             return base**exponent
         return base
@@ -272,14 +287,18 @@ class _Reader:
         return result
 
     def literal(self, token: str) -> Number:
+        token = token.replace("−", "-")
         mantissa, _, power = token.lower().partition("e")
         if len(mantissa) > _MAX_DIGITS or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:
             raise self.wrong(f"{token!r} has too many digits")
         return sympy.Rational(token)
 
-    def bounded(self, exponent: Number) -> None:
-        """Refuses exponents that would make numbers too large to hold."""
-        if exponent == N:
-            return
-        if not exponent.is_finite or not exponent.is_real or abs(exponent.evalf(15)) > _MAX_POWER:
+    def bounded(self, exponent: Number) -> Number:
+        """The size of an exponent, or of its numbers where it has an n; refuses those that would make numbers too large."""
+        terms = sympy.Add.make_args(exponent) if exponent.free_symbols else (exponent,)
+        numbers = [term.as_coeff_Mul()[0] if term.free_symbols else term for term in terms]
+        fits = all(number.is_finite and number.is_real for number in numbers)
+        size = sum(abs(number.evalf(15)) for number in numbers) if fits else sympy.oo
+        if size > _MAX_POWER:
             raise self.wrong(f"its exponent is beyond {_MAX_POWER}")
+        return size

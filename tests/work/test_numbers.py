@@ -120,6 +120,19 @@ def test_sameness_is_exact_and_not_to_rounding():
     assert same(read_number("e^3/(2*e^3+4)"), read_number("1/(2 + 4*e^(-3))"))
     assert not same(read_number("1/3"), read_number("0.33333333333333333333"))
     assert same(read_number("8*n^2 + 2048*n"), read_number("n*(8*n + 2048)"))
+    assert not same(read_number("8*n^2 + 2048*n"), read_number("n*(8*n + 2047)"))
+
+
+@pytest.mark.parametrize("written", ["4^n", "2^(2*n)", "(2^n)^2", "4*4^(n - 1)", "2^(n + n)", "(3 + 1)^n"])
+def test_a_formula_with_n_in_its_exponent_is_the_same_in_other_spellings(written):
+    assert same(read_number(written), read_number("4^n"))
+    assert not same(read_number(written), read_number("3^n"))
+
+
+def test_a_wrong_formula_is_wrong_at_once():
+    started = time.perf_counter()
+    assert not same(read_number("((n + 1)^100)^1000"), read_number("2^n"))
+    assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -138,6 +151,11 @@ def test_sameness_is_exact_and_not_to_rounding():
         ("-inf", "-inf", True),
         ("1.5", "-inf", False),
         ("sqrt(2)/2", "1/sqrt(2)", True),
+        ("4.547e-1", "e^3/(2*e^3 + 4)", True),  # the point moves with the power of ten
+        ("4.546e-1", "e^3/(2*e^3 + 4)", False),
+        (Decimal("4.547e-1"), "e^3/(2*e^3 + 4)", True),
+        ("4.5400e−5", "e^(-10)", True),  # as sheets print it
+        ("4.5402e−5", "e^(-10)", False),
     ],
 )
 def test_when_a_cell_is_right(given_cell, exact, right):
@@ -166,6 +184,9 @@ def test_when_a_cell_is_right(given_cell, exact, right):
         ("9^9^9^9", "exponent is beyond"),
         ("((10^900)^900)^900", "too many digits"),
         ("exp(exp(exp(9)))", "exponent is beyond"),
+        ("2^(10^9*n)", "exponent is beyond"),
+        ("2^(10^9*n - 10^9*n^2)", "exponent is beyond"),
+        ("99^(900*n)", "too many digits"),
         ("1" * 60, "too many digits"),
         ("1e999", "too many digits"),
         ("(" * 90 + "1" + ")" * 90, "nested"),
