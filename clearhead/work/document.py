@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.work.grading import as_rows, is_right, numeric_columns, size
+from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns, size
 from clearhead.work.numbers import NumberError, decimal, text
 from clearhead.work.sheet import Comparison, Grid, Step
 from clearhead.work.source import Source
@@ -58,11 +58,11 @@ def compare(source: Source, steps: tuple[Step, ...]) -> tuple[Comparison, ...]:
 
 def _differences(block: Source, rows: list[list[Any]], grid: Grid) -> list[str]:
     """The cells that both have and that are not the same."""
-    wrong = []
+    wrong, least = [], least_places(grid)
     for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False)):
         for j, (given, right) in enumerate(zip(row, exact, strict=False)):
             try:
-                if not is_right(given, right):
+                if not is_right(given, right, least):
                     place = ", ".join(name for name in (grid.rows[i], grid.columns[j]) if name)
                     wrong.append(f"({place}) the document {given}, computed {_number(right)}")
             except NumberError as error:

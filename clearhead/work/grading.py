@@ -1,20 +1,31 @@
 """Is this cell right? One rule for a student's answers and for what a document prints.
 
 An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and to
-three at least, unless it is exact.
+three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do not
+count, so that 0.000 is no learning rate.
 """
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import sympy
 
-from clearhead.work.numbers import Number, close_to, places, read_number, same
+from clearhead.work.numbers import Number, as_float, close_to, places, read_number, same
 from clearhead.work.sheet import Grid, Step
 
 LEAST_PLACES = 3
 
 
-def is_right(given: object, exact: Number) -> bool:
+def least_places(grid: Grid) -> int:
+    """To how many places the numbers of this grid must be right."""
+    numbers = [x for row in grid.cells for x in row if not isinstance(x, str)]
+    sizes = [abs(as_float(x)) for x in numbers if not x.is_infinite and not x.free_symbols]
+    largest = Decimal(max(sizes, default=0.0))
+    return LEAST_PLACES + (max(0, -largest.adjusted() - 1) if largest else 0)
+
+
+def is_right(given: object, exact: Number, least: int = LEAST_PLACES) -> bool:
     """Whether a cell of a file stands for the exact number; raises `NumberError` where it is no number."""
     if isinstance(exact, str):
         return isinstance(given, str) and given.strip() == exact
@@ -23,7 +34,7 @@ def is_right(given: object, exact: Number) -> bool:
         return True
     if digits is None or exact.is_infinite or exact.free_symbols:
         return False
-    allowed = sympy.Rational(1, 2 * 10 ** max(digits, LEAST_PLACES))
+    allowed = sympy.Rational(1, 2 * 10 ** max(digits, least))
     return bool(abs(close_to(number - exact, digits + 30)) <= allowed)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.work.grading import as_rows, is_right, numeric_columns, size
+from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns, size
 from clearhead.work.numbers import NumberError, decimal, text
 from clearhead.work.problem import read_text
 from clearhead.work.sheet import Grid, Work
@@ -101,7 +101,7 @@ def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
     marked = []
     for key, value in source.values.items():
         grid = numeric_columns(asked[key])
-        rows = as_rows(value, grid)
+        rows, least = as_rows(value, grid), least_places(grid)
         shape = (len(rows), len(rows[0]) if rows else 0)
         problem = ""
         if any(len(row) != shape[1] for row in rows):
@@ -109,7 +109,9 @@ def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
         elif shape != grid.shape:
             problem = f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
         marks = tuple(
-            tuple(_mark(source, key, i, given, right) for given, right in zip(row, exact, strict=False))
+            tuple(
+                _mark(source, (key, i), given, right, least) for given, right in zip(row, exact, strict=False)
+            )
             for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
         )
         written = tuple(tuple(str(x) for x in row) for row in rows)
@@ -117,13 +119,13 @@ def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
     return Marks(work.name, tuple(marked), tuple(key for key in asked if key not in source.values))
 
 
-def _mark(source: Source, key: str, row: int, given: object, right: object) -> Mark:
+def _mark(source: Source, at: tuple[str, int], given: object, right: object, least: int) -> Mark:
     if isinstance(given, str) and not given.strip():
         return "blank"
     try:
-        return "right" if is_right(given, right) else "wrong"
+        return "right" if is_right(given, right, least) else "wrong"
     except NumberError as error:
-        source.fail((key, row), f"{key}: {error}")
+        source.fail(at, f"{at[0]}: {error}")
 
 
 def _rows(step: Marked) -> list[str]:

@@ -49,6 +49,17 @@ def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
     assert marks.steps[1].problem
 
 
+def test_numbers_that_are_all_small_must_be_right_in_three_of_their_own_places():
+    schedule = solve("schedule")
+    (step,) = mark_text(schedule, "rate = [0, 0.00000025, 0.001, 0.001, 0.001, 0.000, 0, 0, 0, 0]").steps
+    right = [mark for row in step.marks for mark in row]
+    assert right == ["right", "right", "wrong", "right", *["wrong"] * 5, "right"]
+    (step,) = mark_text(
+        schedule, "rate = [0, 2.5e-7, 0.0005, 1e-3, 0.000933, 8.54e-4, 0.00075, '1/2000', 0.000146, 0.0]"
+    ).steps
+    assert step.is_right
+
+
 def test_nothing_answered_is_not_right(work):
     assert not mark_text(work, "").is_right
 
