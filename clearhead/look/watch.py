@@ -95,9 +95,15 @@ class Watch:
         self._stack.callback(before.remove)
         self._stack.callback(after.remove)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        """A copy of a model that is being watched has its hooks too; they lead here, where the copy is nobody."""
+        return self
+
     # -- which module is running ------------------------------------------------------------------------------------
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module not in self._hooked:
+            return
         cache: Any = kwargs.get("cache")
         past: int | None = 0
         outer = self._running[-1] if self._running else None
@@ -114,6 +120,8 @@ class Watch:
     def _leave(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
+        if module not in self._hooked:
+            return None
         while self._running and self._running[-1].path != path:  # left behind by an error inside
             self._running.pop()
         if not self._running:
