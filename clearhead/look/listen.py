@@ -131,12 +131,17 @@ def _first_tensor(value: Any) -> Tensor | None:
 
 
 def _with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same thing with its first tensor changed."""
+    """The same thing with its first tensor changed: the one that `_first_tensor` finds."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        name = "logits" if "logits" in value else next(k for k, v in value.items() if isinstance(v, Tensor))
-        return type(value)(**{**value, name: change(value[name])})
-    if isinstance(value, (tuple, list)) and value:
-        return type(value)((_with_first(value[0], change), *value[1:]))
+        holding = (name for name, part in value.items() if _first_tensor(part) is not None)
+        name = "logits" if "logits" in value else next(holding, None)
+        return value if name is None else type(value)(**{**value, name: _with_first(value[name], change)})
+    if isinstance(value, (tuple, list)):
+        at = next((i for i, part in enumerate(value) if _first_tensor(part) is not None), None)
+        if at is None:
+            return value
+        parts = [_with_first(part, change) if i == at else part for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

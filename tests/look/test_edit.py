@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -328,3 +330,57 @@ def test_what_cannot_be_edited_or_compared():
         ConfigError, match=r"the edit of blocks\.0 was never made: it did not run, or has no heads of its own"
     ):
         traced(model, ids, (BLOCK, look.Zero(heads=1)))
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+class Several(nn.Module):
+    """Returns its tensor among other things."""
+
+    def __init__(self, pack):
+        super().__init__()
+        self.pack = pack
+
+    def forward(self, x):
+        return self.pack(2 * x)
+
+
+@pytest.mark.parametrize(
+    ("pack", "tensor"),
+    [
+        (lambda x: Pair(x, "more"), lambda out: out.first),
+        (lambda x: Pair(None, x), lambda out: out.second),
+        (lambda x: (None, x), lambda out: out[1]),
+        (lambda x: [(), {"y": x}], lambda out: out[1]["y"]),
+        (lambda x: {"loss": None, "parts": (x, 3)}, lambda out: out["parts"][0]),
+    ],
+)
+def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
+    model = Several(pack)
+    x = torch.randn(2, 3, 5)
+    with look.trace(model, "output") as t:
+        plain = model(x)
+    assert torch.equal(t.output(), 2 * x)
+    with look.trace(model, "output") as t:
+        t.edit("", look.Replace(lambda y: y + 1))
+        edited = model(x)
+    assert type(edited) is type(plain)
+    assert torch.equal(tensor(edited), 2 * x + 1)
+    assert torch.equal(t.output(), 2 * x + 1)
+
+
+def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain = model(ids)
+    with look.trace(model, *PATTERNS) as t:
+        t.edit(LAYER, look.Zero(heads=[1]))
+        t.edit(BLOCK, look.Zero(positions=[2]))
+        model(ids)
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(ids), plain)
+    assert torch.equal(copied(ids), plain)
+    assert t.runs == 1
