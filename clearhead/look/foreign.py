@@ -22,8 +22,7 @@ from clearhead._shapes import Float
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.scores import Scores
-from clearhead.errors import ConfigError
-from clearhead.look.recompute import Attended, dropout_of
+from clearhead.look.recompute import Attended, Unchanged, dropout_of
 from clearhead.masks import Mask, allow, block, causal
 
 
@@ -102,7 +101,9 @@ class OfTorchLayer(Attended):
         self._out = output
         self._edited: Tensor | None = None
         self._differentiable = True
-        self._versions = [p._version for p in layer.parameters()]
+        self._given = Unchanged("the input of this nn.MultiheadAttention has", *self._inputs)
+        self._learned = Unchanged("the parameters of this nn.MultiheadAttention have", *layer.parameters())
+        self._gave = Unchanged("what this nn.MultiheadAttention gave has", output)
 
     @staticmethod
     def arguments(
@@ -135,16 +136,14 @@ class OfTorchLayer(Attended):
 
     @cached_property
     def out(self) -> Tensor:
+        self._gave.check()
         return self._batch_first(self._out)
 
     @cached_property
     def call(self) -> Call:
         layer = self._layer
-        if [p._version for p in layer.parameters()] != self._versions:
-            raise ConfigError(
-                "the parameters of this nn.MultiheadAttention have changed since it ran, and its queries and keys are "
-                "made from them; ask for its weights before the next optimiser step"
-            )
+        self._learned.check()
+        self._given.check()
         with torch.set_grad_enabled(self._differentiable and torch.is_grad_enabled()):
             q, k, v = self._projected()  # (B, H, T, D)
             k, v, added = self._extended(k, v)

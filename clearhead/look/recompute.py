@@ -35,6 +35,27 @@ _CELLS = 1 << 24
 """How many weights are made at a time where a whole layer is walked through."""
 
 
+class Unchanged:
+    """Tensors that are kept by reference, and must be what they were when they are read.
+
+    Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows.
+    """
+
+    def __init__(self, what: str, *tensors: Tensor | None) -> None:
+        self._what = what
+        self._tensors = [
+            x for x in tensors if x is not None and x.is_floating_point() and not x.is_inference()
+        ]
+        self._versions = [x._version for x in self._tensors]
+
+    def check(self) -> None:
+        if [x._version for x in self._tensors] != self._versions:
+            raise ConfigError(
+                f"{self._what} changed since it ran, and a trace keeps references; ask before the next optimiser step, and "
+                "where the model itself writes into a tensor, let it make a new one: x = x + y, not x += y"
+            )
+
+
 class Attended(ABC):
     """One call of attention: what it was given, and what came out of it."""
 
@@ -75,13 +96,19 @@ class Seen(Attended):
 
     def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
         self._call, self._impl, self._out, self._edited = call, impl, out, edited
+        learned = call.scores.parameters() if isinstance(call.scores, nn.Module) else ()
+        # Keys and values may lie in a cache, which grows in place and leaves them as they are.
+        self._given = Unchanged("what this attention was given has", call.q, call.bias, *learned)
+        self._gave = Unchanged("what this attention gave has", out, edited)
 
     @property
     def call(self) -> Call:
+        self._given.check()
         return self._call
 
     @property
     def out(self) -> Tensor:
+        self._gave.check()
         return self._out
 
     @property
@@ -91,6 +118,7 @@ class Seen(Attended):
         return f"attend, {choose(self._call, self._impl).__module__.rpartition('.')[2]}"
 
     def heads(self) -> Tensor:
+        self._gave.check()
         return self._edited
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import KVCache
-from clearhead.look.recompute import Attended
+from clearhead.look.recompute import Attended, Unchanged
 
 Kept = TypeVar("Kept")
 
@@ -127,27 +127,39 @@ class Tape(Generic[Kept]):
                 run.reorder(rows)
 
 
+class Held:
+    """A module's output or input, kept by reference."""
+
+    def __init__(self, x: Tensor, path: str) -> None:
+        self._x = x
+        self._same = Unchanged(f"what was recorded of {path or 'the model'} has", x)
+
+    def tensor(self) -> Tensor:
+        self._same.check()
+        return self._x
+
+
 class Shelf:
     """All the tapes of a trace, by module path."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self.attention: dict[str, Tape[Attended]] = {}
-        self.output: dict[str, Tape[Tensor]] = {}
-        self.input: dict[str, Tape[Tensor]] = {}
+        self.output: dict[str, Tape[Held]] = {}
+        self.input: dict[str, Tape[Held]] = {}
 
-    def tapes(self) -> list[Tape[Attended] | Tape[Tensor]]:
+    def tapes(self) -> list[Tape[Attended] | Tape[Held]]:
         return [*self.attention.values(), *self.output.values(), *self.input.values()]
 
     def attend(self, path: str, seen: Attended, moment: Moment, *, rows: int, batch: int) -> None:
         tape = self.attention.setdefault(path, Tape(self._limit))
         tape.add(seen, moment, length=rows, batch=batch)
 
-    def keep(self, tapes: dict[str, Tape[Tensor]], path: str, x: Tensor, moment: Moment) -> None:
+    def keep(self, tapes: dict[str, Tape[Held]], path: str, x: Tensor, moment: Moment) -> None:
         """A module's output or input."""
         dim = _sequence(x)
         rows, batch = 1 if dim is None else x.shape[dim], x.shape[0] if x.dim() else 1
-        tapes.setdefault(path, Tape(self._limit)).add(x, moment, length=rows, batch=batch)
+        tapes.setdefault(path, Tape(self._limit)).add(Held(x, path), moment, length=rows, batch=batch)
 
 
 def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[int], list[int]]]:

@@ -3,7 +3,7 @@
 The run itself stays on the fast path, which never has the attention weights. A trace keeps what attention was given (by
 reference: nothing is copied or computed while the model runs) and the outputs and inputs that were asked for. Weights are
 recomputed from that with the reference equation when they are asked for, for those heads and rows only, and `difference`
-says how far they are from what really ran.
+says how far they are from what really ran. What the model has written over since (x += y) is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clearhead.look.recompute import (
     values_of,
     weights_of,
 )
-from clearhead.look.record import Run, Shelf, Tape, by_step, stitched
+from clearhead.look.record import Held, Run, Shelf, Tape, by_step, stitched
 from clearhead.look.text import table
 from clearhead.look.watch import Watch
 
@@ -210,11 +210,11 @@ class Trace:
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run(self._kept.output, self._asked.output, path, run, "output"), lambda x: x)
+        return stitched(self._run(self._kept.output, self._asked.output, path, run, "output"), Held.tensor)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run(self._kept.input, self._asked.input, path, run, "input"), lambda x: x)
+        return stitched(self._run(self._kept.input, self._asked.input, path, run, "input"), Held.tensor)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead import look
-from clearhead.attention import MultiHeadAttention, multihead
+from clearhead.attention import Additive, MultiHeadAttention, multihead
 from clearhead.attention.cache import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.patterns import matches
@@ -328,3 +328,45 @@ def test_a_compiled_model_is_refused_and_its_original_is_not():
     model.blocks[1].compile(backend="eager")
     with pytest.raises(ConfigError, match=r"blocks\.1 was compiled in place"):
         look.trace(model)
+
+
+class InPlace(nn.Module):
+    """What careful memory looks like: the residual is added into the tensor that the layer was given, or gave."""
+
+    def __init__(self, into):
+        super().__init__()
+        self.layer, self.last = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 6)
+        self.into = into
+
+    def forward(self, x):
+        x = x.clone()
+        y = self.layer(x, x, x)[0]
+        if self.into == "input":
+            x += y
+            return self.last(x)
+        y += x
+        return self.last(y)
+
+
+@pytest.mark.bad_input
+def test_what_the_model_has_written_over_is_refused_and_not_shown_as_what_ran():
+    for into in ("input", "output"):
+        model = InPlace(into).eval()
+        with torch.no_grad(), look.trace(model, "layer.weights", "layer.output", "last.output") as t:
+            out = model(torch.randn(2, 5, 6))
+        assert torch.equal(t.output("last"), out)
+        with pytest.raises(ConfigError, match="has changed since it ran"):
+            t.weights("layer") if into == "input" else t.output("layer")
+
+
+@pytest.mark.bad_input
+def test_scores_whose_parameters_have_moved_are_refused():
+    layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 5))
+    with look.trace(layer) as t:
+        layer(torch.randn(2, 3, 14))
+    before = t.weights("")
+    assert before.shape == (2, 2, 3, 3)
+    with torch.no_grad():
+        next(layer.scores.parameters()).mul_(2)
+    with pytest.raises(ConfigError, match="has changed since it ran"):
+        t.weights("")
