@@ -165,6 +165,11 @@ class Lab:
             ) from second
 
 
+def by_position(out: Tensor) -> Tensor:
+    """(B, T, …) → (B, T, outputs): a number for each token is one output."""
+    return out.reshape(*out.shape[:2], -1)
+
+
 def described(case: Case, subject: Subject) -> str:
     """An input in words: the ids themselves, or a shape."""
     parts = []
@@ -195,4 +200,14 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {_short(error)}"
 
 
-__all__ = ["BATCH", "LENGTH", "Case", "Lab", "all_tensors", "described", "difference", "reason"]
+__all__ = [
+    "BATCH",
+    "LENGTH",
+    "Case",
+    "Lab",
+    "all_tensors",
+    "by_position",
+    "described",
+    "difference",
+    "reason",
+]

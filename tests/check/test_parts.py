@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from clearhead.attention import KVCache
 from clearhead.check import (
     Batch,
     Caching,
@@ -22,7 +23,7 @@ from clearhead.check import (
     check,
     subject_of,
 )
-from clearhead.check.gallery import CORRECT, GALLERY
+from clearhead.check.gallery import CORRECT, GALLERY, NoMask
 from clearhead.check.lab import Lab
 from clearhead.check.noise import Rounding, difference
 from clearhead.check.properties.causality import gradient, influence, reach
@@ -347,3 +348,29 @@ def test_a_cache_that_is_not_there_is_not_applicable():
     assert finding.verdict is Verdict.NOT_APPLICABLE
     assert "give caching=" in finding.cause
     assert Caching(new=dict).argument == "cache"
+
+
+# ---------------------------------------------------------------------- right, but unusual
+
+
+class ValueHead(Language):
+    """One number for each token, (B, T), as a reward model gives."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs).mean(-1)
+
+
+class LeakyValueHead(ValueHead, NoMask):
+    """The same, and nothing hides the future."""
+
+
+def test_one_number_for_each_token_is_an_output_for_each_token():
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    report = check(ValueHead(), **how)
+    assert report.ok, report
+    verdicts = {finding.property: finding.verdict for finding in report.findings}
+    for name in ("future leak", "past reach", "cache = no cache", "padding invariance"):
+        assert verdicts[name] is Verdict.PASS
+    found = check(LeakyValueHead(), **how, only="future leak").findings[0]
+    assert found.verdict is Verdict.FAIL
+    assert "nothing hides the future" in found.cause

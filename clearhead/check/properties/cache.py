@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.check.lab import Case, Lab, reason
+from clearhead.check.lab import Case, Lab, by_position, reason
 from clearhead.check.noise import difference
 from clearhead.check.properties.base import Property, Seen
 from clearhead.check.subject import Batch, Caching
@@ -142,7 +142,8 @@ def _compared(lab: Lab, out: Tensor, wanted: Tensor, start: int, kind: str) -> S
     if out.shape != wanted.shape:
         where = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
         return Seen(difference=float("inf"), tolerance=lab.tolerance, where=where, kind=kind)
-    gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf")).flatten(2).amax(2).amax(0)  # (T,)
+    gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf"))
+    gap = by_position(gap).amax(2).amax(0)  # (T,)
     over = (gap > lab.tolerance).nonzero()
     first = start + (int(over[0]) if len(over) else 0)
     return Seen(

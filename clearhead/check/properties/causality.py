@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.check.lab import Case, Lab
+from clearhead.check.lab import Case, Lab, by_position
 from clearhead.check.properties.base import Property, Seen
 from clearhead.check.subject import tensor_of
 
@@ -28,7 +28,7 @@ def influence(lab: Lab, case: Case) -> Tensor:
     for j in range(case.length):
         x = case.x.clone()
         x[:, j] = lab.another(x[:, j])
-        change = (lab.out(Case(x, case.source).batch()) - base).abs().flatten(2).amax(2)[0]  # (T,)
+        change = by_position((lab.out(Case(x, case.source).batch()) - base).abs()).amax(2)[0]  # (T,)
         columns.append(change.double().nan_to_num(float("inf")))
     return torch.stack(columns, dim=1)
 
@@ -58,7 +58,7 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
         tables = [m for m in lab.module.modules() if type(m).__name__.endswith("Embedding")]
         handles = [m.register_forward_hook(start) for m in tables]
     try:
-        out = tensor_of(lab.raw(batch))[0].flatten(1)  # (T, outputs)
+        out = by_position(tensor_of(lab.raw(batch)))[0]  # (T, outputs)
     finally:
         for handle in handles:
             handle.remove()

@@ -232,6 +232,6 @@ def place_of(a: Tensor, b: Tensor, per_token: bool) -> str:
         return ""
     gap = (a.double() - b.double()).abs().nan_to_num(float("inf")).flatten(1)
     row, rest = divmod(int(gap.argmax()), gap.shape[1])
-    if per_token and a.dim() > 2:
+    if per_token:
         return f": row {row}, output {rest // (gap.shape[1] // a.shape[1])}"
     return f": row {row}"
