@@ -1,7 +1,8 @@
 """Where a subject is tried out: a working copy, in float64 where it can be, on inputs from a seed.
 
 In float64 rounding is far below any effect that matters, so a difference is a difference. The copy is in evaluation mode and
-the caller's module is never touched.
+the caller's module is never touched. Parameters of the copy that are nothing but zeros (what ReZero and zero-initialised
+projections begin with) get small numbers: behind zeros no leak could be seen, and no effect.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from clearhead.check.noise import SAFETY, difference, noise
 from clearhead.check.subject import Batch, Embeddings, Ids, Subject, all_tensors, tensor_of
@@ -139,13 +141,21 @@ class Lab:
         if not isinstance(module, nn.Module):
             return module, self.dtype
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-        return copy.deepcopy(module).cpu().eval(), dtype
+        return self._off_zero(copy.deepcopy(module).cpu().eval()), dtype
 
     def _working_copy(self) -> tuple[Any, torch.dtype]:
         module = self.subject.module
         if not isinstance(module, nn.Module):
             return module, torch.float64
-        return copy.deepcopy(module).cpu().double().eval(), torch.float64
+        return self._off_zero(copy.deepcopy(module).cpu().double().eval()), torch.float64
+
+    @torch.no_grad()
+    def _off_zero(self, module: nn.Module) -> nn.Module:
+        generator = torch.Generator().manual_seed(self.seed)
+        for p in module.parameters():
+            if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
+                p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        return module
 
     def _try_out(self) -> None:
         """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""

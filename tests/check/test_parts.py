@@ -374,3 +374,19 @@ def test_one_number_for_each_token_is_an_output_for_each_token():
     found = check(LeakyValueHead(), **how, only="future leak").findings[0]
     assert found.verdict is Verdict.FAIL
     assert "nothing hides the future" in found.cause
+
+
+def zeroed(model):
+    """As ReZero and its kin begin: what attention gives is multiplied by zeros."""
+    for name, parameter in model.named_parameters():
+        if ".o." in name:
+            nn.init.zeros_(parameter)
+    return model
+
+
+def test_weights_that_begin_at_zero_hide_no_leak_and_raise_no_alarm():
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    right, wrong = zeroed(Language()), zeroed(NoMask())
+    assert check(right, **how).ok, check(right, **how)
+    assert check(wrong, **how)["future leak"].verdict is Verdict.FAIL
+    assert not any(p.any() for name, p in wrong.named_parameters() if ".o." in name), "only a copy is moved"
