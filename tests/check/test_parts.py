@@ -390,3 +390,26 @@ def test_weights_that_begin_at_zero_hide_no_leak_and_raise_no_alarm():
     assert check(right, **how).ok, check(right, **how)
     assert check(wrong, **how)["future leak"].verdict is Verdict.FAIL
     assert not any(p.any() for name, p in wrong.named_parameters() if ".o." in name), "only a copy is moved"
+
+
+class OwnDropout(Language):
+    """Dropout as a function, its rate under a name that does not say so."""
+
+    p = 0.3
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        q = F.scaled_dot_product_attention(out, out, out, None, self.p * self.training, is_causal=True)
+        return F.dropout(out, 0.1, self.training) + torch.dropout(out, self.p, self.training) + q
+
+
+class Noisy(Language):
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        return out + torch.randn_like(out) if self.training else out
+
+
+def test_dropout_is_dropout_however_it_is_called():
+    how = {"inputs": Ids(29), "only": "train = eval without dropout"}
+    assert check(OwnDropout(), **how).ok
+    assert not check(Noisy(), **how).ok

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from clearhead.check.lab import Case, Lab
 from clearhead.check.noise import difference
@@ -74,7 +77,8 @@ class TrainIsEval(Property):
         without_dropout(module)
         wanted = lab.out(case.batch(), module)
         module.train()
-        first = lab.out(case.batch(), module)
+        with NoDropout():
+            first = lab.out(case.batch(), module)
         where = "training mode" + place_of(first, wanted, lab.per_token)
         yield Seen(difference=difference(first, wanted), tolerance=lab.tolerance, where=where)
 
@@ -86,6 +90,34 @@ class TrainIsEval(Property):
                     "decoder, over later positions; use layer-norm"
                 )
         return "something acts in training that is not dropout with a rate that can be set to 0 (noise, a drop of layers)"
+
+
+class NoDropout(TorchFunctionMode):
+    """Inside of it, dropout that is called as a function drops nothing, wherever its rate comes from."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            x = args[0] if args else kwargs["input"]
+            return x if kwargs.get("inplace") or func is torch.dropout_ else x.clone()
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], *[0.0 for _ in args[4:5]], *args[5:])
+            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = (
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
+    torch.dropout_,
+)
 
 
 def without_dropout(module: nn.Module) -> None:
