@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,8 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
         # Inside a script element only "</" and "<!--" could end it: no "<" is left.
         "data": text.replace("<", "\\u003c"),
     }
-    result = _asset("page.html")
-    for name, part in parts.items():
-        before, after = result.split("{{" + name + "}}")
-        result = before + part + after
-    return result
+    # In one pass: what a user wrote may look like a place of the template.
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
 
 
 def save_page(album: Album, path: str | Path, *, budget: int = BUDGET) -> Path:

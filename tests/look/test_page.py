@@ -176,6 +176,12 @@ class TestPage:
         assert "</title><b>" not in text
         assert text.count("<script") == 2
 
+    def test_texts_that_look_like_places_of_the_template_stay_texts(self):
+        nasty = ["{{title}}", "{{data}}", "{{script}}", r"\1 \g<0>"]
+        text = page(Album(title="{{data}} {{style}}", pictures=[Picture.of(softmax(1, 4, 4), nasty)]))
+        assert data_of(text)["texts"] == [nasty]
+        assert "<title>{{data}} {{style}}</title>" in text
+
     def test_four_thousand_tokens_stay_a_usable_file(self, tmp_path):
         """Two of many heads at full length: what a page of any number of heads holds is bounded by its budget."""
         T = 4096
