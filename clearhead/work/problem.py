@@ -61,7 +61,7 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise StorageError(f"{path} is larger than {MAX_BYTES:,} bytes; a problem is a short TOML file")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors put a mark of the encoding before the text
     except UnicodeDecodeError:
         raise StorageError(f"{path} is not UTF-8 text; a problem is a TOML file") from None
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clearhead.errors import StorageError
-from clearhead.work import ProblemError, solve, solve_text
+from clearhead.work import ProblemError, mark, solve, solve_text
 
 pytestmark = pytest.mark.bad_input
 
@@ -126,3 +126,11 @@ def test_files_that_are_not_there_or_not_text(tmp_path):
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(StorageError, match="not UTF-8"):
         solve(tmp_path / "b.toml")
+
+
+def test_a_file_as_windows_editors_write_it_is_read(tmp_path):
+    text = 'kind = "layer-norm"\nx = [1,\n  3]\n'
+    (tmp_path / "w.toml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert solve(tmp_path / "w.toml").steps == solve_text(text).steps
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf" + b"z = [[-1, 1]]\r\n")
+    assert mark(solve(tmp_path / "w.toml"), tmp_path / "a.toml").is_right
