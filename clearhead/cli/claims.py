@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, table
+from clearhead.cli.output import Json, console, show_json, show_picture, table, writing
 
 if TYPE_CHECKING:
     from clearhead.claims import Claim, Outcome
@@ -63,7 +63,8 @@ def show(
     if svg is not None:
         if o.figure is None:
             raise ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
-        svg.write_text(o.figure.svg(), encoding="utf-8")
+        with writing(svg):
+            svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
         show_json(o.to_dict())
         return
@@ -78,9 +79,9 @@ def report(
     """Write all claims as one HTML page that needs no network."""
     from clearhead.claims import report as page
 
-    outcomes = _run([], seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(outcomes, seed), encoding="utf-8")
+    with writing(out):
+        outcomes = _run([], seed)
+        out.write_text(page(outcomes, seed), encoding="utf-8")
     console.print(f"{len(outcomes)} claims written to {out}", markup=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture
+from clearhead.cli.output import Json, console, show_json, show_picture, writing
 
 if TYPE_CHECKING:
     from clearhead.attention.plan import Plan
@@ -46,7 +46,8 @@ def mask(
     allowed = parsed.count(n, S, offset=offset)
     density = parsed.density(n, S, offset=offset)
     if svg is not None:
-        svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
+        with writing(svg):
+            svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
     made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
         document: dict[str, Any] = {

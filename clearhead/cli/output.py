@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -56,6 +58,26 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     for row in cells:
         result.add_row(*row)
     return result
+
+
+FIGURES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
+    """Around what makes a file and writes it: its folder is made, and a file that cannot be is refused in one sentence,
+    before anything is computed where that can be known."""
+    from clearhead.errors import ConfigError, StorageError
+
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"{path.name or path} is no name for a figure; end it in {', '.join(endings)}")
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder; give the name of a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def fail(message: str) -> NoReturn:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import console
+from clearhead.cli.output import FIGURES, console, writing
 from clearhead.cli.plot_growth import growth
 
 plot = typer.Typer(help="Draw a figure to a PNG or SVG file.", no_args_is_help=True)
@@ -28,7 +29,8 @@ def schedule(
     """The learning rate over a run: linear warm-up, then cosine decay (CENG 403, Transformers and Attention, Q7a)."""
     from clearhead.training import WarmupCosine, draw_schedule
 
-    draw_schedule(WarmupCosine(lr_max, warmup, total), total, out)
+    with writing(out, FIGURES):
+        draw_schedule(WarmupCosine(lr_max, warmup, total), total, out)
     _done(out)
 
 
@@ -42,7 +44,9 @@ def run_(
     """Loss and learning rate of a run, from its log."""
     from clearhead.training import draw_run
 
-    _done(draw_run(folder, out))
+    with writing(out or folder / "loss.png", FIGURES) if folder.is_dir() else nullcontext():
+        path = draw_run(folder, out)
+    _done(path)
 
 
 @plot.command()
@@ -54,7 +58,8 @@ def positions(
     """Sinusoidal positions, and how alike two positions are by their distance."""
     from clearhead.cli.figures import draw_positions
 
-    draw_positions(length, width, out)
+    with writing(out, FIGURES):
+        draw_positions(length, width, out)
     _done(out)
 
 
@@ -68,7 +73,9 @@ def sparse(
     """What masks cost against what they allow, from measured results."""
     from clearhead.bench.sparse_plot import draw_sparse
 
-    _done(draw_sparse(results, out))
+    with writing(out, FIGURES):
+        path = draw_sparse(results, out)
+    _done(path)
 
 
 def _done(path: Path) -> None:

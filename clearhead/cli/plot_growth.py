@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.output import FIGURES, Json, console, show_json, table, writing
 
 
 def growth(
@@ -28,13 +28,14 @@ def growth(
     from clearhead.cost.growth import growth as measure_growth
     from clearhead.cost.plots import plot_growth
 
-    steps = lengths(min(32, longest), longest)
-    with Progress(console=console, transient=True, disable=json) as progress:
-        task = progress.add_task("measuring", total=3 * len(steps))
-        found = measure_growth(
-            d, steps, k=k, batch=batch, device=device, on_point=lambda _: progress.advance(task)
-        )
-    path = plot_growth(found, out)
+    with writing(out, FIGURES):
+        steps = lengths(min(32, longest), longest)
+        with Progress(console=console, transient=True, disable=json) as progress:
+            task = progress.add_task("measuring", total=3 * len(steps))
+            found = measure_growth(
+                d, steps, k=k, batch=batch, device=device, on_point=lambda _: progress.advance(task)
+            )
+        path = plot_growth(found, out)
     if json:
         show_json({**found.to_dict(), "picture": str(path)})
         return

@@ -27,6 +27,44 @@ def test_every_command_explains_itself(cli, name):
     assert len(ran.out.splitlines()) > 8
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("mask", "causal()", "--svg"),
+        ("claims", "show", "scale-key-weight", "--svg"),
+        ("claims", "report"),
+        ("plot", "schedule", "--out"),
+        ("plot", "positions", "--out"),
+        ("plot", "growth", "--out"),
+        ("plot", "sparse", "--out"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_in_one_line(cli, tmp_path, command):
+    (tmp_path / "file.svg").touch()
+    (tmp_path / "folder.svg").mkdir()
+    places = [tmp_path / "folder.svg"]
+    if command != ("claims", "report"):  # which takes long until it writes
+        places.append(tmp_path / "file.svg" / "x.svg")
+    for place in places:
+        ran = cli(*command, place)
+        assert ran.code == 1
+        assert ran.err.startswith("clearhead: ")
+        assert len(ran.err.splitlines()) == 1
+        assert str(place) in ran.err
+    if command[0] == "plot":
+        ran = cli(*command, tmp_path / "x.txt")
+        assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+        assert ".svg" in ran.err
+
+
+def test_folders_of_drawings_are_made(cli, tmp_path):
+    assert cli("mask", "causal()", "--svg", tmp_path / "a" / "m.svg").code == 0
+    assert cli("plot", "schedule", "--out", tmp_path / "b" / "s.svg").code == 0
+    ET.parse(tmp_path / "a" / "m.svg")
+    ET.parse(tmp_path / "b" / "s.svg")
+
+
 class TestMask:
     def test_draws_and_counts(self, cli):
         ran = cli("mask", "window(2, 2) | every(4)", "--n", 16)
