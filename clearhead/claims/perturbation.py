@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import sympy as sp
 
@@ -277,10 +278,65 @@ def scale_key_limit(t: Trial) -> None:
     HOMEWORK,
     "1.1g",
     "If the key already had a high similarity with the query, scaling it pushes its weight towards 1.",
-    method="Exact limits for a positive score, beside three other keys with free scores.",
+    method="Exact limits for the scores 1 and 3, beside three other keys of scores 5, 2 and 0.",
 )
 def scale_key_similar(t: Trial) -> None:
     alpha = sp.symbols("alpha", positive=True)
     for s in (1, 3):
         value = sp.limit(1 / (1 + (sp.exp(5) + sp.exp(2) + 1) * sp.exp(-alpha * s)), alpha, sp.oo)
         t.case(f"score {s} beside scores 5, 2, 0", f"weight → {value}", value == 1)
+
+
+def gained(score: int, alpha: int = 2) -> Fraction:
+    """What the weight of a key gains when it is stretched by alpha; `score` is β times its score, beside a score of 0."""
+    return grown(score, alpha) - grown(score, 1)
+
+
+@claim(
+    "scale-key-alpha",
+    HOMEWORK,
+    "1.1g, 'more pronounced when'",
+    "The effect of scaling a key is more pronounced the larger α is.",
+    method="The weight of a key that is stretched by 2, 3, 4 and 5, beside a key 0, in fractions.",
+    when="the query's score with the key is not 0",
+)
+def scale_key_alpha(t: Trial) -> None:
+    for q in (1, -1, 3, 0):
+        found = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
+        rising = all(a < b for a, b in pairwise(found))
+        t.case(
+            f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", rising, inside=q != 0
+        )
+
+
+@claim(
+    "scale-key-already-similar",
+    HOMEWORK,
+    "1.1g, 'more pronounced when'",
+    "The effect of scaling a key is more pronounced when β is large, and when the key already had a high similarity.",
+    method="What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score of 0, "
+    "in fractions: a larger β and a greater similarity are the same there.",
+)
+def scale_key_already_similar(t: Trial) -> None:
+    strengths = (1, 2, 4, 8)
+    found = [gained(strength) for strength in strengths]
+    for i in range(3):
+        what = f"β·s = {strengths[i]} → {strengths[i + 1]}: what the weight gains"
+        t.case(what, f"{found[i]} → {found[i + 1]}", found[i + 1] > found[i])
+    t.draw(
+        Lines(
+            "What a doubled key gains",
+            "β times its score",
+            "gain of its weight",
+            [i / 5 for i in range(41)],
+            {"doubled": [1 / (1 + 2 ** (-2 * i / 5)) - 1 / (1 + 2 ** (-i / 5)) for i in range(41)]},
+        )
+    )
+    t.instead(
+        "The gain is greatest for a middling β·s and falls to 0 on either side: a key that has nearly all the weight has "
+        "little to gain.",
+        gained(0) == 0
+        and max(gained(n) for n in range(1, 60)) == gained(2)
+        and all(gained(n + 1) < gained(n) for n in range(2, 60))
+        and gained(60) < Fraction(1, 10**17),
+    )
