@@ -31,9 +31,17 @@ def check(
     called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is tried, in float64.
     """
     check_positive("length", length)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed is {seed!r}; expected a whole number")
     wanted = _chosen(only)
     # Watching and rounding hold every operation: the module's own random numbers are put back where they were.
-    with torch.random.fork_rng(devices=[]):
+    # The caller's no_grad or autocast is no property of the module.
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         torch.manual_seed(seed)
         lab = Lab(subject_of(module, **how), seed=seed, length=length)
         return Report(lab.subject.name, tuple(_finding(prop, lab) for prop in wanted))

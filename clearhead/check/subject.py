@@ -25,6 +25,9 @@ class Ids:
 
     vocab_size: int
 
+    def __post_init__(self) -> None:
+        check_positive("vocab_size", self.vocab_size)
+
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
@@ -35,6 +38,9 @@ class Embeddings:
 
     width: int
 
+    def __post_init__(self) -> None:
+        check_positive("width", self.width)
+
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
@@ -44,6 +50,10 @@ class Values:
     """The module reads one block of numbers, (B, *`shape`), that is no sequence: a picture, or a row of features."""
 
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            check_positive("a size of shape", size)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
@@ -191,5 +201,5 @@ def all_tensors(output: Any) -> list[Tensor]:
 
 
 def check_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")

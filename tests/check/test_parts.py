@@ -32,6 +32,8 @@ from clearhead.check.specimens import Language, Pair
 from clearhead.check.witness import Witness
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, window
+from clearhead.models import Decoder, tiny_decoder
+from clearhead.positions import Learned
 
 
 class Weighted(nn.Module):
@@ -413,3 +415,41 @@ def test_dropout_is_dropout_however_it_is_called():
     how = {"inputs": Ids(29), "only": "train = eval without dropout"}
     assert check(OwnDropout(), **how).ok
     assert not check(Noisy(), **how).ok
+
+
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_what_the_caller_has_switched_off_is_no_fault_of_the_module(around):
+    subject = CORRECT["language model"]()
+    with around():
+        report = check(subject)
+    assert report.ok, report
+    assert report.to_dict() == check(subject).to_dict()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_inputs_raise_no_alarm(length):
+    for make in (CORRECT["language model"], CORRECT["encoder-decoder"]):
+        report = check(make(), length=length)
+        assert report.ok, report
+    room = length + 4
+    short = Decoder(tiny_decoder().replace(max_len=room, positions=Learned(max_len=room)))
+    assert check(short).ok, check(short)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ids(0), "vocab_size is 0"),
+        (lambda: Ids(True), "vocab_size is True"),
+        (lambda: Embeddings(-1), "width is -1"),
+        (lambda: Values((3, 0)), "a size of shape is 0"),
+        (lambda: check(attend, inputs=Embeddings(3), length=True), "length is True"),
+        (lambda: check(attend, inputs=Embeddings(3), seed="x"), "seed is 'x'"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
