@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.recompute import Choice, chosen
 from clearhead.look.record import Moment
 
@@ -120,8 +120,19 @@ class Replace(Edit):
 
     value: Tensor | Callable[[Tensor], Tensor]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Tensor) and not callable(self.value):
+            raise DtypeError(
+                f"Replace got a {type(self.value).__name__}; expected a tensor, or a function of one"
+            )
+
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
-        return self.value if isinstance(self.value, Tensor) else self.value(part)
+        new = self.value if isinstance(self.value, Tensor) else self.value(part)
+        if not isinstance(new, Tensor):
+            raise DtypeError(
+                f"Replace gave a {type(new).__name__} for {path or 'the model'}; its function must return a tensor"
+            )
+        return new
 
 
 @dataclass(frozen=True, eq=False)

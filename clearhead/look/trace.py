@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.edit import Edit
 from clearhead.look.listen import Listener
 from clearhead.look.patterns import asked_of, is_attention, may_attend
@@ -51,6 +51,8 @@ class Trace:
             raise ConfigError(
                 f"runs is {runs}; expected how many of the latest runs to keep, 1 or more, or None for all"
             )
+        if not isinstance(model, nn.Module):
+            raise DtypeError(f"got a {type(model).__name__} to trace; expected a PyTorch module")
         self._modules = dict(model.named_modules())
         self._asked = asked_of(self._modules, patterns)
         self._kept = Shelf(runs)
@@ -82,6 +84,10 @@ class Trace:
         An edit with `heads` changes what these heads of an attention layer give, before its output projection; one without
         changes the output of the module, whatever it is. Edits of one path are made in the order they were given.
         """
+        if not isinstance(edit, Edit):
+            raise DtypeError(
+                f"got a {type(edit).__name__} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)"
+            )
         path = self._known(path, "output")
         if edit.heads is not None and not may_attend(self._modules[path]):
             layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
@@ -272,12 +278,12 @@ class Trace:
         last = made.steps[-1].value
         if dropout_of(last.call):
             raise ConfigError(
-                f"{path} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be done again: "
-                "its weights are those before dropout, and are compared in evaluation mode (model.eval())"
+                f"{path or 'the model'} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be done "
+                "again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
             )
         if last.whole and len(picked) != last.call.q.shape[-3]:
             raise ConfigError(
-                f"{path} joins its heads before they can be seen; compare all of them: leave heads out"
+                f"{path or 'the model'} joins its heads before they can be seen; compare all of them: leave heads out"
             )
         return max((how(step.value, picked, own) for step, _, own in by_step(made, wanted)), default=0.0)
 

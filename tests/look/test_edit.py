@@ -13,7 +13,7 @@ from torch import nn
 
 from clearhead import look
 from clearhead.attention import KVCache
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation import Greedy, generate
 from clearhead.models import Decoder, DecoderConfig, VisionTransformer, tiny_vision
 
@@ -384,3 +384,18 @@ def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
         assert torch.equal(copied(ids), plain)
     assert torch.equal(copied(ids), plain)
     assert t.runs == 1
+
+
+@pytest.mark.bad_input
+def test_what_is_no_edit_is_refused():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    with pytest.raises(DtypeError, match="got a float for an edit; expected Zero"), look.trace(model) as t:
+        t.edit(BLOCK, 0.0)
+    with pytest.raises(DtypeError, match="Replace got a float; expected a tensor, or a function"):
+        look.Replace(0.0)
+    nothing = look.trace(model).edit(BLOCK, look.Replace(lambda x: None))
+    with pytest.raises(DtypeError, match=r"Replace gave a NoneType for blocks\.0"), nothing:
+        model(ids)
+    with pytest.raises(DtypeError, match="got a function to trace; expected a PyTorch module"):
+        look.trace(lambda x: x)
