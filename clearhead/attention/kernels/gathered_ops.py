@@ -248,6 +248,7 @@ def _dense_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) ->
     if plan.columns is None and not plan.triangle:
         return None
     k, v = _dense_keys(plan, q, k, v)
+    q, k, v = (gathered_launch.unit(x) for x in (q, k, v))  # torch's kernels take that for granted
     return gathered_dense.forward(q, k, v, scale, plan.triangle)
 
 
@@ -256,7 +257,7 @@ def _dense_backward(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     if plan.columns is None and not plan.triangle:
         return None
-    k_here, v_here = _dense_keys(plan, q, k, v)
+    grad, q, k_here, v_here = (gathered_launch.unit(x) for x in (grad, q, *_dense_keys(plan, q, k, v)))
     dq, *gradients = gathered_dense.backward(grad, q, k_here, v_here, out, lse, scale, plan.triangle)
     result = []
     for whole, part in zip((k, v), gradients, strict=True):
