@@ -182,7 +182,10 @@ class Allow(_Data):
             whole = tensor.mT if grid.swapped else tensor
             return whole.clone(memory_format=torch.contiguous_format)
         row, column = (p, j - grid.offset) if grid.swapped else (p - grid.offset, j)
-        return tensor[..., row, column]
+        # `scattered(…).T` may name positions where no query stands: outside of the tensor, nothing is marked.
+        T, S = tensor.shape[-2:]
+        inside = (row >= 0) & (row < T) & (column >= 0) & (column < S)
+        return tensor[..., row.clamp(0, T - 1), column.clamp(0, S - 1)] & inside
 
     def __str__(self) -> str:
         return f"allow({self.names[0]})"

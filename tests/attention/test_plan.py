@@ -111,6 +111,12 @@ def test_a_leaf_that_stands_both_ways(expression):
     assert_covers(parse(expression), S, S)
 
 
+@pytest.mark.parametrize(("T", "S", "offset"), [(40, 61, 0), (40, 61, 30), (61, 40, 3)])
+def test_a_scattered_under_t_meets_a_tensor_where_there_are_queries_only(T, S, offset):
+    chosen = torch.rand(T, S, generator=torch.Generator().manual_seed(3)) < 0.5
+    assert_covers(scattered(5, 1).T & allow(chosen), T, S, offset)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 0), (0, 3, 0), (3, 0, 0), (1, 137, 136), (3, 2, 7)])
 @pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), stride(2), ~full()], ids=str)
 def test_sizes_at_the_edge(mask, sizes):

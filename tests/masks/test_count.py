@@ -344,3 +344,10 @@ def test_scattered_beside_documents_in_pieces_is_counted_once(change):
     ids = torch.tensor([0, 0, 1, 1, 0, 2, 2, 1, 0, 3, 3, -1, 1])
     mask = change(scattered(3, 1) | documents(ids))
     assert mask.count(13) == mask.dense(13).sum()
+
+
+@pytest.mark.parametrize(("T", "S", "offset"), [(5, 13, 0), (5, 13, 4), (13, 5, 2)])
+def test_scattered_under_t_is_counted_with_a_tensor_that_has_rows_for_queries_only(T, S, offset):
+    table = torch.rand(2, 1, T, S, generator=torch.Generator().manual_seed(1)) < 0.5
+    for mask in (scattered(3, 1).T & allow(table), scattered(3, 1).T & block(table)):
+        assert mask.count(T, S, offset=offset) == mask.dense(T, S, offset=offset).sum()
