@@ -52,8 +52,10 @@ def attend(
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first:
-    |q|·|k| beyond 1e38 overflows there, and "reference" is the way for such inputs.
+    |q|·|k| beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken
+    in its dtype, as torch's own attention takes them.
     """
+    q, k, v = (_autocast(x) for x in (q, k, v))
     call = Call(q, k, v, None, scores, weights, bias, 0)
     _check(call)
     mask, position = _resolve(mask, offset, call)
@@ -77,6 +79,15 @@ def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
         raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
     chosen: Callable[[Call], Tensor] = _IMPLEMENTATIONS[impl].run
     return chosen
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """x in the dtype that autocast wants, where it is on: left to the kernels, each would do it in its own way."""
+    if not isinstance(x, Tensor) or not torch.amp.is_autocast_available(x.device.type):
+        return x
+    if not torch.is_autocast_enabled(x.device.type) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def _resolve(mask: Mask | None, offset: int | None, call: Call) -> tuple[Mask | None, int]:

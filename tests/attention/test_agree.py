@@ -279,3 +279,28 @@ def test_a_kept_row_follows_its_mask():
         q.requires_grad_(), k, v, mask, impl="fused"
     ).sum().backward()  # not the row made in inference mode
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_is_the_same_whatever_runs(impl, dtype):
+    """Queries, keys and values in its dtype, and everything between them in float32."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 139, 8, generator=generator).to(dtype) for _ in range(3))
+    low = [x.bfloat16() for x in (q, k, v)]
+    mask = causal() & (window(9, 0) | every(8))
+    wanted = forward_backward(low, low[0], impl, mask=mask)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(*inputs, mask, impl=impl)
+    out.backward(low[0])
+    assert out.dtype == torch.bfloat16
+    for mine, expected in zip([out, *(x.grad for x in inputs)], wanted, strict=True):
+        assert torch.equal(mine.bfloat16(), expected)
+
+
+def test_autocast_leaves_float64_alone():
+    q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(q, q, q)
+    torch.testing.assert_close(out, attend(q, q, q, impl="reference"))

@@ -172,6 +172,19 @@ def test_gradients(order):
     assert torch.autograd.gradcheck(lambda m: model.decode(target, m, memory_mask=mask), memory)
 
 
+@cells
+@orders
+def test_it_runs_under_autocast(cell, order):
+    """Cells give their states in half precision or not, as torch sees fit; what looks at them takes both."""
+    model = build(cell=cell, attention=order).float()
+    source, target = pair()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(source, target, source_mask=padding([11, 4, 7]))
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert model.attention.key_weight.grad.abs().max() > 0
+
+
 @orders
 def test_it_learns_to_reverse(order):
     # The first output is the last input: without looking at the source, chance is one in five.
