@@ -167,6 +167,16 @@ def test_any_leading_batch(lead):
         torch.testing.assert_close(fast, plain)
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+def test_a_pattern_for_each_head_with_any_leading_batch(lead):
+    q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
+    generator = torch.Generator().manual_seed(1)
+    for heads in (3, 1):
+        mask = allow(torch.rand(heads, 67, 67, generator=generator) < 0.2)
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("gathered", "reference"))
+        torch.testing.assert_close(fast, plain)
+
+
 @pytest.mark.parametrize(
     "kwargs", [{"scores": Dot()}, {"weights": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
 )

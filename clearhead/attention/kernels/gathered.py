@@ -171,10 +171,8 @@ def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
     from clearhead.masks import allow
 
-    dense = mask.dense(call.T, call.S, offset=call.offset, device=call.q.device)
-    return allow(
-        dense.expand(*lead, dense.shape[-3] if dense.dim() > 2 else 1, call.T, call.S).flatten(0, -4)
-    )
+    dense = mask.dense(call.T, call.S, offset=call.offset, device=call.q.device)  # (…, H or 1, T, S)
+    return allow(dense.expand(*lead, *dense.shape[-3:]).reshape(-1, *dense.shape[-3:]))
 
 
 def _four_bias(call: Call, lead: torch.Size) -> Tensor:
