@@ -134,6 +134,16 @@ def test_bias(mask, dtype):
     compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias)
 
 
+@pytest.mark.parametrize("impl", ["fused", "gathered"])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 7), (5, 1), (3, 1, 7), (2, 1, 1, 1)], ids=str)
+def test_a_bias_of_any_shape_that_broadcasts(shape, impl):
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
+    bias = torch.randn(shape)
+    for mask in (prefix(6), None) if impl == "fused" else (prefix(6),):
+        fast, plain = (attend(q, k, v, mask, bias=bias, impl=way) for way in (impl, "reference"))
+        torch.testing.assert_close(fast, plain)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 @pytest.mark.parametrize("mask", [None, causal(), padding([3, 7])], ids=str)
 def test_a_temperature_divides_the_bias_too(mask, temperature):

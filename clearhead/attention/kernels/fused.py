@@ -132,6 +132,8 @@ def _four(x: Tensor) -> Tensor:
 
 def _four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
     """(…, T, S) → something that broadcasts to (B, H, T, S) with B the folded leading dimensions."""
+    while mask.dim() < 2:  # a bias for every key, or one number
+        mask = mask.unsqueeze(0)
     if mask.dim() <= 3 and len(lead) <= 1:
         return mask if mask.dim() != 3 else mask.unsqueeze(0)
     if len(lead) == 1:
