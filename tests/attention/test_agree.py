@@ -271,6 +271,15 @@ def test_huge_scores_choose_the_largest():
     assert math.isfinite(attend(-q, -k, v).item())
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 0.03, 1.0])
+def test_a_low_temperature_does_not_overflow(temperature):
+    """Scores that float32 holds, and that it does not hold divided by the temperature."""
+    q = torch.tensor([1e18, -1e18]).view(1, 1, 2, 1)
+    k, v = (torch.tensor(x).view(1, 1, 3, 1) for x in ([1e18, -1e18, 9e17], [1.0, 2.0, 3.0]))
+    for mask in (None, prefix(3)):
+        assert attend(q, k, v, mask, weights=Softmax(temperature)).flatten().tolist() == [1.0, 2.0]
+
+
 def test_a_kept_row_follows_its_mask():
     """The fused way keeps the row of a mask that is the same for all queries; a changed tensor or length makes a new one."""
     q, k, v = (torch.randn(2, 3, 7, 5) for _ in range(3))

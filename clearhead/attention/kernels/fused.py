@@ -35,7 +35,7 @@ def why_not(call: Call) -> str | None:
         return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
     if 0 in (call.T, call.S, call.q.shape[-1]):
         return "there is nothing to attend to, or no width to compare by"
-    if call.q.device.type == "cpu" and scores_overflow(call, torch.float32):
+    if call.q.device.type == "cpu" and scores_overflow(call, torch.float32, weights.temperature):
         return "queries times keys are beyond the range of float32"
     return None
 

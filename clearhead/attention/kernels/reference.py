@@ -44,8 +44,8 @@ def statistics_dtype(call: Call) -> torch.dtype:
     return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
 
 
-def scores_overflow(call: Call, dtype: torch.dtype) -> bool:
-    """Whether |q|·|k|·D is beyond `dtype`: then a score may be inf although its inputs are finite.
+def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
+    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are finite.
 
     Reads the data (a synchronisation on a GPU), so it is not asked while a graph is being compiled.
     """
@@ -53,7 +53,7 @@ def scores_overflow(call: Call, dtype: torch.dtype) -> bool:
         return False
     if call.q.dtype == torch.float16:  # at most 65504² · D
         return False
-    limit = torch.finfo(dtype).max / 4
+    limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker to have.
     if _length(call.q) * _length(call.k) <= limit:
         return False
