@@ -111,6 +111,13 @@ class KVCache:
         for part in self._parts.values():
             part._truncate(length)
 
+    def undo(self, length: int) -> None:
+        """Forgets what a call that failed left behind: tokens after the first `length` and, with 0, the memory too."""
+        if length:
+            self._truncate(length)
+        else:
+            self._parts, self._k, self._v, self._length, self._fixed = {}, None, None, 0, False
+
     def _check(self, k: Tensor, v: Tensor) -> None:
         if self._fixed:
             raise ShapeError("this part of the cache keeps a memory and cannot grow; use a new KVCache")

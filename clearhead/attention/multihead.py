@@ -19,7 +19,7 @@ from clearhead.attention.cache import KVCache
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.weights import Softmax, Weights
 from clearhead.errors import ConfigError, MaskError, ShapeError
-from clearhead.masks import Mask
+from clearhead.masks import Mask, as_mask
 
 
 @runtime_checkable
@@ -85,22 +85,28 @@ class MultiHeadAttention(nn.Module):
         """
         self._check(query, key, value)
         offset = cache.length if cache is not None and key is None else None
+        if offset is not None and as_mask(mask).depends_on_length:
+            raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         q = self._split(self.q_proj(query), self.n_heads)  # (B, H, T, D)
         q = self._rotate(q, offset)
+        knew = cache is not None and cache.holds_memory
         k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
-        if cache is not None and key is None and mask is not None and mask.depends_on_length:
-            raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
-        out = attend(
-            q,
-            k,
-            v,
-            mask,
-            scores=self.scores,
-            weights=self.training_weights if self.training else self.weights,
-            bias=bias,
-            offset=offset,
-            impl=self.impl,
-        )  # (B, H, T, D)
+        try:
+            out = attend(
+                q,
+                k,
+                v,
+                mask,
+                scores=self.scores,
+                weights=self.training_weights if self.training else self.weights,
+                bias=bias,
+                offset=offset,
+                impl=self.impl,
+            )  # (B, H, T, D)
+        except BaseException:
+            if cache is not None and not knew:
+                cache.undo(offset or 0)  # a mask that is refused must not leave its tokens behind
+            raise
         return self.o_proj(out.transpose(-2, -3).flatten(-2))
 
     def _keys_values(

@@ -196,12 +196,17 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, M) through all the blocks and the last norm."""
         bias = None
+        offset, T = _length(cache), x.shape[-2]
         if self._positions_kind == "bias" and self.positions is not None:
-            offset, T = _length(cache), x.shape[-2]
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
-        for i, block in enumerate(self.blocks):
-            part = None if cache is None else cache.at(i)
-            x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+        try:
+            for i, block in enumerate(self.blocks):
+                part = None if cache is None else cache.at(i)
+                x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+        except BaseException:
+            if cache is not None:
+                cache.undo(offset)  # or the blocks that had run would be ahead of the others
+            raise
         return self.norm(x)
 
     def extra_repr(self) -> str:

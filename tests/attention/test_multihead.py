@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from clearhead.attention import Additive, Hard, KVCache, MultiHeadAttention, Softmax, attend
-from clearhead.masks import allow, block, causal, every, padding, window
+from clearhead.errors import ClearheadError, ShapeError
+from clearhead.masks import allow, block, causal, documents, every, padding, scattered, window
 from clearhead.positions import Rotary
 
 F64 = torch.float64
@@ -188,6 +189,35 @@ class TestCache:
             assert cache.length == 2
             rest = layer(x[:, 2:], mask=causal(), cache=cache)
             torch.testing.assert_close(rest, layer(x, mask=causal())[:, 2:])
+
+    def test_a_call_that_is_refused_leaves_no_tokens_behind(self):
+        layer = MultiHeadAttention(14, 2).eval()
+        x = torch.randn(3, 7, 14)
+        cache = KVCache()
+        with torch.no_grad():
+            whole = layer(x, mask=causal())
+            layer(x[:, :5], mask=causal(), cache=cache)
+            for mask in (
+                documents([0] * 6),
+                padding([1, 2]),
+                scattered(1, 1),
+                torch.ones(2, 7, dtype=torch.bool),
+            ):
+                with pytest.raises(ClearheadError):
+                    layer(x[:, 5:], mask=mask, cache=cache)
+                assert cache.length == 5
+            torch.testing.assert_close(layer(x[:, 5:], mask=causal(), cache=cache), whole[:, 5:])
+
+    def test_a_memory_that_is_refused_is_not_kept(self):
+        layer = MultiHeadAttention(14, 2).eval()
+        x, memory, cache = torch.randn(3, 5, 14), torch.randn(3, 7, 14), KVCache()
+        with torch.no_grad():
+            with pytest.raises(ShapeError, match="batch"):
+                layer(x, memory[:2], cache=cache)
+            torch.testing.assert_close(layer(x, memory, cache=cache), layer(x, memory))
+            with pytest.raises(ShapeError, match="mask"):
+                layer(x, memory, cache=cache, mask=padding([1, 2]))
+            assert cache.holds_memory
 
     def test_says_what_it_holds(self):
         cache = KVCache()

@@ -161,3 +161,27 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
         out = torch.cat(parts, 1)
         assert_close(out[:1, 4:], model(ids[:1, 4:]))
         assert_close(out[1:], model(ids[1:]))
+
+
+def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_close):
+    """Ctrl-C between two blocks, or no memory left: the cache is as it was before the call."""
+    source, target = random_ids(3, 7), random_ids(3, 5, seed=1)
+    wanted = encoder_decoder(source, target)
+    memory = encoder_decoder.encode(source)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    last = encoder_decoder.decoder.blocks[-1]
+    for start in (0, 3):
+        cache = KVCache()
+        with torch.no_grad():
+            if start:
+                encoder_decoder.decode(target[:, :start], memory, cache=cache)
+            hook = last.register_forward_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                encoder_decoder.decode(target[:, start:], memory, cache=cache)
+            hook.remove()
+            assert cache.length == start
+            got = encoder_decoder.decode(target[:, start:], memory, cache=cache)
+        assert_close(got, wanted[:, start:])
