@@ -146,8 +146,11 @@ class KVCache:
         """A buffer with room for `wanted` tokens that starts with what is kept."""
         room = 0 if kept is None else kept.shape[-2]
         if kept is not None and wanted <= room:
-            return kept
-        room = max(2 * room, wanted, self.capacity)
+            if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not kept.is_inference():
+                return kept
+        else:
+            room = max(2 * room, wanted, self.capacity)
+        # What inference mode made may be written in inference mode only: outside of it, go on with a copy.
         bigger = new.new_zeros((*new.shape[:-2], room, new.shape[-1]))
         if kept is not None:
             bigger[..., : self._length, :] = kept[..., : self._length, :]

@@ -185,3 +185,14 @@ def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_clo
             assert cache.length == start
             got = encoder_decoder.decode(target[:, start:], memory, cache=cache)
         assert_close(got, wanted[:, start:])
+
+
+def test_modes_may_change_from_call_to_call(decoder, assert_close):
+    ids = random_ids(2, 11)
+    wanted = decoder(ids)
+    modes = (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad)
+    cache, parts = KVCache(capacity=4), []
+    for mode, chunk in zip(modes, ids.split([3, 1, 2, 1, 4], 1), strict=True):
+        with mode():
+            parts.append(decoder(chunk, cache=cache))
+    assert_close(torch.cat([part.detach().clone() for part in parts], 1), wanted)
