@@ -98,6 +98,7 @@ class Mask(ABC):
                 raise DtypeError(
                     f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)"
                 )
+        p, j = p.long(), j.long()  # narrower numbers would wrap around in differences and hashes
         allowed = self._test(p, j, Grid(keys, offset))
         return allowed.broadcast_to((*self.batch_shape, *_common_shape(tuple(p.shape), tuple(j.shape))))
 

@@ -121,7 +121,7 @@ class Documents(_Data):
 
     def _at(self, positions: Tensor, rank: int) -> Tensor:
         """The documents at these positions, (*batch_shape, *positions); −1 for positions that have none."""
-        ids = self.ids.to(positions.device)
+        ids = self.ids.to(positions.device, torch.int64)
         N = ids.shape[-1]
         positions = positions.reshape((*[1] * (rank - positions.ndim), *positions.shape))
         if N == 0:
@@ -130,7 +130,7 @@ class Documents(_Data):
         return torch.where((positions >= 0) & (positions < N), found, -1)
 
     def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
-        runs = _runs(self.ids)
+        runs = _runs(self.ids.long())
         if runs is None:
             return None
         start, stop = runs

@@ -318,3 +318,23 @@ def test_a_cuda_device_gives_the_same():
         assert mask.dense(31).device == data[0].device
         assert torch.equal(mask.dense(31, device="cuda").cpu(), mask.dense(31, device="cpu"))
         assert mask.count(31) == int(mask.dense(31).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    "mask", [window(2, 1), ~window(1, 0).T, stride(4), scattered(2, 1), documents([0, 0, 1, 1, 2])], ids=str
+)
+def test_positions_may_be_whole_numbers_of_any_width(mask, dtype):
+    p = torch.arange(5)
+    narrow = mask.allows(p[:, None].to(dtype), p.to(dtype), keys=5)
+    assert torch.equal(narrow, mask.dense(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint64], ids=str)
+def test_documents_may_be_whole_numbers_of_any_width(dtype):
+    ids = torch.tensor([[0, 0, 3, 3, 1], [2, 2, 2, 0, 0]])
+    mask, wanted = documents(ids.to(dtype)), documents(ids)
+    assert torch.equal(mask.dense(5), wanted.dense(5))
+    assert mask.count(5) == wanted.count(5) == 22
+    beyond = torch.arange(9)  # where there is no id, nobody sees anybody
+    assert int(mask.allows(beyond[:, None], beyond, keys=9).sum()) == 22
