@@ -121,7 +121,7 @@ class Config:
         """The configuration in a TOML text."""
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"this is not TOML: {error}") from error
         return cls.from_dict(data)
 

@@ -47,8 +47,7 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
             f"{type(model).__name__} has no .config to store (got {type(config).__name__}, expected a Config); "
             "save the model itself, not a wrapper around it"
         )
-    if dtype is not None and dtype not in _FLOATS.values():
-        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, _FLOATS.values()))}")
+    _check_dtype(dtype)
     weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in _groups(model)}
     folder = Path(folder)
     try:
@@ -67,9 +66,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     The result is typed Any, because the folder says which model it is.
     """
     folder = Path(folder)
-    config = _read_config(folder)
-    with torch.device("meta"):
-        skeleton = config.build()
+    _check_dtype(dtype)
+    _check_device(device)
+    skeleton = _skeleton(config := _read_config(folder), folder)
     with _open(folder / WEIGHTS, device) as file:
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
@@ -90,6 +89,22 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
             model = config.build().to(device)
     model.load_state_dict(weights, assign=True)
     return model.eval()
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in _FLOATS.values():
+        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, _FLOATS.values()))}")
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        usable = torch.empty(0, device=device).device.type != "meta"
+    except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
+        usable = False
+    if not usable:
+        raise StorageError(
+            f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"'
+        )
 
 
 # ---------------------------------------------------------------------- what is stored
@@ -203,6 +218,17 @@ def _read_config(folder: Path) -> Config:
         return Config.from_toml(path.read_text(encoding="utf-8"))
     except (ConfigError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: {error}") from error
+
+
+def _skeleton(config: Config, folder: Path) -> nn.Module:
+    """The model without numbers; sizes that no model can have are found here."""
+    try:
+        with torch.device("meta"):
+            return config.build()
+    except (ConfigError, RuntimeError, TypeError) as error:
+        raise StorageError(
+            f"{folder / CONFIG} describes a model that cannot be built: {str(error).splitlines()[0]}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -324,3 +324,51 @@ def test_what_cannot_be_saved_says_why(folder):
     with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*holds data"):
         save(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
     assert not folder.exists()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"dtype": torch.int64}, r"got dtype=torch\.int64, expected one of torch\.float64"),
+        ({"dtype": torch.complex64}, r"got dtype=torch\.complex64"),
+        ({"device": "nonsense"}, "got device='nonsense', which is not there"),
+        ({"device": "cuda:97"}, "got device='cuda:97', which is not there"),
+        ({"device": "meta"}, "got device='meta'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_loaded_so_says_why(wish, words, model, folder):
+    save(model, folder)
+    with pytest.raises(StorageError, match=words):
+        load(folder, **wish)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("size", ["100000000000", "1" + 40 * "0"])
+def test_sizes_that_no_model_has_are_refused(size, model, folder):
+    save(model, folder)
+    path = folder / "config.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("d_model = 32", f"d_model = {size}"), encoding="utf-8")
+    with pytest.raises(StorageError, match="describes a model that cannot be built"):
+        load(folder)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            'type = "TextConfig"\nd_model = 4\nn_heads = 2\nvocab_size = 3\n',
+            "cannot be built: TextConfig names no model",
+        ),
+        ("x = " + 9999 * "[", "this is not TOML"),
+    ],
+    ids=["no model", "deep"],
+)
+def test_a_config_of_no_model_is_refused(text, words, model, folder):
+    save(model, folder)
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(StorageError, match=words):
+        load(folder)
