@@ -177,6 +177,15 @@ def test_a_pattern_for_each_head_with_any_leading_batch(lead):
         torch.testing.assert_close(fast, plain)
 
 
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+def test_a_bias_with_any_leading_batch(lead):
+    q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
+    for shape in ((67,), (67, 67), (3, 1, 67), (*lead, 3, 67, 67)):
+        bias = torch.randn(shape)
+        fast, plain = (attend(q, k, v, SMALL[0], bias=bias, impl=impl) for impl in ("gathered", "reference"))
+        torch.testing.assert_close(fast, plain)
+
+
 @pytest.mark.parametrize(
     "kwargs", [{"scores": Dot()}, {"weights": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
 )

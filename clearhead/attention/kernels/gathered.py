@@ -178,8 +178,8 @@ def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
 def _four_bias(call: Call, lead: torch.Size) -> Tensor:
     assert call.bias is not None
     bias = call.bias
-    while bias.dim() < 4:
+    while bias.dim() < 3:
         bias = bias.unsqueeze(0)
     if len(lead) == 1:
-        return bias
+        return bias if bias.dim() == 4 else bias.unsqueeze(0)
     return bias.expand(*lead, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
