@@ -78,6 +78,11 @@ class KVCache:
         self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]
     ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
         """Keeps a memory's keys and values whole: cross-attention computes them once."""
+        if self._length and not self._fixed:
+            raise ShapeError(
+                f"this part of the cache holds {self._length} tokens of self-attention; keep a memory in another part, "
+                "such as cache.at('cross')"
+            )
         self._k, self._v, self._length, self._fixed = k, v, k.shape[-2], True
         return k, v
 

@@ -117,8 +117,14 @@ class MultiHeadAttention(nn.Module):
         offset: int | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor]:
-        if cache is not None and cache.holds_memory:
-            return cache.recall()
+        if cache is not None and cache.holds_memory and key is not None:
+            k, v = cache.recall()
+            if key.shape[-2] != k.shape[-2]:
+                raise ShapeError(
+                    f"the cache keeps a memory of {k.shape[-2]} tokens and was given one of {key.shape[-2]}; "
+                    "a new memory needs a new KVCache"
+                )
+            return k, v
         source = query if key is None else key
         k = self._split(self.k_proj(source), self.n_kv_heads)
         v = self._split(self.v_proj(source if value is None else value), self.n_kv_heads)

@@ -219,6 +219,22 @@ class TestCache:
                 layer(x, memory, cache=cache, mask=padding([1, 2]))
             assert cache.holds_memory
 
+    @pytest.mark.bad_input
+    def test_tokens_and_a_memory_are_not_taken_for_each_other(self):
+        layer = MultiHeadAttention(14, 2).eval()
+        x, memory = torch.randn(3, 5, 14), torch.randn(3, 7, 14)
+        tokens, kept = KVCache(), KVCache()
+        layer(x, cache=tokens)
+        layer(x, memory, cache=kept)
+        with pytest.raises(ShapeError, match="holds 5 tokens of self-attention"):
+            layer(x, memory, cache=tokens)
+        with pytest.raises(ShapeError, match="keeps a memory and cannot grow"):
+            layer(x, cache=kept)
+        with pytest.raises(ShapeError, match="a memory of 7 tokens and was given one of 6"):
+            layer(x, memory[:, 1:], cache=kept)
+        assert tokens.length == 5
+        torch.testing.assert_close(layer(x, memory, cache=kept), layer(x, memory))
+
     def test_says_what_it_holds(self):
         cache = KVCache()
         cache.at(0).append(torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 5))
