@@ -7,6 +7,7 @@ runs no code but the constructors that the annotations name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -121,7 +122,10 @@ class Config:
         """The configuration in a TOML text."""
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # TOML's own error is a ValueError, as is one number too long
             raise ConfigError(f"this is not TOML: {error}") from error
         return cls.from_dict(data)
 
@@ -299,8 +303,10 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
             if items is not None:
                 return tuple(_decode(item, inner, where) for item, inner in zip(value, items, strict=True))
     if _fits(value, hint):
-        # TOML writers may drop the point of 1.0; the field is a float all the same.
-        return float(value) if float in members and int not in members and type(value) is int else value
+        if float not in members or int in members or type(value) is not int:
+            return value
+        with contextlib.suppress(OverflowError):  # a whole number that no float reaches
+            return float(value)  # TOML writers may drop the point of 1.0; the field is a float all the same
     raise ConfigError(f"{where}: got {_shown(value)}, expected {_words(hint)}")
 
 
@@ -310,7 +316,7 @@ def _decode_choice(data: Mapping[str, Any], choices: list[type], where: str) -> 
     require(bool(choices), f"{where}: got a table, expected a plain value")
     name = data.get("type", next(iter(by_name)) if len(by_name) == 1 else None)
     require(
-        name in by_name,
+        isinstance(name, str) and name in by_name,
         f"{where}: there is no choice {name!r} here; {_closest(str(name), by_name)}",
     )
     return _decode_fields(data, by_name[typing.cast(str, name)], f"{where}: ")

@@ -188,6 +188,17 @@ READING_FAULTS = {
         'count = 3\nway = {type = "Rigth"}',
         "EverythingConfig.way: there is no choice 'Rigth' here; did you mean 'Right'",
     ),
+    "choice of no word": (
+        EverythingConfig,
+        'count = 3\nway = {type = ["Left"]}',
+        r"no choice \['Left'\] here",
+    ),
+    "number beyond floats": (
+        EverythingConfig,
+        f"count = 3\nrate = {10**400}",
+        "rate: got 1000.*expected float",
+    ),
+    "number without end": (EverythingConfig, "count = " + 9999 * "3", "this is not TOML: .*digits"),
     "choice without type": (EverythingConfig, "count = 3\nway = {amount = 1}", "no choice None here"),
     "field of a choice": (
         EverythingConfig,
