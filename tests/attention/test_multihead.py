@@ -148,6 +148,21 @@ class TestCache:
         (plain,) = torch.autograd.grad(layer(x, mask=causal()).square().sum(), x)
         torch.testing.assert_close(cached, plain)
 
+    @pytest.mark.parametrize("learned", ["q_proj", "v_proj", "bias"])
+    def test_gradients_flow_where_keys_are_frozen(self, learned):
+        layer = MultiHeadAttention(14, 2).double().requires_grad_(False)
+        x, bias = torch.randn(3, 5, 14, dtype=F64), torch.randn(2, 5, 5, dtype=F64)
+        weight = (
+            bias.requires_grad_() if learned == "bias" else getattr(layer, learned).weight.requires_grad_()
+        )
+        cache, parts = KVCache(), []
+        for start, stop in ((0, 2), (2, 3), (3, 5)):
+            part = bias[:, start:stop, :stop]
+            parts.append(layer(x[:, start:stop], mask=causal(), bias=part, cache=cache))
+        (cached,) = torch.autograd.grad(torch.cat(parts, 1).square().sum(), weight)
+        (plain,) = torch.autograd.grad(layer(x, mask=causal(), bias=bias).square().sum(), weight)
+        torch.testing.assert_close(cached, plain)
+
     def test_cross_attention_computes_its_memory_once(self):
         layer = MultiHeadAttention(14, 2).eval()
         memory, x = torch.randn(3, 7, 14), torch.randn(3, 5, 14)
