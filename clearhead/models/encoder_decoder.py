@@ -109,7 +109,7 @@ class EncoderDecoder(nn.Module):
         """
         if memory_mask is None:
             memory_mask = source_mask
-            if source_mask is not None and as_mask(source_mask).uses_query_position:
+            if source_mask is not None and as_mask(source_mask).depends_on_query:
                 raise MaskError(
                     f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source "
                     "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"

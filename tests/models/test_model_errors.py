@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
-from clearhead.masks import window
+from clearhead.masks import allow, window
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
 from clearhead.positions import Learned, Rotary
 
@@ -65,6 +65,9 @@ def test_source_mask_serves_both_attentions(build):
     encoder_decoder = build(config)
     with pytest.raises(MaskError, match=r"depends on the query's position.*encoder_mask"):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=window(2, 2))
+    rows = allow(torch.ones(7, 7, dtype=torch.bool).tril())  # of source tokens, not of target tokens
+    with pytest.raises(MaskError, match=r"give memory_mask too"):
+        encoder_decoder(random_ids(2, 7), random_ids(2, 7), source_mask=rows)
     with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
 
