@@ -134,11 +134,19 @@ def _check(call: Call) -> None:
             f"queries are {q.shape[-1]} wide and keys {k.shape[-1]}; a dot product needs equal widths "
             f"(Bilinear and Additive scores do not)"
         )
+    if not hasattr(call.scores, "as_dot"):
+        raise DtypeError(f"scores is {call.scores!r}; expected a score function such as ScaledDot() or Dot()")
+    if isinstance(call.weights, (str, type)) or not callable(call.weights):
+        raise DtypeError(f"weights is {call.weights!r}; expected a way to weigh such as Softmax() or Hard()")
     if call.bias is not None:
         _check_bias(call, call.bias)
 
 
 def _check_bias(call: Call, bias: Tensor) -> None:
+    if not isinstance(bias, Tensor):
+        raise DtypeError(
+            f"bias is a {type(bias).__name__}; expected a floating-point tensor that broadcasts to the scores"
+        )
     if not bias.is_floating_point():
         raise DtypeError(
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "

@@ -64,6 +64,15 @@ def q(*shape, dtype=torch.float32):
             "a bool tensor is a mask",
         ),
         (
+            lambda: attend(q(), q(), q(), bias=1.0),
+            DtypeError,
+            "bias is a float; expected a floating-point tensor",
+        ),
+        (lambda: attend(q(), q(), q(), scores="dot"), DtypeError, r"scores is 'dot'.*ScaledDot\(\)"),
+        (lambda: attend(q(), q(), q(), scores=Softmax()), DtypeError, r"scores is Softmax\(.*ScaledDot\(\)"),
+        (lambda: attend(q(), q(), q(), weights=None), DtypeError, r"weights is None.*Softmax\(\)"),
+        (lambda: attend(q(), q(), q(), weights=Hard), DtypeError, r"weights is <class .*Hard.*Softmax\(\)"),
+        (
             lambda: attend(q(), q(), q(), impl="flash"),
             ImplementationError,
             'impl="flash" is unknown.*"fused"',
