@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float, Int
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.positions._checks import stray
 
 
 class KVCache:
@@ -22,8 +23,8 @@ class KVCache:
     """
 
     def __init__(self, capacity: int = 64) -> None:
-        if capacity < 1:
-            raise ConfigError(f"capacity is {capacity}; a cache starts with room for at least 1 token")
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+            raise ConfigError(f"capacity is {capacity!r}; a cache starts with room for at least 1 token")
         self.capacity = capacity
         self._parts: dict[int | str, KVCache] = {}
         self._k: Tensor | None = None
@@ -97,17 +98,22 @@ class KVCache:
 
         `rows` may repeat rows, and may be longer or shorter than the batch.
         """
+        if not isinstance(rows, Tensor):
+            raise DtypeError(f"rows must be a 1-D integer tensor, got a {type(rows).__name__}")
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
             raise DtypeError(f"rows must be a 1-D integer tensor, got {rows.dim()}-D {rows.dtype}")
         if self._k is not None and self._v is not None:
+            wrong = stray(rows, self._k.shape[0])
+            if wrong is not None:
+                raise ShapeError(f"rows hold {wrong}, but the cache has rows 0 … {self._k.shape[0] - 1}")
             self._k, self._v = (x.index_select(0, rows.to(x.device)) for x in (self._k, self._v))
         for part in self._parts.values():
             part.reorder(rows)
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens (a memory is kept)."""
-        if not 0 <= length <= self.length:
-            raise ShapeError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
+            raise ShapeError(f"cannot truncate a cache of {self.length} tokens to {length!r}")
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:

@@ -151,3 +151,24 @@ def test_a_cache_refuses_another_batch_and_dtype():
     memory.remember(q(), q())
     with pytest.raises(ShapeError, match="cannot grow"):
         memory.append(q(), q())
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "words"),
+    [
+        (lambda cache: cache.truncate(1.5), ShapeError, "a cache of 5 tokens to 1.5"),
+        (lambda cache: cache.truncate(None), ShapeError, "to None"),
+        (lambda cache: cache.truncate(6), ShapeError, "to 6"),
+        (lambda cache: cache.reorder([0, 1]), DtypeError, "got a list"),
+        (lambda cache: cache.reorder(torch.tensor([0, 2])), ShapeError, "rows hold 2.*rows 0 … 1"),
+        (lambda cache: cache.reorder(torch.tensor([-1])), ShapeError, "rows hold -1"),
+        (lambda cache: KVCache(2.5), ConfigError, "capacity is 2.5"),
+    ],
+)
+def test_a_cache_refuses_what_it_cannot_do_and_stays_as_it_is(ask, error, words):
+    cache = KVCache()
+    cache.at(0).append(q(), q())
+    with pytest.raises(error, match=words):
+        ask(cache)
+    assert cache.length == 5
+    assert cache.at(0).recall()[0].shape == (2, 3, 5, 7)
