@@ -120,7 +120,7 @@ def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tens
     if scores.shape[-1] == 0:
         return scores
     if temperature == math.inf:
-        scores = scores * 0.0
+        scores = torch.where(scores == -math.inf, scores, 0.0)  # what a bias hides stays hidden
     elif temperature != 1.0:
         # Relative to the largest first: dividing by a tiny temperature then gives −inf at worst, never inf − inf.
         largest = _hide(scores.detach(), allowed).amax(-1, keepdim=True)

@@ -183,3 +183,16 @@ def test_an_empty_row_gives_zeros_and_zero_gradient():
     out.sum().backward()
     assert torch.equal(q.grad[:, :, 2], torch.zeros_like(q.grad[:, :, 2]))
     assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1e7, math.inf])
+def test_a_bias_of_minus_infinity_hides_at_any_temperature(temperature):
+    q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~causal().dense(3), -math.inf)
+    hidden, masked = (
+        attend(q, k, v, mask, bias=bias, weights=Softmax(temperature), impl="reference")
+        for mask in (None, causal())
+    )
+    torch.testing.assert_close(hidden, masked)
+    hidden.sum().backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v))
