@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import View, leaves, versions_of
+from clearhead.attention.planning.atoms import View, leaves
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.listed import Pairs, Scatter, lists_of, pairs_of
@@ -219,7 +219,7 @@ def plan(
     position = mask.check(T, S, offset)
     where = torch.device(device)
     blocking = usual_blocking(where) if blocking is None else blocking
-    versions = versions_of(mask)
+    versions = mask.versions
     key = (mask, versions, T, S, position, where, blocking)
     with _LOCK:
         found = None if versions is None else _KEPT.get(key)

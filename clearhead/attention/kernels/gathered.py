@@ -16,7 +16,6 @@ from clearhead.attention.kernels import gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.fused import why_not as why_not_fused
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.atoms import versions_of
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
@@ -113,7 +112,7 @@ def _promises(call: Call) -> bool:
     if not torch.compiler.is_compiling():
         # Without a count of their changes, tensors in a mask would have to be planned for in every call.
         rates = rates_of(call.q.device, call.q.dtype)
-        return versions_of(call.mask) is not None and saves(plan_for(call), heads, width, backward, rates)
+        return call.mask.versions is not None and saves(plan_for(call), heads, width, backward, rates)
     from clearhead.attention.kernels.gathered_ops import constant_saves
 
     spelling = _constant(call)

@@ -58,12 +58,10 @@ def gathered(
 ) -> tuple[Tensor, Tensor]:
     """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
     made = by_handle(handle)
-    with torch.autocast(q.device.type, enabled=False):  # products of wide numbers stay wide
-        return (
-            _forward_triton(made, q, k, v, bias, scale)
-            if uses_triton(q)
-            else _forward_cpu(made, q, k, v, bias, scale)
-        )
+    if uses_triton(q):
+        return _forward_triton(made, q, k, v, bias, scale)
+    with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
+        return _forward_cpu(made, q, k, v, bias, scale)
 
 
 @gathered.register_fake
@@ -88,9 +86,9 @@ def gathered_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
     made = by_handle(handle)
-    with torch.autocast(q.device.type, enabled=False):
-        if uses_triton(q):
-            return *_backward_triton(made, grad, q, k, v, bias, out, lse, scale), q.new_empty(0)
+    if uses_triton(q):
+        return *_backward_triton(made, grad, q, k, v, bias, out, lse, scale), q.new_empty(0)
+    with torch.autocast("cpu", enabled=False):
         if bias is None or not learned:
             return *_backward_cpu(made, grad, q, k, v, bias, out, lse, scale, None), q.new_empty(0)
         dbias = torch.zeros(bias.shape, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)

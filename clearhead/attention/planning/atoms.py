@@ -140,17 +140,6 @@ def leaves(mask: Mask, swapped: bool) -> list[Key]:
     return list(found)
 
 
-def versions_of(mask: Mask) -> tuple[int, ...] | None:
-    """How often each tensor inside was changed in place; None where some tensor does not count its changes."""
-    found: tuple[int, ...] = ()
-    for leaf, _ in leaves(mask, False):
-        mine = leaf.versions
-        if mine is None:
-            return None
-        found += mine
-    return found
-
-
 def outline_of(view: View) -> Atoms | None:
     """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
 
