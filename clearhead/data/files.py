@@ -15,6 +15,7 @@ import os
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
@@ -23,6 +24,15 @@ from clearhead.errors import DataError, StorageError
 
 BOM = b"\xef\xbb\xbf"
 _TEXT_ENDINGS = (".txt", ".tsv")
+# What the libraries raise for content that is not what its first bytes promised.
+_DAMAGE = (
+    lzma.LZMAError,
+    gzip.BadGzipFile,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+)
 
 
 def _must_be_file(path: Path) -> None:
@@ -50,6 +60,9 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             elif _is_tar(path):
                 tar = stack.enter_context(tarfile.open(path))
                 members = {item.name: item for item in tar.getmembers() if item.isfile()}
+                # Its checksum stands after the last member, and is looked at by whoever reads so far.
+                while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+                    pass
                 name = _largest_text(path, {name: item.size for name, item in members.items()})
                 content = tar.extractfile(members[name])
                 if content is None:  # only for what is no plain file, which `members` leaves out
@@ -61,7 +74,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield cast(IO[bytes], stack.enter_context(gzip.GzipFile(path)))
             else:
                 yield stack.enter_context(path.open("rb"))
-        except (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        except _DAMAGE as error:
             raise StorageError(f"{path} is damaged or cut short ({error}): fetch it again") from error
 
 

@@ -70,6 +70,28 @@ def test_damage_is_named(tmp_path):
         list(files.lines(tmp_path / "other.zip"))
 
 
+@pytest.mark.parametrize("length", [1, 53, 4999])  # a checksum that is wrong, a stream that cannot be read on
+@pytest.mark.parametrize("kind", ["xz", "gz", "zip", "tar"])
+def test_damage_in_the_middle_is_named_too(tmp_path, kind, length):
+    content = b"".join(b"%d\n" % (n * n) for n in range(9973))
+    path = tmp_path / {"xz": "a.xz", "gz": "a.gz", "zip": "a.zip", "tar": "a.tar.gz"}[kind]
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.txt", content)
+    elif kind == "tar":
+        with tarfile.open(path, "w:gz") as archive:
+            member = tarfile.TarInfo("a.txt")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    else:
+        path.write_bytes((lzma if kind == "xz" else gzip).compress(content))
+    whole = path.read_bytes()
+    start = len(whole) // 2
+    path.write_bytes(whole[:start] + b"\xff" * length + whole[start + length :])
+    with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
+        list(files.lines(path))
+
+
 def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     files.write_atomically(path, b"old")
