@@ -173,6 +173,20 @@ class BytePairs(Tokenizer):
     def to_json(self) -> str:
         return self._inner.to_str()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copied and pickled by what is stored: the library's own way forgets that special names are text.
+        return _byte_pairs, (self.to_json(),)
+
+
+def _byte_pairs(text: str) -> BytePairs:
+    from tokenizers import Tokenizer as Inner
+
+    try:
+        inner = Inner.from_str(text)
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise ConfigError(str(error)) from error
+    return BytePairs(inner)
+
 
 def _why_not_text(texts: Sequence[str]) -> str:
     for i, text in enumerate(texts):
@@ -384,12 +398,6 @@ def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:
         case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
             return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
         case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
-            from tokenizers import Tokenizer as Inner
-
-            try:
-                inner = Inner.from_str(text)
-            except Exception as error:  # the library raises bare Exception for what it cannot read
-                raise ConfigError(str(error)) from error
-            return BytePairs(inner)
+            return _byte_pairs(text)
         case _:
             raise ConfigError("expected byte-level BPE, characters or symbols")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -34,6 +36,13 @@ def test_byte_pairs_give_back_any_text(bpe, text):
     ids = bpe.encode(text)
     assert bpe.decode(ids) == text
     assert not {bpe.pad_id, bpe.bos_id, bpe.eos_id} & set(ids)
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda bpe: pickle.loads(pickle.dumps(bpe))])
+def test_a_copy_reads_special_names_as_text_too(bpe, twin):
+    text = "a <pad> is no <bos>padding<eos>"
+    assert twin(bpe).encode(text) == bpe.encode(text)
+    assert twin(bpe).decode(bpe.encode(text)) == text
 
 
 @given(st.text(alphabet="a \n'.tsé1", max_size=40))
