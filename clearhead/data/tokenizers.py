@@ -215,6 +215,11 @@ def train_bpe(
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
+    if isinstance(source, str):
+        raise DataError(
+            f"source is the text {source[:40]!r}, whose letters would be taken for texts: "
+            "give a list of texts, or a Path where a file is meant"
+        )
     names = [PAD, BOS, EOS, *specials]
     if len(set(names)) != len(names):
         raise ConfigError(

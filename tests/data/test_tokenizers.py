@@ -56,6 +56,13 @@ def test_byte_pairs_merge_what_is_frequent(bpe):
     assert bpe.encode_batch(TEXTS[:3]) == [bpe.encode(text) for text in TEXTS[:3]]
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("source", ["corpus.txt", "the cat sat on the mat"])
+def test_one_text_alone_is_not_taken_for_its_letters(source):
+    with pytest.raises(DataError, match=r"give a list of texts, or a Path where a file is meant"):
+        train_bpe(source, 307)
+
+
 def test_training_is_repeatable_and_reads_files(bpe, tmp_path):
     assert train_bpe(iter(TEXTS), 307).to_json() == bpe.to_json()
     path = tmp_path / "texts.txt"
