@@ -49,6 +49,11 @@ def uniform(*keys: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     return _unsigned_shift(bits(*keys), 40).to(torch.float32) / (1 << 24)
 
 
+def uniform64(*keys: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Numbers in [0, 1) with 53 random bits, which float64 holds exactly."""
+    return _unsigned_shift(bits(*keys), 11).to(torch.float64) / (1 << 53)
+
+
 def below(limit: int | Int[Tensor, "..."], *keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Integers in [0, limit), for limits up to 2³¹; computed in integers, which no device rounds."""
     return (_unsigned_shift(bits(*keys), 32) * limit) >> 32

@@ -33,8 +33,8 @@ class Sample:
 
     A filter keeps or drops equally likely ids together, so top_k may keep more than k where there are ties.
     At least one id is always left. What is drawn depends on `seed`, the step and the row's place among the
-    prompts, and on nothing else: not on when other rows end, on `max_new`, on the cache or on the device's
-    own random numbers.
+    prompts, and on nothing else: not on how many other rows there are or when they end, on `max_new`, on the
+    cache or on the device's own random numbers.
     """
 
     temperature: float = 1.0

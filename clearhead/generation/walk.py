@@ -13,12 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clearhead.data import draws
 from clearhead.generation.choices import Greedy, Sample
 from clearhead.generation.filters import draw, probabilities
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
 
 __all__ = ["collect", "walk"]
+
+_LUCK = 601  # keeps these random numbers apart from those that data draw
 
 
 def walk(stepper: Stepper, how: Greedy | Sample, *, max_new: int, stops: tuple[int, ...]) -> Iterator[Step]:
@@ -58,7 +61,6 @@ class Walk:
         self.how = how
         self.stops = stops
         self.filler = stops[0] if stops else 0
-        self.random = torch.Generator().manual_seed(how.seed) if isinstance(how, Sample) else None
         self.made = 0
         self.done = False
         self.n_prompts = 0
@@ -94,12 +96,11 @@ class Walk:
         return logits
 
     def _choose(self, logits: Tensor) -> Tensor:
-        if self.random is None:
+        if not isinstance(self.how, Sample):
             return logits.argmax(-1)
-        assert isinstance(self.how, Sample)
-        # One number for every prompt, ended or not: no row's luck depends on another's length.
-        uniform = torch.rand(self.n_prompts, generator=self.random, dtype=torch.float64).to(logits.device)
-        uniform = uniform if self.rows is None else uniform[self.rows]
+        # A number of each prompt's own: no row's luck depends on how many others there are, or how long.
+        rows = torch.arange(self.n_prompts, device=logits.device) if self.rows is None else self.rows
+        uniform = draws.uniform64(_LUCK, self.how.seed, self.made, rows)
         return draw(probabilities(logits, self.how), uniform)
 
     def _all_prompts(self, ids: Tensor, log_probs: Tensor, running: Tensor) -> tuple[Tensor, Tensor, Tensor]:

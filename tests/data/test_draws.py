@@ -50,6 +50,8 @@ def test_draws_are_even():
     # Mean and variance of the uniform distribution, within five standard errors of each.
     assert abs(float(u.mean()) - 1 / 2) < 5 * (1 / 12 / n) ** 0.5
     assert abs(float(u.var()) - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+    fine = draws.uniform64(3, torch.arange(n))  # the same bits, and more of them
+    assert bool(((fine >= u) & (fine < u + 2**-24)).all())
     counts = torch.bincount(draws.below(13, 4, torch.arange(n)), minlength=13).double()
     chi_squared = float(((counts - n / 13) ** 2 / (n / 13)).sum())
     assert chi_squared < 33  # 12 degrees of freedom: one in a thousand is above

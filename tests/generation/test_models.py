@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.data.draws import uniform64
 from clearhead.generation import Beam, Greedy, Sample, generate, stream
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.filters import draw, probabilities
@@ -106,20 +107,27 @@ def test_with_and_without_the_cache(kind, name, how):
 
 @pytest.mark.parametrize("name", ["learned", "rotary", "every"])
 def test_sampling_is_the_plain_one_of_each_row(name):
-    """Row r at step t draws by the r-th number of the t-th set of uniform numbers."""
+    """Row r at step t draws by the uniform number of the seed, t and r."""
     model, rows, _ = build("continue", name)
     how = Sample(1.3, top_k=9, seed=11)
     result = generate(model, rows, how=how, max_new=MAX_NEW, stop=STOP)
-    generator = torch.Generator().manual_seed(11)
-    uniform = torch.stack(
-        [torch.rand(len(rows), generator=generator, dtype=torch.float64) for _ in range(MAX_NEW)]
-    )
+    uniform = torch.stack([uniform64(601, 11, t, torch.arange(len(rows))) for t in range(MAX_NEW)])
     for row, prompt in enumerate(rows):
         logits, new = next_log_probs(model, prompt), []
         while len(new) < MAX_NEW and STOP not in new:
             here = logits(torch.tensor([[*prompt.tolist(), *new]]))
             new.append(int(draw(probabilities(here, how), uniform[len(new), row, None])))
         assert result.sequence(row, with_stop=True).tolist() == new
+
+
+@pytest.mark.parametrize(("kind", "name"), [("continue", "rotary"), ("read", "rotary")])
+def test_more_prompts_change_no_row_of_a_sample(kind, name):
+    model, rows, start = build(kind, name)
+    how = Sample(1.3, seed=11)
+    together = generate(model, rows, how=how, max_new=MAX_NEW, start=start)
+    for n in range(1, len(rows)):
+        fewer = generate(model, rows[:n], how=how, max_new=MAX_NEW, start=start)
+        assert torch.equal(fewer.ids, together.ids[:n])
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ def test_the_seed_decides():
     one, again, other = (search(stepper(), how=Sample(seed=s), max_new=17).ids for s in (7, 7, 8))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+    huge = search(stepper(), how=Sample(seed=10**30), max_new=17).ids
+    assert not torch.equal(one, huge)
 
 
 def test_global_randomness_is_neither_used_nor_moved():
