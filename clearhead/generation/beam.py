@@ -81,6 +81,23 @@ class _Sequences:
         return both.take(order[:, :width])
 
 
+def _best(x: Tensor, k: int) -> Tensor:
+    """(R, k): where the k largest numbers of each row stand, largest first; of equals, the earlier.
+
+    `topk` leaves open which of equals it takes, and in which order: rows that have some are looked at again.
+    """
+    values, places = x.topk(min(k + 1, x.shape[1]), dim=1)
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
+    places = places[:, :k]
+    if bool(tied.any()):
+        x, least = x[tied], values[tied, k - 1 : k]
+        among = max(k, int((x >= least).sum(1).max()))
+        near = x.topk(among, dim=1).indices.sort(dim=1).values  # all that could be taken, in their own order
+        order = x.gather(1, near).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        places[tied] = near.gather(1, order)
+    return places
+
+
 class _Search:
     """The state of one search: what is alive, what has ended, and the answers of closed prompts."""
 
@@ -137,11 +154,15 @@ class _Search:
         enough = self.beam.width * (1 + len(self.stops))
         log_probs = wide(logits).log_softmax(-1)
         each = min(enough, logits.shape[-1])
-        top, ids = (x.unflatten(0, (P, W)) for x in log_probs.topk(each, dim=-1))  # (P, W, each)
+        best = _best(
+            logits, each
+        )  # of the logits: rounding makes some log-probabilities equal that they tell apart
+        top, ids = (x.unflatten(0, (P, W)) for x in (log_probs.gather(-1, best), best))  # (P, W, each)
         dead = self.live.scores == -math.inf
         total = (self.live.scores[..., None] + top).masked_fill(dead[..., None], -math.inf).flatten(1)
         self._check(total)
-        scores, place = total.topk(min(enough, W * each), dim=1)  # (P, C)
+        place = _best(total, min(enough, W * each))  # (P, C)
+        scores = total.gather(1, place)
         parent = place.div(each, rounding_mode="floor")
         newest, newest_log_prob = ids.flatten(1).gather(1, place), top.flatten(1).gather(1, place)
         before = self.live.take(parent)

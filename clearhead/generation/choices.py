@@ -69,7 +69,7 @@ class Beam:
     beginning ends when a stop id is among the `width` best continuations. The search for a prompt is over
     when `width` sequences have ended, when `max_new` is reached (what is alive then competes as it is,
     unfinished), or as soon as nothing alive could still score better than the n_best-th ended one, which
-    changes no answer. `Beam(1)` is `Greedy()`.
+    changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`.
     """
 
     width: int = 4

@@ -91,6 +91,21 @@ def test_width_one_is_greedy(alpha):
     assert len(set(greedy.lengths.flatten().tolist())) > 3  # rows did end at different times
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_of_equals_the_earlier_as_in_greedy_and_plain_search(dtype):
+    base = chaotic(29, seed=5)
+    coarse = lambda ids: (base(ids) * 2).round().div(2).to(dtype)  # noqa: E731
+    prompts = torch.randint(29, (17, 3), generator=torch.Generator().manual_seed(1))
+    greedy = search(Recompute(coarse, prompts), how=Greedy(), max_new=19, stop=(0, 7))
+    one = search(Recompute(coarse, prompts), how=Beam(1), max_new=19, stop=(0, 7))
+    assert torch.equal(one.ids, greedy.ids)
+    three = search(Recompute(coarse, prompts), how=Beam(3), max_new=5, stop=0)
+    coarse.log_probs_after = lambda ids: coarse(torch.tensor([ids]))[0].double().log_softmax(-1).tolist()
+    for row, prompt in enumerate(prompts.tolist()):
+        best = plain_beam(coarse, prompt, width=3, max_new=5, stops=(0,), alpha=1.0)[0]
+        assert sequences(three, row)[0][1:] == best[1:]
+
+
 def test_scores_are_the_log_probabilities_over_a_power_of_the_length():
     how = Beam(5, length_penalty=0.6, n_best=5)
     result = search(Recompute(chaotic(7, seed=3), torch.tensor([[1], [2], [6]])), how=how, max_new=11, stop=0)
@@ -156,6 +171,7 @@ def test_closed_prompts_are_no_longer_computed():
         out = torch.full((ids.shape[0], 7), -30.0, dtype=torch.float64)
         out[ids[:, 0] == 1, 0] = 0.0
         out[ids[:, 0] == 2, 5] = 0.0
+        out[ids[:, 0] == 2, 0] = -60.0  # the stop is never among the best, not even among equals
         return out
 
     stepper = Counted(logits, torch.tensor([[1], [2]]))
