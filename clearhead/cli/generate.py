@@ -44,6 +44,8 @@ def generate(
     ids = tokenizer.encode(prompt)
     if trained.task == "sort-dedup":
         ids = [*ids, tokenizer.bos_id]
+    if not ids:
+        raise DataError("the prompt is empty: give some text to go on from")
     how = sampling(temperature, top_k, top_p, min_p, seed)
     wanted = _WANTED if max_new is None else max_new
     longest = getattr(trained.model.config, "max_len", len(ids) + wanted)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.errors import ConfigError
 from clearhead.generation.choices import Beam
 from clearhead.generation.result import Generated
 from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
@@ -26,6 +27,7 @@ __all__ = ["beam_search"]
 @torch.no_grad()
 def beam_search(stepper: Stepper, beam: Beam, *, max_new: int, stops: tuple[int, ...]) -> Generated:
     """The `n_best` sequences that beam search finds for each prompt."""
+    _check_penalty(beam, max_new)
     logits = stepper.begin()
     check_logits(logits, stops)
     search = _Search(beam, max_new, stops, logits)
@@ -36,6 +38,19 @@ def beam_search(stepper: Stepper, beam: Beam, *, max_new: int, stops: tuple[int,
         if not torch.equal(rows, torch.arange(len(logits), device=rows.device)):
             stepper.reorder(rows)
         logits = stepper.step(search.newest)
+
+
+def _check_penalty(beam: Beam, max_new: int) -> None:
+    """Refuses a power by which scores would be divided to nothing, or by nothing."""
+    try:
+        divisor = float(max_new) ** beam.length_penalty
+    except OverflowError:
+        divisor = math.inf
+    if not 0 < divisor < math.inf:
+        raise ConfigError(
+            f"Beam: length_penalty is {beam.length_penalty!r} and max_new {max_new}; expected a power of the length that "
+            "a float can hold: usual are 0 to 2"
+        )
 
 
 @dataclass

@@ -150,6 +150,12 @@ def test_models_that_do_not_predict_ids():
         generate(encoder_decoder().decoder, [[1]])
 
 
+@pytest.mark.parametrize("penalty", [1000.0, -1000.0, 10**9])
+def test_a_length_penalty_beyond_floats_is_refused(penalty):
+    with says(errors.ConfigError, "expected a power of the length that a float can hold: usual are 0 to 2"):
+        generate(decoder(), [[1]], how=Beam(3, length_penalty=penalty), max_new=7)
+
+
 def test_beam_search_is_not_streamed():
     with says(errors.ConfigError, "cannot be streamed: until its end, any id may still change; use generate"):
         stream(decoder(), [[1]], how=Beam(3))
