@@ -64,11 +64,16 @@ def _texts(text: list[str] | None, file: Path | None) -> list[str]:
         if text:
             raise DataError("give sentences or --file, not both")
         try:
-            return file.read_text(encoding="utf-8").splitlines()
+            return _lines(file.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not text:
         raise DataError("nothing to translate: give a sentence, - for standard input, or --file PATH")
     if text == ["-"]:
-        return sys.stdin.read().splitlines()
+        return _lines(sys.stdin.read())
     return text
+
+
+def _lines(text: str) -> list[str]:
+    """One entry a line. `splitlines` would also cut at signs that may stand inside one, such as U+2028 or a form feed."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -155,6 +155,14 @@ class TestModels:
         assert rows[1]["target"] == ""
         assert rows[2]["target"] == "Gracias."
 
+    def test_translate_has_a_line_for_each_line(self, cli, tmp_path):
+        text = "\ufeffI love you.\r\nThank\u2028you.\r\n\x0cThank you.\x85\r\n"
+        (tmp_path / "in.txt").write_text(text, encoding="utf-8", newline="")
+        rows = cli("translate", "--file", tmp_path / "in.txt", "--beam", 1, "--json").json
+        assert [row["source"] for row in rows] == ["I love you.", "Thank\u2028you.", "\x0cThank you.\x85"]
+        (tmp_path / "empty.txt").write_text("", encoding="utf-8")
+        assert cli("translate", "--file", tmp_path / "empty.txt", "--json").json == []
+
     def test_generate(self, cli):
         assert cli("generate", "D A A", "--model", "sort-dedup").out == "A D\n"
         first = cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
