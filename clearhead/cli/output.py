@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 
 class _Console(Console):
@@ -29,7 +30,7 @@ class _Console(Console):
             self._width = before
 
 
-console = _Console(highlight=False)
+console = _Console(highlight=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -45,18 +46,19 @@ def show_picture(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
-    """A plain table; columns whose cells are all numbers are set to the right."""
+    """A plain table of plain text; columns whose cells are all numbers are set to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(row[i][:1] in "-+−0123456789" for row in cells if row[i])
         if numeric:
             longest = max([len(row[i]) for row in cells])
-            result.add_column(column, justify="right", no_wrap=True, min_width=longest)
+            result.add_column(Text(column), justify="right", no_wrap=True, min_width=longest)
         else:
-            result.add_column(column)
+            result.add_column(Text(column))
     for row in cells:
-        result.add_row(*row)
+        # As text, for a path may hold what rich would read as its markup.
+        result.add_row(*map(Text, row))
     return result
 
 

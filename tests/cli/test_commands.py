@@ -210,6 +210,18 @@ class TestModels:
 
 
 class TestTrain:
+    @pytest.mark.parametrize("name", ["a[b]c", "a[/b]c", "a:cat:c"])
+    def test_a_folder_of_any_name_is_shown_as_it_is(self, cli, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        settings = ["steps=2", "warmup_steps=1", "d_model=8", "n_heads=2", "batch.budget=256", "n_train=64"]
+        sets = [part for item in settings for part in ("--set", item)]
+        ran = cli("train", "sort-dedup", "--out", name, *sets, "--set", "n_validation=16")
+        assert ran.code == 0
+        assert [line.split() for line in ran.out.splitlines() if line.startswith("folder")] == [
+            ["folder", name]
+        ]
+        assert f"finished: the model is in {name}/model" in ran.out
+
     def test_from_the_command_line_to_a_model_that_answers(self, cli, tmp_path):
         out = tmp_path / "run"
         settings = ["steps=12", "warmup_steps=2", "d_model=16", "n_heads=2", "batch.budget=256", "n_train=64"]
