@@ -60,7 +60,7 @@ def options(
 
 
 def run() -> None:
-    """Runs the command line and ends the process: 0, 1 with one line for our errors, 2 for wrong usage."""
+    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for wrong usage."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
     try:
@@ -74,8 +74,9 @@ def run() -> None:
     except Exception as error:
         from clearhead.errors import ClearheadError
 
-        if not isinstance(error, ClearheadError):
+        # What the system refuses (a folder that cannot be made, a disk that is full) is not a fault of the program.
+        if not isinstance(error, ClearheadError | OSError):
             raise
         from clearhead.cli.output import fail
 
-        fail(str(error).splitlines()[0])
+        fail(str(error).partition("\n")[0])

@@ -208,6 +208,17 @@ class TestModels:
         assert words in ran.err
         assert ran.err.count("\n") == 1
 
+    @pytest.mark.parametrize(
+        "command", [["train", "digits"], ["train-tokenizer", "book.txt"], ["data", "shakespeare"]]
+    )
+    def test_a_folder_that_cannot_be_made_is_one_line(self, cli, tmp_path, monkeypatch, command):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "book.txt").write_text("some text\n" * 7)
+        ran = cli(*command, "--out", "book.txt/folder")
+        assert ran.code == 1
+        assert ran.err.splitlines()[-1] == "clearhead: [Errno 20] Not a directory: 'book.txt/folder'"
+        assert "Traceback" not in ran.err
+
 
 class TestTrain:
     @pytest.mark.parametrize("name", ["a[b]c", "a[/b]c", "a:cat:c"])
