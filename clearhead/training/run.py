@@ -145,8 +145,10 @@ def train(
             )
             if resume is not None:
                 trainer.resume()
-            elif init is not None:
-                trainer.keep_start()
+            else:
+                if init is not None:
+                    trainer.keep_start()
+                _begin(job, world)
             trainer.progress.started(_info(job, trainer))
             ending = trainer.run(interruption)
             return _finish(job, trainer, ending, interruption.signal)
@@ -157,7 +159,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Job:
-    """A recipe made concrete: its data read, its model built, its folder there."""
+    """A recipe made concrete: its data read, its model built, its folder chosen."""
 
     recipe: Recipe
     folder: Path
@@ -200,11 +202,21 @@ def _prepare(
         _begin_with(model, init)
     if world.is_first and is_new:
         folder = _new_folder(folder, recipe.task if recipe.preset == presets.SMALL else recipe.preset)
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        write_atomically(folder / FILE_NAME, recipe.to_toml().encode())
     folder = world.from_first(folder)
     return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
+
+
+def _begin(job: _Job, world: World) -> None:
+    """Make the run's folder. Nothing is there before all that can be refused has been looked at.
+
+    The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should.
+    """
+    if world.is_first:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        if job.tokenizer is not None:
+            job.tokenizer.save(job.folder)
+        write_atomically(job.folder / FILE_NAME, job.recipe.to_toml().encode())
+    world.barrier()
 
 
 def _begin_with(model: nn.Module, init: Path) -> None:
@@ -229,7 +241,6 @@ def _new_folder(wanted: Path | None, name: str) -> Path:
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; choose another out")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

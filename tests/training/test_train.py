@@ -148,6 +148,19 @@ def test_what_cannot_be_started_says_why(tmp_path):
         train(resume=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"batch.budget": 1}, {"batch": {"type": "Packed", "rows": 2, "width": 64}}, {"epochs": 1}]
+)
+def test_what_cannot_be_started_leaves_nothing_behind(tmp_path, wrong):
+    settings = SETTINGS | {"warmup_steps": 10**6} if "epochs" in wrong else SETTINGS
+    if "epochs" in wrong:
+        del settings["steps"]
+    with pytest.raises((ConfigError, DataError)):
+        train("sort-dedup", out=tmp_path / "run", set={**settings, **wrong})
+    assert not (tmp_path / "run").exists()
+    assert train("sort-dedup", out=tmp_path / "run", set=SETTINGS).ending == "finished"
+
+
 def test_the_bar_shows_the_numbers(tmp_path):
     from rich.console import Console
 
