@@ -36,6 +36,7 @@ from clearhead.models.storage import save as save_model
 from clearhead.training import presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
+from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
@@ -332,6 +333,8 @@ def _portable(data: Config) -> Any:
 
 
 def _draw(folder: Path) -> None:
+    if not read_log(folder):
+        return  # stopped before the first row
     try:
         draw_run(folder)
     except MissingDependencyError:

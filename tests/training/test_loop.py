@@ -286,6 +286,18 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
+def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
+    summary = train(
+        "sort-dedup",
+        out=tmp_path / "part",
+        set=SETTINGS | {"log_every": 10},
+        progress=At(1, lambda: os.kill(os.getpid(), signal.SIGINT)),
+    )
+    assert summary.message.startswith("SIGINT received: saved after step 1 of 11. Go on with: ")
+    assert (tmp_path / "part/summary.json").is_file()
+    assert train(resume=tmp_path / "part").ending == "finished"
+
+
 def test_a_second_signal_is_not_held_back(tmp_path):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
