@@ -80,10 +80,14 @@ def write(
     return final
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what interrupted saves left behind."""
-    found = sorted(_steps(run), reverse=True)
-    for step in found[keep:]:
+def prune(run: Path, keep: int, *, at: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what interrupted saves left.
+
+    Those beyond it could not be used when the run was resumed: they must not take the places of good ones.
+    """
+    found = _steps(run)
+    kept = sorted((step for step in found if step <= at), reverse=True)[:keep]
+    for step in set(found) - set(kept):
         folder = run / f"step-{step:08d}"
         doomed = run / f".{folder.name}.old"
         os.replace(

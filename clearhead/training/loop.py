@@ -326,7 +326,7 @@ class Trainer:
             log.sync()
         self.checkpoint = checkpoints.write(self.folder, self.at.step, tensors, values, self.world)
         if self.world.is_first:
-            checkpoints.prune(self.folder, self.config.keep)
+            checkpoints.prune(self.folder, self.config.keep, at=self.at.step)
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
 

@@ -65,7 +65,7 @@ def test_newest_first_and_the_oldest_go(tmp_path, tensors):
     for step in (3, 20, 100):
         write(tmp_path, step, tensors)
     assert [checkpoint.step for checkpoint in good(tmp_path)] == [100, 20, 3]
-    checkpoints.prune(tmp_path, 2)
+    checkpoints.prune(tmp_path, 2, at=100)
     assert [checkpoint.step for checkpoint in good(tmp_path)] == [100, 20]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020", "step-00000100"]
 
@@ -148,7 +148,7 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatc
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
-    checkpoints.prune(tmp_path, 5)
+    checkpoints.prune(tmp_path, 5, at=3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 

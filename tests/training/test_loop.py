@@ -298,6 +298,20 @@ def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
     assert train(resume=tmp_path / "part").ending == "finished"
 
 
+def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
+    def stopped(step, **how):
+        return train(**how, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
+
+    run(tmp_path / "whole")
+    stopped(9, task="sort-dedup", out=tmp_path / "part", set=SETTINGS)
+    (tmp_path / "part/step-00000009/model.safetensors").write_bytes(b"torn")
+    with pytest.warns(RuntimeWarning, match="is torn"):
+        stopped(7, resume=tmp_path / "part", set={"keep": 1})
+    assert [path.name for path in (tmp_path / "part").glob("step-*")] == ["step-00000007"]
+    train(resume=tmp_path / "part")
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
 def test_a_second_signal_is_not_held_back(tmp_path):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
