@@ -61,16 +61,17 @@ def generate(
         made.append(int(step.ids[0]))
         if json or made[-1] == tokenizer.eos_id:
             continue
-        # Decoding the whole each time keeps pieces together that are one character only in company.
-        text = tokenizer.decode(made)
-        sys.stdout.write(text.removeprefix(shown) if text.startswith(shown) else text)
+        # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as �,
+        # which is held back until the rest has come.
+        text = tokenizer.decode(made).rstrip("\N{REPLACEMENT CHARACTER}")
+        sys.stdout.write(text.removeprefix(shown))
         sys.stdout.flush()
         shown = text
     finished = bool(made) and made[-1] == tokenizer.eos_id
+    text = tokenizer.decode(made[:-1] if finished else made)
     if json:
-        text = tokenizer.decode(made[:-1] if finished else made)
         show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
         return
-    sys.stdout.write("\n")
+    sys.stdout.write(text.removeprefix(shown) + "\n")
     if not finished and max_new is not None and room < max_new:
         sys.stderr.write(f"({model} reads at most {longest:,} tokens, which is where this ends)\n")

@@ -6,9 +6,13 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 
 from clearhead import __version__
 from clearhead.cli.app import _COMMANDS
+from clearhead.data import train_bpe
+from clearhead.models import storage
+from clearhead.training import presets
 
 
 def test_version_and_help(cli):
@@ -171,6 +175,19 @@ class TestModels:
             first
             == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         )
+
+    def test_generate_shows_each_character_once_when_all_of_it_is_there(self, cli, tmp_path):
+        """Characters of several bytes, of which a model that knows nothing makes whole ones and torn ones."""
+        texts = ["日本語のテキスト、日本の言葉", "être naïve à Noël"]
+        tokenizer = train_bpe(texts * 3, 300)
+        tokenizer.save(tmp_path)
+        recipe = presets.recipe("text").changed({"vocab_size": tokenizer.vocab_size})
+        torch.manual_seed(3)
+        storage.save(recipe.model.build(), tmp_path)
+        (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
+        for seed in range(5):
+            how = ["日本", "--model", tmp_path, "--max-new", 60, "--temperature", 1, "--seed", seed]
+            assert cli("generate", *how).out == cli("generate", *how, "--json").json["text"] + "\n"
 
     def test_generate_says_where_the_model_ends(self, cli):
         ran = cli("generate", "A" * 251, "--max-new", 9)
