@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -59,18 +59,29 @@ def options(
     """Transformers with nothing hidden: the textbook, the laboratory and the engine."""
 
 
+def _without_a_reader() -> NoReturn:
+    """The reader went away (`clearhead … | head`): nothing is wrong. Python would complain at exit without this."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(0)
+
+
 def run() -> None:
     """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for wrong usage."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, and not at exit, where Python complains of a reader that went away
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader went away (`clearhead … | head`): nothing is wrong. Python would complain at exit without this.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _without_a_reader()
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        _without_a_reader()  # rich and click make an exit status of it
     except Exception as error:
         from clearhead.errors import ClearheadError
 

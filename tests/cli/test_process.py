@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 
 def clearhead(*arguments: str, **kwargs):
     command = [sys.executable, "-m", "clearhead.cli", *arguments]
@@ -29,10 +31,13 @@ def test_translates_from_a_cold_start():
     assert time.perf_counter() - start < 20
 
 
-def test_a_reader_that_goes_away_is_no_error():
+@pytest.mark.parametrize(
+    "pipe",
+    ["mask 'causal()' -n 64 | head -1", "data | head -1", "generate ROMEO: | true", "models --json | true"],
+)
+def test_a_reader_that_goes_away_is_no_error(pipe):
     done = subprocess.run(
-        f"{sys.executable} -m clearhead.cli mask 'causal()' -n 64 | head -1",
-        shell=True,
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m clearhead.cli {pipe}"],
         capture_output=True,
         text=True,
         check=False,
