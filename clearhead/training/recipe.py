@@ -92,7 +92,7 @@ class Recipe:
             )
         try:
             return cls.from_toml(path.read_text(encoding="utf-8"))
-        except ConfigError as error:
+        except (ConfigError, UnicodeDecodeError) as error:
             raise StorageError(f"{path}: {error}") from error
 
     def mark(self, *more: str) -> str:

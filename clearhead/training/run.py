@@ -121,6 +121,11 @@ def train(
             raise ConfigError(
                 "resume goes on with a run as it was; give no task, preset, init or out with it"
             )
+        if (Path(resume) / "config.toml").is_file():
+            raise ConfigError(
+                f"{resume} holds a trained model and no run; resume the run that made it, "
+                "or begin a new one with it as init"
+            )
         folder: Path | None = Path(resume)
         recipe = _resumed(Recipe.of(resume), settings, data)
     else:

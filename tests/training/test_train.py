@@ -146,6 +146,11 @@ def test_what_cannot_be_started_says_why(tmp_path):
     assert not (tmp_path / "text").exists()
     with pytest.raises(StorageError, match=r"has no train\.toml"):
         train(resume=tmp_path)
+    with pytest.raises(ConfigError, match="holds a trained model and no run; resume the run that made it"):
+        train(resume=tmp_path / "run/model")
+    (tmp_path / "run/train.toml").write_bytes(b"\xff\xfepreset")
+    with pytest.raises(StorageError, match=r"train\.toml: .* can't decode"):
+        train(resume=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
