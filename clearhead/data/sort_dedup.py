@@ -252,6 +252,7 @@ class SortDedup:
                 f"max_length {max_length} without {tuple(unseen_lengths)}: no length is left to train on"
             )
         self.max_length = max_length
+        self.longest = max_length + 1 + min(n_symbols, max_length)  # tokens of an example, in any epoch
         self.tokenizer = vocabulary(n_symbols)
         inputs = Inputs(n_symbols=n_symbols, lengths=lengths, narrow=narrow, seed=seed)
         self.train = TrainingSplit(replace(inputs, lengths=seen), n_train)

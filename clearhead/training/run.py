@@ -198,7 +198,7 @@ def _prepare(
         tokenizer = load_tokenizer(known)
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
     tokenizer = getattr(task, "tokenizer", None)
-    changes: dict[str, Any] = {"model": fitted(recipe.model, task)}
+    changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
 from clearhead.data.batch import Batch
+from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.data.digits import Digits
+from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.task import Task
 from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
@@ -166,15 +168,21 @@ def _no_data(task: str, what: str) -> DataError:
 # ---------------------------------------------------------------------- the model for the data
 
 
-def fitted(model: Config, task: Task) -> Config:
-    """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes."""
+def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Config:
+    """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes.
+
+    A table of learned positions has a row for every place that a batch can have: also for padding, and in any epoch.
+    """
     known: dict[str, Any] = {}
     if (tokenizer := getattr(task, "tokenizer", None)) is not None:
         known["vocab_size"] = tokenizer.vocab_size
         longest = max(int(split.lengths().max()) for split in (task.train, task.validation))
+        is_learned = isinstance(getattr(model, "positions", None), Learned)
+        if is_learned:
+            longest = round_up(max(longest, getattr(task, "longest", 0)), getattr(batch, "multiple", 1))
         if getattr(model, "max_len", longest) < longest:
             known["max_len"] = longest
-            if isinstance(getattr(model, "positions", None), Learned):
+            if is_learned:
                 known["positions"] = Learned(max_len=longest)
     if (size := getattr(task, "image_size", None)) is not None:
         known |= {

@@ -10,6 +10,7 @@ from clearhead.data import tokenizers
 from clearhead.data.augment import PerSet
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
+from clearhead.positions import Learned
 from clearhead.training import (
     Progress,
     ProgressBar,
@@ -111,6 +112,22 @@ def test_it_learns(tmp_path):
     assert few.valid_loss > 1.5  # of ln 8 = 2.08 for no idea at all
     assert many.valid_loss < 0.1
     assert many.valid_accuracy > 0.99
+
+
+@pytest.mark.parametrize("task", ["translation", "sort-dedup"])
+def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, data, task):
+    """Widths are rounded up to multiples of 8, and another epoch's letters may be longer than those of the first."""
+    few = {"n_train": 5, "n_validation": 2, "max_length": 29} if task == "sort-dedup" else {"max_tokens": 7}
+    settings = {
+        **FEW,
+        **SMALL[task],
+        **few,
+        "batch": {"type": "ByTokens", "budget": 300, "multiple": 8},
+        "max_len": 3,
+        "positions": Learned(max_len=3),
+        "steps": 29,
+    }
+    assert train(task, data=data[task], out=tmp_path / "run", set=settings).ending == "finished"
 
 
 def test_data_that_have_moved_are_found_with_data(tmp_path, data):
