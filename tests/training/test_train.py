@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from clearhead.training import (
     read_log,
     train,
 )
+from clearhead.training.run import _fingerprint
 from clearhead.training.tasks import scores
 from tests.training.tiny import SETTINGS
 
@@ -128,6 +130,21 @@ def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, 
         "steps": 29,
     }
     assert train(task, data=data[task], out=tmp_path / "run", set=settings).ending == "finished"
+
+
+def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
+    class Many:
+        def __len__(self):
+            return 2**24 + 4
+
+        def lengths(self):
+            return torch.ones(1, 1, dtype=torch.int64)
+
+        def batch(self, rows):
+            assert int(rows.max()) == len(self) - 1
+            return SimpleNamespace(labels=rows)
+
+    assert _fingerprint(SimpleNamespace(train=Many(), validation=Many()))
 
 
 def test_data_that_have_moved_are_found_with_data(tmp_path, data):
