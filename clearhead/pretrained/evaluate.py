@@ -18,7 +18,7 @@ from clearhead.data.batch import Batch
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.task import Split
 from clearhead.data.translation import PairSplit, Translation, read_pairs
-from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.errors import ConfigError, DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
@@ -83,6 +83,13 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
     has_text = (trained.folder / "tokenizer.json").is_file()
     settings: DataConfig = recipe.data.at(data)
     task = settings.load(seed=recipe.train.seed, tokenizer=trained.tokenizer if has_text else None)
+    size, wanted = getattr(task, "image_size", None), getattr(trained.model.config, "image_size", None)
+    if data is None and size is not None and wanted is not None and size != wanted:
+        here, there = ("×".join(map(str, side)) for side in (size, wanted))
+        raise DataError(
+            f"{trained.name} reads pictures of {there} and those without --data (in Python, data=) are {here}: "
+            "give the data that it was made for"
+        )
     return task.validation, task
 
 

@@ -211,6 +211,8 @@ class TestModels:
             (["translate", "--file", "/nowhere.txt"], "cannot be read"),
             (["evaluate", "en_es"], "did you mean 'en-es'?"),
             (["evaluate", "en-es"], "--data"),
+            (["evaluate", "digits-vit"], "reads pictures of 32×32 and those without --data"),
+            (["evaluate", "digits-conv"], "are 8×8: give the data that it was made for"),
             (["generate", "A" * 256], "the prompt has 256 tokens and shakespeare reads at most 256"),
             (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
             (["generate", ""], "the prompt is empty: give some text"),
