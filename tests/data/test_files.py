@@ -92,6 +92,21 @@ def test_damage_in_the_middle_is_named_too(tmp_path, kind, length):
         list(files.lines(path))
 
 
+@pytest.mark.parametrize("kind", ["gz", "zip"])
+def test_a_stream_of_an_unknown_kind_is_damage(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    if kind == "gz":
+        path.write_bytes(gzip.compress(b"line\n" * 97))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.txt", b"line\n" * 97)
+    content = bytearray(path.read_bytes())
+    content[{"gz": 10, "zip": 35}[kind]] = 0x07  # the first block says that it is of a kind that there is not
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
+        list(files.lines(path))
+
+
 def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     files.write_atomically(path, b"old")
