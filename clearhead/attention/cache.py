@@ -117,8 +117,10 @@ class KVCache:
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:
-        if not self._fixed:
-            self._length = min(self._length, length)
+        if not self._fixed and length < self._length:
+            self._length = length
+            # What was forgotten may still be read, by a trace or in a backward pass: the next tokens are written elsewhere.
+            self._k, self._v = (None if x is None else x[..., :length, :] for x in (self._k, self._v))
         for part in self._parts.values():
             part._truncate(length)
 

@@ -26,7 +26,7 @@ Number = Any  # a sympy number: sympy ships no types
 
 MAX_TEXT = 2000
 _MAX_DEPTH = 40
-_MAX_DIGITS = 40
+_MAX_DIGITS = 80  # more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
 _TOKEN = re.compile(

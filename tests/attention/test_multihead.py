@@ -256,3 +256,14 @@ class TestCache:
         assert repr(cache) == "KVCache(3 tokens, 1 parts)"
         assert repr(cache.at(0)) == "KVCache(3 tokens, room for 64)"
         assert cache.n_bytes == 2 * 2 * 64 * 5 * 4
+
+
+def test_what_a_cache_forgot_stays_as_it_was_for_those_who_hold_it():
+    cache, first, other = KVCache(), *(torch.randn(1, 2, 5, 4) for _ in range(2))
+    held, _ = cache.append(first, first)
+    before = held.clone()
+    cache.truncate(3)
+    k, v = cache.append(other[..., :2, :], other[..., :2, :])
+    assert torch.equal(held, before)
+    assert torch.equal(k, torch.cat([first[..., :3, :], other[..., :2, :]], -2))
+    assert torch.equal(v, k)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.work import solve
 from clearhead.work.grading import is_right
 from clearhead.work.numbers import NumberError, as_float, decimal, places, read_number, same, text
 
@@ -90,6 +91,15 @@ def test_what_is_written_is_read_again(case):
     assert as_float(number) == pytest.approx(value, rel=1e-9, abs=1e-9)
     again = read_number(text(number))
     assert as_float(again) == pytest.approx(as_float(number), rel=1e-14, abs=1e-14)
+
+
+def test_every_cell_of_a_sheet_is_read_again_as_its_json_has_it():
+    """Also numbers that have no shorter form than sixty digits."""
+    cells = [x for step in solve("sort-dedup-softmax").steps for row in step.grid.cells for x in row]
+    numbers = [x for x in cells if not isinstance(x, str)]
+    assert max(len(text(x)) for x in numbers) > 60
+    for number in numbers:
+        assert same(read_number(text(number)), number)
 
 
 @given(st.fractions(-1000, 1000, max_denominator=997))
@@ -193,7 +203,7 @@ def test_when_a_cell_is_right(given_cell, exact, right):
         ("1+" * 2000 + "1", "at most"),
         (True, "expected a number"),
         (None, "expected a number"),
-        (10**50, "more than 40 digits"),
+        (10**90, "more than 80 digits"),
         (Decimal("nan"), "got nan"),
         (Decimal("1e400"), "expected a size"),
     ],
