@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, Integer
 else:
 
     class _Shaped:
@@ -19,6 +19,6 @@ else:
         def __class_getitem__(cls, item: Any) -> Any:
             return item[0]
 
-    Bool = Float = Int = _Shaped
+    Bool = Float = Int = Integer = _Shaped
 
-__all__ = ["Bool", "Float", "Int"]
+__all__ = ["Bool", "Float", "Int", "Integer"]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from clearhead._shapes import Bool, Int
+from clearhead._shapes import Bool, Integer
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.geometry import Grid, Keys, Region
@@ -86,7 +86,7 @@ class Mask(ABC):
         return offset
 
     def allows(
-        self, p: Int[Tensor, "..."], j: Int[Tensor, "..."], *, keys: int, offset: int = 0
+        self, p: Integer[Tensor, "..."], j: Integer[Tensor, "..."], *, keys: int, offset: int = 0
     ) -> Bool[Tensor, "..."]:
         """The definition: may the query at position p attend to the key at position j, when there are `keys` keys?
 

@@ -26,7 +26,8 @@ Number = Any  # a sympy number: sympy ships no types
 
 MAX_TEXT = 2000
 _MAX_DEPTH = 40
-_MAX_DIGITS = 80  # more than `text` ever writes
+_MAX_DIGITS = 40
+_MAX_WRITTEN = 80  # with those after the point: more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
 _TOKEN = re.compile(
@@ -289,7 +290,8 @@ class _Reader:
     def literal(self, token: str) -> Number:
         token = token.replace("−", "-")
         mantissa, _, power = token.lower().partition("e")
-        if len(mantissa) > _MAX_DIGITS or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:
+        too_long = len(mantissa.partition(".")[0]) > _MAX_DIGITS or len(mantissa) > _MAX_WRITTEN
+        if too_long or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:
             raise self.wrong(f"{token!r} has too many digits")
         return sympy.Rational(token)
 

@@ -205,6 +205,7 @@ class TestCache:
             rest = layer(x[:, 2:], mask=causal(), cache=cache)
             torch.testing.assert_close(rest, layer(x, mask=causal())[:, 2:])
 
+    @pytest.mark.bad_input
     def test_a_call_that_is_refused_leaves_no_tokens_behind(self):
         layer = MultiHeadAttention(14, 2).eval()
         x = torch.randn(3, 7, 14)
@@ -223,6 +224,7 @@ class TestCache:
                 assert cache.length == 5
             torch.testing.assert_close(layer(x[:, 5:], mask=causal(), cache=cache), whole[:, 5:])
 
+    @pytest.mark.bad_input
     def test_a_memory_that_is_refused_is_not_kept(self):
         layer = MultiHeadAttention(14, 2).eval()
         x, memory, cache = torch.randn(3, 5, 14), torch.randn(3, 7, 14), KVCache()

@@ -132,6 +132,7 @@ def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, 
     assert train(task, data=data[task], out=tmp_path / "run", set=settings).ending == "finished"
 
 
+@pytest.mark.bad_input  # a stand-in for a task
 def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
     class Many:
         def __len__(self):
