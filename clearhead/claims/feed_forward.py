@@ -65,6 +65,54 @@ def ffn_positionwise(t: Trial) -> None:
 
 
 @claim(
+    "ffn-mixes-features",
+    HOMEWORK,
+    "1.4d.4",
+    "Self-attention mixes information across positions, the feed-forward layer across the features of one position.",
+    method="Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, "
+    "and the library's FeedForward.",
+    when="attention's weights stay as they are and W_V and W_O are diagonal; otherwise attention mixes features too",
+)
+def ffn_mixes_features(t: Trial) -> None:
+    x, moved = exact.matrix([[1, 0], [0, 1], [1, 1]]), exact.matrix([[2, 0], [0, 1], [1, 1]])
+    nothing = exact.matrix([[0, 0]] * 3)
+    unit, turned = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1, 2], [0, 1]])
+
+    def touched(before: exact.Matrix, after: exact.Matrix) -> tuple[set[int], set[int]]:
+        """Positions and features that differ."""
+        cells = [(i, j) for i in range(3) for j in range(2) if before[i][j] != after[i][j]]
+        return {i + 1 for i, _ in cells}, {j + 1 for _, j in cells}
+
+    def attended(tokens: exact.Matrix, w_v: exact.Matrix, *, fixed: bool) -> exact.Matrix:
+        matched = nothing if fixed else tokens
+        return exact.attention(matched, matched, exact.times(tokens, w_v))
+
+    for name, w_v, fixed in (
+        ("attention, weights fixed, W_V = 1", unit, True),
+        ("attention, weights fixed, W_V = (1 2; 0 1)", turned, True),
+        ("attention, weights of the tokens, W_V = 1", unit, False),
+    ):
+        where, what = touched(attended(x, w_v, fixed=fixed), attended(moved, w_v, fixed=fixed))
+        t.case(
+            name,
+            f"positions {sorted(where)}, features {sorted(what)}",
+            where == {1, 2, 3} and what == {1},
+            inside=fixed and w_v is unit,
+        )
+    ffn = FeedForward(2, 8, ReLU()).double()
+    with torch.no_grad():
+        for weight in (ffn.up.weight, ffn.down.weight):
+            weight.fill_(1.0)
+        gap = ffn(torch.tensor(moved, dtype=torch.float64)) - ffn(torch.tensor(x, dtype=torch.float64))
+    where, what = ({int(i) + 1 for i in axis} for axis in gap.nonzero(as_tuple=True))
+    t.case(
+        "the feed-forward layer",
+        f"positions {sorted(where)}, features {sorted(what)}",
+        where == {1} and what == {1, 2},
+    )
+
+
+@claim(
     "ffn-universal",
     HOMEWORK,
     "1.4d.1",
