@@ -50,7 +50,10 @@ def check(
 def _chosen(only: str | Sequence[str] | None) -> list[Property]:
     if only is None:
         return list(PROPERTIES)
-    names = [only] if isinstance(only, str) else list(only)
+    try:
+        names = [only] if isinstance(only, str) else list(only)
+    except TypeError:
+        raise ConfigError(f"only is {only!r}; expected names of properties: {', '.join(NAMES)}") from None
     for name in names:
         if name not in NAMES:
             raise ConfigError(f"there is no property {name!r}; there are: {', '.join(NAMES)}")

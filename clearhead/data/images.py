@@ -172,6 +172,10 @@ def load_images(path: Path | str | None) -> tuple[Images, Images]:
         return _from_folder(path.parent)
     if ".npz" in path.suffixes:
         return read_npz(path)
+    if not path.exists():
+        raise StorageError(
+            f"there is no file or folder {path}; give the pictures, or no path for scikit-learn's digits"
+        )
     raise DataError(
         f"{path}: expected an npz (or npz.xz), or a folder with {' and '.join(_MAT_NAMES)} or idx files"
     )

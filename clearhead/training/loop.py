@@ -7,6 +7,7 @@ A checkpoint holds all that the next step depends on, so that on the CPU a resum
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -260,7 +261,9 @@ class Trainer:
         began = time.perf_counter()
         averaged = None if self.average is None else self.average.value()
         self.at.valid_loss, self.at.valid_accuracy = self.evaluate(averaged)
-        if self.at.best_loss is None or self.at.valid_loss < self.at.best_loss - self._min_delta():
+        best = self.at.best_loss
+        # A loss that is no number is the best only where there is no other.
+        if best is None or math.isnan(best) or self.at.valid_loss < best - self._min_delta():
             self.at.best_loss, self.at.best_step, self.at.waited = self.at.valid_loss, self.at.step, 0
             if self.keeps_best:
                 own = state.weights(self.inner)

@@ -338,6 +338,7 @@ def test_a_report_is_text_html_and_json():
             ConfigError,
             "there is no property 'leak'; there are",
         ),
+        (nn.Linear(3, 3), {"inputs": Values((3,)), "only": 5}, ConfigError, "only is 5; expected names"),
     ],
 )
 def test_refusals_say_what_to_do(module, how, error, message):

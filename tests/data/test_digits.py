@@ -157,6 +157,8 @@ def test_folders_and_files_of_no_known_kind(tmp_path):
         load_images(tmp_path / "a.png")
     with pytest.raises(StorageError, match="there is no file"):
         load_images(tmp_path / "a.npz")
+    with pytest.raises(StorageError, match="there is no file or folder"):
+        load_images(tmp_path / "nowhere")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from clearhead.training import (
     read_log,
     train,
 )
+from clearhead.training.loop import Trainer
 from clearhead.training.tasks import loss, loss_sum, scores
 from tests.training.tiny import SETTINGS, rows
 
@@ -393,6 +394,13 @@ def test_min_delta_asks_for_more_than_a_little(tmp_path):
     assert (
         run(tmp_path / "run", early_stopping=choice).best_step == 4
     )  # the first of all counts, none after it does
+
+
+def test_a_validation_that_is_no_number_is_not_the_best(tmp_path, monkeypatch):
+    measured = iter([math.nan, 3.0, 2.0, 4.0, math.nan])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, weights=None: (next(measured), 0.5))
+    summary = run(tmp_path / "run", steps=20, eval_every=4, keep_best=True)
+    assert (summary.best_step, summary.best_loss) == (12, 2.0)
 
 
 def test_the_average_is_what_is_exported(tmp_path):
