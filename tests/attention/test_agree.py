@@ -144,6 +144,20 @@ def test_a_bias_of_any_shape_that_broadcasts(shape, impl):
         torch.testing.assert_close(fast, plain)
 
 
+@pytest.mark.parametrize("impl", ["fused", "gathered"])
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+def test_the_least_number_as_a_bias_hides_keys_beside_others_only(impl, temperature):
+    """As in the reference: a row that has nothing else averages, and −∞ hides for good."""
+    q, k, v = (torch.randn(1, 2, 6, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    bias = torch.zeros(6, 6)
+    bias[2] = bias[3, :4] = torch.finfo(torch.float32).min
+    bias[4], bias[4, 1] = -math.inf, torch.finfo(torch.float32).min
+    how = {"bias": bias, "weights": Softmax(temperature)}
+    wanted = attend(q, k, v, window(9, 9), impl="reference", **how)
+    torch.testing.assert_close(attend(q, k, v, window(9, 9), impl=impl, **how), wanted)
+    torch.testing.assert_close(wanted[..., 4, :], v[..., 1, :])
+
+
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 @pytest.mark.parametrize("mask", [None, causal(), padding([3, 7])], ids=str)
 def test_a_temperature_divides_the_bias_too(mask, temperature):

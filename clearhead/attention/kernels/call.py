@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from clearhead.attention.scores import Scores
-from clearhead.attention.weights import Weights
+from clearhead.attention.weights import Softmax, Weights
 from clearhead.masks import Mask
 
 
@@ -40,6 +41,19 @@ class Call:
     def groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.q.shape[-3] // self.k.shape[-3]
+
+    def cooled(self, bias: Tensor) -> Tensor:
+        """bias / temperature of the softmax. What is finite stays so.
+
+        Some libraries hide keys by the least number there is. Divided, it would become −∞, which hides a key even where
+        it is the only one.
+        """
+        assert isinstance(self.weights, Softmax)  # other ways to weigh are the reference's
+        temperature = self.weights.temperature
+        if temperature >= 1.0:
+            return bias if temperature == 1.0 else bias / temperature
+        most = torch.finfo(bias.dtype).max / 2
+        return torch.where(bias.isinf(), bias, (bias / temperature).clamp(-most, most))
 
     def allowed(self) -> Tensor | None:
         """The mask as a bool tensor that broadcasts to (B, H, T, S); one row where all queries see the same keys."""

@@ -121,8 +121,7 @@ def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
     # CPU kernels add a float32 bias to half-precision scores; CUDA's want the query's dtype.
     bias = call.bias.to(call.q.dtype if call.q.is_cuda else torch.promote_types(call.q.dtype, torch.float32))
     assert isinstance(call.weights, Softmax)  # why_not has said so
-    if call.weights.temperature != 1.0:
-        bias = bias / call.weights.temperature  # it divides scores and bias together
+    bias = call.cooled(bias)  # it divides scores and bias together
     return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
 
 

@@ -82,7 +82,7 @@ def run(call: Call) -> Tensor:
         made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
         handle = made.handle
     four = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, call.k, call.v)]
-    bias = None if call.bias is None else _four_bias(call, lead) / call.weights.temperature
+    bias = None if call.bias is None else call.cooled(_four_bias(call, lead))
     out, _ = gathered(*four, bias, handle, scale / call.weights.temperature)
     return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
