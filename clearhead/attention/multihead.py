@@ -93,10 +93,8 @@ class MultiHeadAttention(nn.Module):
         k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
         learns = q.requires_grad or (bias is not None and bias.requires_grad)
         if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
-            k, v = (
-                k.clone(),
-                v.clone(),
-            )  # backward wants them as they are, and the cache will write on beside them
+            # Backward wants them as they are, and the cache will write on beside them.
+            k, v = k.clone(), v.clone()
         try:
             out = attend(
                 q,

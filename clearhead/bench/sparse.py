@@ -86,9 +86,8 @@ def measure(
             from clearhead.bench.sparse_ahead import compile_ahead
 
             done = compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
-            missing.sort(
-                key=lambda step: step.key not in done
-            )  # what a compiler may not get done with comes last
+            # What a compiler may not get done with comes last.
+            missing.sort(key=lambda step: step.key not in done)
         for step in missing:
             if time.monotonic() > deadline:
                 return list(rows.values())

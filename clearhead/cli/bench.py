@@ -10,6 +10,8 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, show_json, table
 
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]
+
 bench = typer.Typer(
     help="Measure side by side with a peer; what is printed is a ratio of one run.", no_args_is_help=True
 )
@@ -60,9 +62,7 @@ def sparse(
     earlier: Annotated[
         Path | None, typer.Option("--continue", help="A results file of this machine: measure what it lacks.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
@@ -92,9 +92,7 @@ def auto(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; by default float32 on a CPU.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """What impl="auto" chooses for each mask of the catalogue, and what the choice loses against the faster way."""
@@ -122,9 +120,7 @@ def auto(
 @bench.command()
 def look(
     out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path("look.json"),
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""

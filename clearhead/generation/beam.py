@@ -169,9 +169,8 @@ class _Search:
         enough = self.beam.width * (1 + len(self.stops))
         log_probs = wide(logits).log_softmax(-1)
         each = min(enough, logits.shape[-1])
-        best = _best(
-            logits, each
-        )  # of the logits: rounding makes some log-probabilities equal that they tell apart
+        # Of the logits: rounding makes some log-probabilities equal that they tell apart.
+        best = _best(logits, each)
         top, ids = (x.unflatten(0, (P, W)) for x in (log_probs.gather(-1, best), best))  # (P, W, each)
         dead = self.live.scores == -math.inf
         total = (self.live.scores[..., None] + top).masked_fill(dead[..., None], -math.inf).flatten(1)

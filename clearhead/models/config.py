@@ -122,10 +122,8 @@ class Config:
         """The configuration in a TOML text."""
         try:
             data = tomllib.loads(text)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # TOML's own error is a ValueError, as is one number too long
+        # TOML's own error is a ValueError, and so is that of a number that is too long.
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"this is not TOML: {error}") from error
         return cls.from_dict(data)
 

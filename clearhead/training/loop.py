@@ -261,9 +261,8 @@ class Trainer:
         began = time.perf_counter()
         averaged = None if self.average is None else self.average.value()
         self.at.valid_loss, self.at.valid_accuracy = self.evaluate(averaged)
-        best = self.at.best_loss
-        # A loss that is no number is the best only where there is no other.
-        if best is None or math.isnan(best) or self.at.valid_loss < best - self._min_delta():
+        best = math.inf if self.at.best_loss is None or math.isnan(self.at.best_loss) else self.at.best_loss
+        if self.at.best_loss is None or self.at.valid_loss < best - self._min_delta():
             self.at.best_loss, self.at.best_step, self.at.waited = self.at.valid_loss, self.at.step, 0
             if self.keeps_best:
                 own = state.weights(self.inner)

@@ -96,9 +96,8 @@ class ProgressBar(Progress):
             f"{info.total_steps:,} steps on {where}"
         )
         for note in info.notes:
-            self._bars.console.print(
-                note, markup=False, emoji=False
-            )  # it names files, which may look like markup
+            # It names files, which may look like markup.
+            self._bars.console.print(note, markup=False, emoji=False)
         if info.first_step:
             self._bars.console.print(f"resumed after step {info.first_step:,}")
         self._bar = self._bars.add_task(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from clearhead.attention.kernels import gathered
+from clearhead.attention.plan import plan
+from clearhead.attention.planning.cost import H200
 from clearhead.bench import auto
+from clearhead.bench.calibrate import from_auto
 from clearhead.bench.sparse import Options
 from clearhead.bench.sparse_masks import CATALOGUE
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY = Options(
     lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6
 )
@@ -56,3 +62,29 @@ def test_the_choice_is_the_one_that_attend_makes(monkeypatch):
 
 def test_no_time_measures_nothing():
     assert auto.measure(replace(TINY, seconds=-1.0)) == []
+
+
+def test_todays_constants_choose_right_for_what_was_measured_on_a_gpu():
+    """Every choice of the committed file, made again: what gathering and the fused kernel took says what it loses."""
+    rows = json.loads((RESULTS / "auto.json").read_text(encoding="utf-8"))["rows"]
+    measured = {(row["name"], row["length"], row["backward"]): row for row in rows if row["name"] != "causal"}
+    blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64)
+    for (name, length, backward), row in measured.items():
+        mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == name)
+        made = plan(mask, length, blocking=blocking)
+        chosen = "gathered" if gathered.saves(made, row["heads"], 64, backward, H200) else "fused"
+        assert row[chosen] <= auto.BOUND * min(row["gathered"], row["fused"]), (name, length, backward)
+    assert len(measured) == 200
+
+
+def test_a_fit_is_made_of_both_ways_of_every_choice(tmp_path):
+    rows = [
+        asdict(replace(ROW, name=name, length=1024, heads=32, width=64, dtype="bfloat16"))
+        for name in ("window", "BigBird")
+    ]
+    (tmp_path / "auto.json").write_text(json.dumps({"rows": rows}))
+    ours, theirs, *_ = samples = list(from_auto(tmp_path / "auto.json"))
+    assert [s.forward for s in samples] == [2.0, 3.0] * 2
+    assert ours.full + ours.partial > 0 == ours.masked
+    assert theirs.masked == 32 * 1024**2
+    assert [(s.leaves, s.scattered) for s in samples[1::2]] == [(1, 0), (4, 1)]

@@ -31,9 +31,8 @@ class GradientsReach(Property):
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
-            case = lab.draw(
-                case.x.shape[0], 2
-            )  # a single key has weight 1, whatever its score: nothing to learn
+            # A single key has weight 1, whatever its score: there would be nothing to learn.
+            case = lab.draw(case.x.shape[0], 2)
         module = lab.copy()
         generator = torch.Generator().manual_seed(lab.seed)
         with torch.no_grad():
