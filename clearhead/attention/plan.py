@@ -33,6 +33,12 @@ from clearhead.masks.structural import Stride
 KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
 
+LONG = 4096
+"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test.
+
+A larger block reads its columns for more rows, but beside the edges of a mask it computes more pairs that are not allowed.
+"""
+
 _ON_CPU = 1 << 17
 """Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
 
@@ -45,6 +51,9 @@ class Blocking:
     keys: int = 64
     dense_from: int | None = 1024  # columns seen by all from which a dense call pays; None: never
     triangle: bool = True  # whether there is a dense call for the whole of causal()
+    long: int | None = (
+        None  # rows in a block of a piece with long lists (see `LONG`); None: as many as in any other
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +102,10 @@ class Plan:
         for part in split(self.rest, n_rows):
             keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
             if part.scatter is None:
-                found.append(_build(self, part, by_key, n_rows, M, keep_empty))
+                lists = _build(self, part, by_key, n_rows, M, keep_empty)
+                if self.blocking.long is not None and _is_long(lists):
+                    lists = _build(self, part, by_key, n_rows, self.blocking.long, keep_empty)
+                found.append(lists)
             else:
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
                 found.append(lists_of(self._pairs(part.scatter), shape, M, by_key, keep_empty))
@@ -152,25 +164,34 @@ class Plan:
     ) -> float:
         """The time that this plan should take for `heads` (batch × heads) of `width`, on its device."""
         rates = rates_of(self.device) if rates is None else rates
-        work = self.work(heads, rates)
+        work = self.work(heads, rates, backward)
         return rates.milliseconds(**work, width=width, backward=backward)
 
-    def work(self, heads: int, rates: Rates) -> dict[str, float]:
-        """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for."""
+    def work(self, heads: int, rates: Rates, backward: bool) -> dict[str, float]:
+        """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for.
+
+        With backward a kernel takes about half of its time for lists of queries, and half for lists of keys, which may be
+        longer. Those of masks with data are not made for this: they may be needed for a single call.
+        """
         beyond = min(rates.causal_tile, self.S) / 2 * self.T if self.triangle else 0
         dense = float(min(self.dense_pairs + beyond, self.T * self.S) * heads)
         work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * rates.dense_launches}
         each = max(heads // max(self._batch, 1), 1)
-        for lists in self.queries:
+        both = backward and not rates.in_chunks and self.mask.is_structural
+        for lists in (*self.queries, *self.keys) if both else self.queries:
             pairs, launches = lists.chunked(each) if rates.in_chunks else (lists.pairs * each, 1)
-            partial = lists.partial_pairs / max(lists.pairs, 1)
-            work["full"] += pairs * (1 - partial)
+            share = 0.5 if both else 1.0
+            partial = share * lists.partial_pairs / max(lists.pairs, 1)
+            work["full"] += pairs * (share - partial)
             work["partial"] += pairs * partial
-            work["launches"] += launches
+            work["launches"] += launches * share
         return work
 
-    def fused_work(self, heads: int) -> dict[str, float]:
-        """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor."""
+    def fused_work(self, heads: int, device: torch.device | None = None) -> dict[str, float]:
+        """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor.
+
+        It would do so on `device`, if that is another one than the plan is on.
+        """
         each = float(self.T * self.S)
         if not self.mask.depends_on_query:
             return {"dense": heads * each}
@@ -179,6 +200,7 @@ class Plan:
             "masked": heads * each,
             "leaves": len(parts),
             "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
+            "moved": sum(_is_elsewhere(leaf, device or self.device) for leaf in parts),
             "remainders": each * sum(isinstance(leaf, Stride) for leaf in parts),
         }
 
@@ -283,6 +305,16 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
                 if len(seen) >= blocking.dense_from:
                     columns, rest = seen, left
     return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+
+
+def _is_elsewhere(leaf: Mask, device: torch.device) -> bool:
+    where = leaf._device()
+    return where is not None and where.type != device.type
+
+
+def _is_long(lists: Lists) -> bool:
+    blocks = lists.N * lists.batch
+    return lists.pairs >= LONG * lists.M * blocks > 0 and lists.partial_pairs <= lists.pairs / 10
 
 
 def _build(made: Plan, part: Part, by_key: bool, n_rows: int, M: int, keep_empty: bool) -> Lists:

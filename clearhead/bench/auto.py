@@ -6,9 +6,10 @@ the cost model of plans (`attention/planning/cost.py`) is held to 5 %.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.attend import Impl, attend, choose
+from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
+from clearhead.attention.plan import plan
+from clearhead.attention.planning.cost import rates_of
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.bench.results import write
 from clearhead.bench.sparse import Options, Run, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
-from clearhead.masks import Mask
+from clearhead.masks import Causal, Mask
 
 WAYS: tuple[Impl, ...] = ("fused", "gathered")
 BOUND = 1.05
@@ -109,6 +113,24 @@ def _way(mask: Mask, impl: Impl) -> Run:
         return attend(q, k, v, mask, impl=impl)
 
     return run
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a results file; one that does not say is of width 64 and bfloat16."""
+    names = [field.name for field in fields(Row)]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [Row(**{name: ({"width": 64, "dtype": "bfloat16"} | row)[name] for name in names}) for row in rows]
+
+
+def again(row: Row) -> Row:
+    """The row with the choice that today's constants make on a GPU, which need not be here."""
+    mask = next(pattern.mask(row.length) for pattern in CATALOGUE if pattern.name == row.name)
+    if isinstance(mask, Causal):
+        return replace(row, chosen="fused")  # which has a kernel for it
+    gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
+    made = plan(mask, row.length, blocking=gathered.blocking_on(gpu, dtype, row.width, row.width))
+    gathers = gathered.saves(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
+    return replace(row, chosen="gathered" if gathers else "fused")
 
 
 def line(row: Row) -> str:

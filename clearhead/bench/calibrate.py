@@ -34,15 +34,18 @@ FIXED = {
     "launches": "launch",
     "leaves": "leaf",
     "scattered": "scattered",
+    "moved": "moved",
 }  # of a sample, and what one of them costs
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured call: pairs of each kind (all heads), kernels launched, and ms forward and forward + backward."""
+    """One measured call, in ms: pairs of each kind (all heads), kernels launched, and what a mask is built of."""
 
     name: str
     width: int
+    training: bool  # forward and backward
+    ms: float
     dense: float = 0.0
     masked: float = 0.0
     full: float = 0.0
@@ -50,8 +53,7 @@ class Sample:
     launches: float = 1
     leaves: float = 0
     scattered: float = 0
-    forward: float | None = None
-    training: float | None = None
+    moved: float = 0
 
 
 # -- the fit ----------------------------------------------------------------------------------------------------------
@@ -59,24 +61,24 @@ class Sample:
 
 def fit(samples: Sequence[Sample], device: Rates) -> Rates:
     """The device with the costs that explain the samples best, relatively and without negative ones."""
-    return replace(device, forward=_fit(samples, "forward"), training=_fit(samples, "training"))
+    forward, training = ([s for s in samples if s.training is training] for training in (False, True))
+    return replace(device, forward=_fit(forward), training=_fit(training))
 
 
-def _fit(samples: Sequence[Sample], what: str) -> Costs:
-    used = [sample for sample in samples if getattr(sample, what)]
+def _fit(samples: Sequence[Sample]) -> Costs:
     rows = [
         [
             *(x for kind in KINDS for x in (getattr(s, kind) / 1e9, getattr(s, kind) * s.width / 1e9)),
             *(getattr(s, name) for name in FIXED),
         ]
-        for s in used
+        for s in samples
     ]
-    times = torch.tensor([[getattr(s, what)] for s in used], dtype=torch.float64)
+    times = torch.tensor([[s.ms] for s in samples], dtype=torch.float64)
     # Divided by its time each sample asks for 1: errors count relatively.
-    table = torch.tensor(rows, dtype=torch.float64).reshape(len(used), 2 * len(KINDS) + len(FIXED)) / times
-    if len({s.width for s in used}) < 2:
+    table = torch.tensor(rows, dtype=torch.float64).reshape(len(samples), 2 * len(KINDS) + len(FIXED)) / times
+    if len({s.width for s in samples}) < 2:
         table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # a single width cannot tell a pair from its width
-    found = robust(table, torch.ones(len(used), dtype=torch.float64)).tolist()
+    found = robust(table, torch.ones(len(samples), dtype=torch.float64)).tolist()
     costs: dict[str, Any] = {kind: Cost(found[2 * n], found[2 * n + 1]) for n, kind in enumerate(KINDS)}
     return Costs(**costs, **dict(zip(FIXED.values(), found[2 * len(KINDS) :], strict=True)))
 
@@ -126,19 +128,20 @@ def measure(
         tensors = (q, k, v, grad)
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
-        yield Sample(f"dense {tag}", width, dense=pairs, **_times(None, "fused", tensors))
-        masked = window(length // 8, length // 8)
-        yield Sample(f"masked {tag}", width, masked=pairs, leaves=1, **_times(masked, "fused", tensors))
+        for training in (False, True):
+            ms = _time(None, "fused", tensors, training)
+            yield Sample(f"dense {tag}", width, training, ms, dense=pairs)
+            ms = _time(window(length // 8, length // 8), "fused", tensors, training)
+            yield Sample(f"masked {tag}", width, training, ms, masked=pairs, leaves=1)
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
                 return
             mask = pattern.mask(length)
-            yield Sample(
-                f"{pattern.name} {tag}",
-                width,
-                **_work(mask, length, heads, device, dtype, width),
-                **_times(mask, "gathered", tensors),
-            )
+            made = _plan(mask, length, device, dtype, width)
+            for training in (False, True):
+                ms = _time(mask, "gathered", tensors, training)
+                work = made.work(heads, rates_of(torch.device(device)), training)
+                yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
 
 
 def from_sparse(path: Path) -> Iterator[Sample]:
@@ -147,59 +150,60 @@ def from_sparse(path: Path) -> Iterator[Sample]:
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         length, width, heads = row["length"], row["width"], row["batch"] * row["heads"]
         tag = f"T {length} D {width}"
-        if (length, width) not in dense:
-            dense.add((length, width))
-            pairs = float(heads * length * length)
-            yield Sample(f"dense {tag}", width, dense=pairs, forward=row["dense"], training=row["dense_both"])
-        mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == row["name"])
-        if row["ours"] and row["name"] != "causal":  # which is the fused kernel's own
-            work = _work(mask, length, heads, "cuda", torch.bfloat16, width)
-            yield Sample(
-                f"{row['name']} {tag}", width, **work, forward=row["ours"], training=row["ours_both"]
-            )
+        mask = _mask(row)
+        made = _plan(mask, length, "cuda", torch.bfloat16, width)
+        for training, end in ((False, ""), (True, "_both")):
+            if (length, width) not in dense:
+                pairs = float(heads * length * length)
+                yield Sample(f"dense {tag}", width, training, row["dense" + end], dense=pairs)
+            if row["ours" + end] and row["name"] != "causal":  # which is the fused kernel's own
+                work = made.work(heads, H200, training)
+                yield Sample(f"{row['name']} {tag}", width, training, row["ours" + end], **work)
+        dense.add((length, width))
 
 
 def from_auto(path: Path) -> Iterator[Sample]:
     """The rows of `clearhead bench auto` on a GPU, both ways of each."""
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        length, heads, width = row["length"], row["heads"], row.get("width", 64)  # older files do not say
-        when = "training" if row["backward"] else "forward"
+        row = {"width": 64, "dtype": "bfloat16"} | row  # older files do not say
+        length, heads, width, training = (row[name] for name in ("length", "heads", "width", "backward"))
         tag = f"{row['name']} T {length} D {width}"
-        mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == row["name"])
         if row["name"] == "causal":  # which is the fused kernel's own
             continue
-        made = _plan(mask, length, "cuda", getattr(torch, row.get("dtype", "bfloat16")), width)
-        ours, theirs = made.work(heads, H200), made.fused_work(heads)
+        made = _plan(_mask(row), length, "cuda", getattr(torch, row["dtype"]), width)
+        ours, theirs = made.work(heads, H200, training), made.fused_work(heads, torch.device("cuda"))
         theirs = {name: n for name, n in theirs.items() if name != "remainders"}
-        yield Sample(tag, width, **ours, **{when: row["gathered"]})
-        yield Sample(f"masked {tag}", width, **theirs, **{when: row["fused"]})
+        yield Sample(tag, width, training, row["gathered"], **ours)
+        yield Sample(f"masked {tag}", width, training, row["fused"], **theirs)
 
 
-def _work(
-    mask: Mask, length: int, heads: int, device: str, dtype: torch.dtype, width: int
-) -> dict[str, float]:
-    return _plan(mask, length, device, dtype, width).work(heads, rates_of(torch.device(device)))
+def _mask(row: dict[str, Any]) -> Mask:
+    return next(pattern.mask(row["length"]) for pattern in CATALOGUE if pattern.name == row["name"])
 
 
 def _plan(mask: Mask, length: int, device: str, dtype: torch.dtype, width: int) -> Plan:
     return plan(mask, length, blocking=blocking_on(torch.device(device), dtype, width, width))
 
 
-def _times(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, float]:
+def _time(
+    mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool
+) -> float:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask, impl=impl)
 
     if tensors[0].is_cuda:
-        return {"forward": time_forward(run, tensors), "training": time_both(run, tensors)}
+        return (time_both if training else time_forward)(run, tensors)
     q, k, v, grad = tensors
+    if not training:
+        return _least_of(lambda: run(q, k, v))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
-    def training() -> None:
+    def step() -> None:
         for x in leaves:
             x.grad = None
         run(leaves[0], leaves[1], leaves[2]).backward(grad)
 
-    return {"forward": _least_of(lambda: run(q, k, v)), "training": _least_of(training)}
+    return _least_of(step)
 
 
 def _least_of(call: Callable[[], object], repeats: int = 8) -> float:
@@ -233,45 +237,34 @@ def source(rates: Rates) -> str:
 
 def report(samples: Sequence[Sample], rates: Rates) -> str:
     """How well the rates explain each sample, and what choosing by them costs against the better of fused and gathered."""
-    lines = [f"{'':48} {'ms':>9} {'predicted':>10}   {'training':>9} {'predicted':>10}   chosen (lost by it)"]
-    fused = {s.name.removeprefix("masked "): s for s in samples if s.name.startswith("masked ")}
+    lines = [f"{'':58} {'ms':>9} {'predicted':>10}   chosen (lost by it)"]
+    fused = {(s.name.removeprefix("masked "), s.training): s for s in samples if s.name.startswith("masked ")}
     for s in samples:
-        cells, chosen = [], []
-        other = fused.get(s.name) or fused.get("T " + s.name.split(" T ")[-1])
-        for what in ("forward", "training"):
-            real, guess = getattr(s, what), _predict(s, rates, what == "training")
-            cells.append(f"{real or 0:9.2f} {guess:10.2f}")
-            theirs = None if other is None or s.masked or "dense T" in s.name else getattr(other, what)
-            if theirs and real:
-                assert other is not None
-                gathers = guess < _predict(other, rates, what == "training")
-                lost = (real if gathers else theirs) / min(real, theirs) - 1
-                chosen.append(f"{'gathered' if gathers else 'fused'} ({100 * lost:.0f} %)")
-        lines.append(f"{s.name:48} {'   '.join(cells)}   {', '.join(chosen)}")
+        guess = _predict(s, rates)
+        other = fused.get((s.name, s.training)) or fused.get(("T " + s.name.split(" T ")[-1], s.training))
+        chosen = ""
+        if other is not None and not s.masked and not s.name.startswith("dense T"):
+            gathers = guess < _predict(other, rates)
+            lost = (s if gathers else other).ms / min(s.ms, other.ms) - 1
+            chosen = f"{'gathered' if gathers else 'fused'} ({100 * lost:.0f} %)"
+        name = s.name + ", training" * s.training
+        lines.append(f"{name:58} {s.ms:9.2f} {guess:10.2f}   {chosen}")
     return "\n".join(lines)
 
 
-def _predict(s: Sample, rates: Rates, backward: bool) -> float:
-    work = {kind: getattr(s, kind) for kind in KINDS}
-    fixed = {name: getattr(s, name) for name in FIXED}
-    return rates.milliseconds(**work, **fixed, width=s.width, backward=backward)
+def _predict(s: Sample, rates: Rates) -> float:
+    work = {name: getattr(s, name) for name in (*KINDS, *FIXED)}
+    return rates.milliseconds(**work, width=s.width, backward=s.training)
 
 
 def merged(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples of one name as one, with the least of their times: what disturbs a measurement only makes it longer."""
-    found: dict[str, Sample] = {}
+    """Samples of one call as one, with the least of their times: what disturbs a measurement only makes it longer."""
+    found: dict[tuple[str, bool], Sample] = {}
     for sample in samples:
-        before = found.setdefault(sample.name, sample)
-        found[sample.name] = replace(
-            before,
-            forward=_least(before.forward, sample.forward),
-            training=_least(before.training, sample.training),
-        )
+        before = found.setdefault((sample.name, sample.training), sample)
+        if sample.ms < before.ms:
+            found[sample.name, sample.training] = replace(before, ms=sample.ms)
     return list(found.values())
-
-
-def _least(a: float | None, b: float | None) -> float | None:
-    return min(a, b) if a and b else a or b
 
 
 def _read(path: Path) -> list[Sample]:
@@ -301,7 +294,7 @@ def main(arguments: list[str] | None = None) -> None:
         lengths = chosen.lengths or ([512, 1024, 2048, 4096] if cpu else [16384, 4096])
         heads = chosen.heads or (2 if cpu else 32)
         for sample in measure(chosen.device, lengths, chosen.widths, heads, chosen.seconds):
-            print(f"{sample.name:48} {sample.forward:9.3f} {sample.training:9.3f}", flush=True)
+            print(f"{sample.name + ', training' * sample.training:58} {sample.ms:9.3f}", flush=True)
             samples.append(sample)
             if chosen.out is not None:
                 chosen.out.write_text(json.dumps([asdict(s) for s in samples], indent=1), encoding="utf-8")

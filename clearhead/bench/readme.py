@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from clearhead.bench.auto import again, read_rows
 from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.cost import report
 from clearhead.work import show, solve
@@ -79,21 +80,24 @@ def _all_sizes(rows: list[dict[str, Any]]) -> str:
         max(max(row["ours"] / row[of], row["ours_both"] / row[f"{of}_both"]) for row in some)
         for some, of in ((rows, "dense"), (beside, "flex"))
     )
+    measured = "" if len(beside) == len(rows) else f" in the {len(beside)} where that was measured"
     return (
         f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, widths "
-        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and in the "
-        f"{len(beside)} where FlexAttention was measured at most {flex:.2f} of its."
+        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and at most "
+        f"{flex:.2f} of FlexAttention's{measured}."
     )
 
 
 def _choices() -> str:
-    """What choosing by the cost model loses, from `clearhead bench auto`."""
-    document = json.loads((RESULTS / "auto.json").read_text(encoding="utf-8"))
-    lost = [row["lost"] for row in document["rows"]]
-    lengths = [row["length"] for row in document["rows"]]
+    """What choosing by the cost model loses, of what `clearhead bench auto` measured."""
+    rows = [again(row) for path in sorted(RESULTS.glob("auto*.json")) for row in read_rows(path)]
+    lengths = [row.length for row in rows]
+    kinds = sorted({(row.dtype, row.width) for row in rows})
     return (
-        f'`impl="auto"`, asked at {min(lengths):,} to {max(lengths):,} tokens there, chose the faster way '
-        f"{lost.count(1.0)} times of {len(lost)} and lost at most {100 * (max(lost) - 1):.0f} % (`clearhead bench auto`)."
+        f'`impl="auto"`, asked at {min(lengths):,} to {max(lengths):,} tokens there '
+        f"({', '.join(f'{dtype} of width {width}' for dtype, width in kinds)}), chooses the faster way "
+        f"{sum(row.lost == 1.0 for row in rows)} times of {len(rows)} and loses at most "
+        f"{100 * (max(row.lost for row in rows) - 1):.1f} % (both ways measured by `clearhead bench auto`)."
     )
 
 

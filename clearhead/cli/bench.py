@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,12 @@ def sparse(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="16,384 tokens of width 64 only.")] = False,
     flex: Annotated[bool, typer.Option(help="Measure FlexAttention too (it has to be compiled).")] = True,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Of this length only; may be repeated.", min=1)
+    ] = None,
+    widths: Annotated[
+        list[int] | None, typer.Option("--width", help="Heads of this width only; may be repeated.", min=1)
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further row after this long.")] = 240.0,
     earlier: Annotated[
         Path | None, typer.Option("--continue", help="A results file of this machine: measure what it lacks.")
@@ -74,6 +81,9 @@ def sparse(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
+    options = replace(
+        options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths)
+    )
     kept = read_rows(earlier) if earlier is not None else ()
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept)
     if json:

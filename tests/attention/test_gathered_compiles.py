@@ -15,9 +15,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from clearhead.attention import plan as planning
 from clearhead.attention.kernels import gathered, gathered_ops
 from clearhead.attention.plan import plan
-from clearhead.masks import allow, causal, documents, every, prefix, scattered, window
+from clearhead.masks import allow, blocks, causal, documents, every, prefix, scattered, window
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -32,7 +33,7 @@ SHARED = 227 * 1024  # bytes that one block of threads may use there
 T = 331
 MEMORY, REGISTERS = 228 * 1024, 1 << 16  # of a multiprocessor
 KERNELS = {
-    gathered_triton: ("forward_kernel", "join_kernel", "delta_kernel"),
+    gathered_triton: ("forward_kernel", "join_kernel", "prepare_kernel"),
     gathered_triton_backward: ("query_kernel", "key_kernel", "sum_kernel"),
 }
 TYPES = {
@@ -57,7 +58,12 @@ class Compiled:
         names = self.kernel.arg_names
         given = dict(zip(names, args, strict=False)) | constants
         assert list(given) == names, "a launch gives every argument, in order"
-        fixed = {n for n, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr}
+        constant = {
+            name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr
+        }
+        fixed = constant | {
+            name for name in names if type(given[name]) is int and given[name] == 1
+        }  # as Triton does
         source = ASTSource(
             fn=self.kernel,
             signature={n: "constexpr" if n in fixed else kind(given[n]) for n in names},
@@ -142,7 +148,7 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     out, lse = gathered_ops._forward_triton(made, q, k, v, added, 0.125)
     gathered_ops._backward_triton(made, grad, q, k, v, added, out, lse, 0.125)
     kernels = {one.kernel for one in found}
-    assert {"forward_kernel", "delta_kernel", "query_kernel", "key_kernel"} <= kernels
+    assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
     assert max(one.shared for one in found) <= SHARED
 
 
@@ -167,3 +173,18 @@ def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
     (kernel,) = (one for one in found if one.kernel == "forward_kernel")
     assert kernel.spilled == 0
     assert kernel.at_once >= at_once
+
+
+def test_large_blocks_of_long_lists_fit(found, monkeypatch):
+    """Twice the rows need twice the warps, and no more shared memory or registers than there are."""
+    monkeypatch.setattr(planning, "LONG", 100)
+    q, k, v, grad = (torch.randn(1, 2, T, 128).bfloat16() for _ in range(4))
+    blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 128, 128, dense=False)
+    made = plan(blocks(256), T, blocking=blocking)
+    assert (made.queries[0].M, made.keys[0].M) == (128, 128)
+    out, lse = gathered_ops._forward_triton(made, q, k, v, None, 0.125)
+    gathered_ops._backward_triton(made, grad, q, k, v, None, out, lse, 0.125)
+    for one in found:
+        assert one.shared <= SHARED
+        assert 256 * one.registers <= REGISTERS
+        assert one.spilled <= 128

@@ -22,6 +22,7 @@ import torch
 from clearhead.attention import attend
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
+from clearhead.attention.plan import Plan
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.bench.sparse_masks import CATALOGUE
@@ -151,6 +152,9 @@ CASES = [
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
     Case(causal() & (window(9, 0) | every(3)), square(2053), deterministic=True),
     Case(window(2, 2) | every(4), (1, 4, 2, 4099, 4099, 64, 64), deterministic=True),
+    # Lists so long that they are cut into larger blocks.
+    Case(blocks(6000), (1, 2, 1, 9001, 9001, 128, 128)),
+    Case(causal() & blocks(9000), (1, 1, 1, 9001, 9001, 96, 128), HALF, deterministic=True),
     *expressions(40),
 ]
 
@@ -267,15 +271,22 @@ def test_errs_at_most_twice_as_much_as_the_reference(results, number):
         assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
 
 
+def plan_of(case: Case) -> Plan:
+    B, H, K, T, S, D, E = case.shape
+    q, k, v = (
+        torch.empty(size, dtype=case.dtype, device="cuda")
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+    )
+    return gathered.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
+
+
 def test_the_dense_cases_have_a_dense_piece():
     """Else the cases above would not show that pieces are merged rightly."""
-    for case in CASES:
-        B, H, K, T, S, D, E = case.shape
-        if T != 4099 or case.deterministic:
-            continue
-        q, k, v = (
-            torch.empty(size, dtype=case.dtype, device="cuda")
-            for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
-        )
-        made = gathered.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
-        assert made.triangle or made.columns is not None
+    found = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]
+    assert len(found) == 4
+    assert all(made.triangle or made.columns is not None for made in found)
+
+
+def test_the_long_cases_have_large_blocks():
+    found = [plan_of(case) for case in CASES if case.shape[3] == 9001]
+    assert [lists.M for made in found for lists in (*made.queries, *made.keys)] == [128] * 4

@@ -70,7 +70,7 @@ def bias_of(kind, shape, offset, generator):
         return module(T, S, offset, "cpu")[None]
 
 
-def errors(mask, shape, offset, dtype, bias, dense, generator):
+def errors(mask, shape, offset, dtype, bias, dense, generator, long=None):
     """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
     import torch
 
@@ -83,7 +83,7 @@ def errors(mask, shape, offset, dtype, bias, dense, generator):
         torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
-    made = plan(mask, T, S, offset=offset, blocking=Blocking(32, 32, 16 if dense else None, dense))
+    made = plan(mask, T, S, offset=offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long))
 
     def run(way, inputs, grad):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -192,17 +192,39 @@ def test_kernels_err_at_most_twice_as_much_as_the_reference(results, number):
 
 
 @needs_triton
+def test_large_blocks_for_long_lists(results):
+    """With tiles of their own, in which the gradient of the keys takes its products in another order."""
+    assert results["long"]["rows in a block"] == [64, 64]
+    assert_small(results["long"]["errors"])
+
+
+@needs_triton
 def test_any_expression_at_any_size(results):
     assert results["expressions"] is None, results["expressions"]
+
+
+def long_lists():
+    """Blocks of 96 tokens, which count as long here."""
+    import torch
+
+    from clearhead.attention import plan as planning
+    from clearhead.masks import blocks
+
+    planning.LONG = 60
+    mask, shape = blocks(96), (1, 2, 1, 203, 203, 16, 32)
+    found = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
+    made = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
+    return {"errors": found, "rows in a block": [made.queries[0].M, made.keys[0].M]}
 
 
 def main():
     from clearhead.attention.kernels import gathered_launch
 
-    tile = gathered_launch.Tile(32, 16, 4, 1)
-    gathered_launch.tiles_for = lambda dtype, width: gathered_launch.Tiles(tile, tile, tile)
+    tile, large = gathered_launch.Tile(32, 16, 4, 1), gathered_launch.Tile(64, 16, 8, 1)
+    long = gathered_launch.Tiles(large, large, large)
+    gathered_launch.tiles_for = lambda dtype, width: gathered_launch.Tiles(tile, tile, tile, long)
     cases = [case(number) for number in range(len(CASES))]
-    print(json.dumps({"cases": cases, "expressions": any_expression()}))
+    print(json.dumps({"cases": cases, "expressions": any_expression(), "long": long_lists()}))
 
 
 if __name__ == "__main__":

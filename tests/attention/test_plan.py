@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.attention import plan as planning
 from clearhead.attention.plan import Blocking, forget, plan
 from clearhead.masks import (
     allow,
@@ -150,6 +151,29 @@ def test_little_is_computed_that_is_not_allowed(expression, most):
     assert 1 <= made.computed / made.allowed <= most
     by_key = sum(lists.pairs for lists in made.keys)
     assert by_key / made.allowed <= 1.1 * most
+
+
+@pytest.mark.parametrize(
+    ("expression", "rows"),
+    [
+        ("blocks(8192)", 128),
+        ("causal() & blocks(16384)", 128),
+        ("blocks(2048)", 64),  # lists are too short
+        ("window(256, 256)", 64),
+        ("blocks(16384) & ~stride(2)", 64),  # too much of them needs a test
+    ],
+)
+def test_long_lists_are_cut_into_larger_blocks(expression, rows):
+    made = plan(parse(expression), 1 << 15, blocking=Blocking(64, 64, None, False, 128))
+    assert [lists.M for lists in (*made.queries, *made.keys)] == [rows, rows]
+
+
+@pytest.mark.parametrize("mask", [blocks(50), documents(IDS) | every(5), prefix(70).T, every(4).T], ids=str)
+def test_larger_blocks_compute_the_same_pairs(mask, monkeypatch):
+    monkeypatch.setattr(planning, "_is_long", lambda lists: True)
+    assert_covers(mask, 137, 137, 0, Blocking(16, 16, None, False, 64))
+    made = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
+    assert {lists.M for lists in (*made.queries, *made.keys)} == {64}
 
 
 def test_memory_is_linear_in_the_length():

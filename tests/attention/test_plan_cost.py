@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention.kernels import gathered
-from clearhead.attention.plan import plan
+from clearhead.attention.plan import Blocking, plan
 from clearhead.attention.planning.constant import read, spell
 from clearhead.attention.planning.cost import CPU, H200, rates_of
 from clearhead.bench.calibrate import KINDS, Sample, fit, non_negative
-from clearhead.masks import documents, padding, window
+from clearhead.masks import blocks, causal, documents, every, padding, window
 from tests.masks.strategies import masks
 
 
@@ -39,13 +39,17 @@ def test_the_fit_finds_the_rates_that_made_the_samples(rates):
         pairs = dict.fromkeys(KINDS, 0.0)
         for kind in [("dense",), ("masked",), ("full", "partial"), ("dense", "partial")][number % 4]:
             pairs[kind] = float(torch.randint(1, 10**9, (), generator=generator))
-        fixed = {"launches": 1 + number % 5, "leaves": number % 3, "scattered": number % 2}
-        times = [
-            rates.milliseconds(**pairs, **fixed, width=width, backward=backward) for backward in (False, True)
-        ]
-        # One call in ten is disturbed, and takes three times as long.
-        times = [t * (3 if number % 10 == 7 else 1) for t in times]
-        samples.append(Sample("", width, **pairs, **fixed, forward=times[0], training=times[1]))
+        fixed = {
+            "launches": 1 + number % 5,
+            "leaves": number % 3,
+            "scattered": number % 2,
+            "moved": number // 20,
+        }
+        for training in (False, True):
+            ms = rates.milliseconds(**pairs, **fixed, width=width, backward=training)
+            # One call in ten is disturbed, and takes three times as long.
+            ms *= 3 if number % 10 == 7 else 1
+            samples.append(Sample("", width, training, ms, **pairs, **fixed))
     found = fit(samples, rates)
     for ours, theirs in ((found.forward, rates.forward), (found.training, rates.training)):
         for kind in KINDS:
@@ -62,6 +66,29 @@ def test_a_mask_survives_being_spelled(mask):
 def test_masks_with_tensors_are_not_spelled():
     assert spell(padding([3, 5])) is None
     assert spell(window(2, 2) & ~documents([0, 0, 1])) is None
+
+
+def test_data_that_lies_elsewhere_is_copied_for_the_fused_kernel():
+    made = plan(documents([0, 0, 1]) & window(1, 1), 3)
+    assert made.fused_work(1)["moved"] == 0
+    work = made.fused_work(1, torch.device("cuda"))
+    assert work["moved"] == 1
+    copied, there = (H200.milliseconds(**work | {"moved": moved}, width=64) for moved in (1, 0))
+    assert copied - there == pytest.approx(H200.forward.moved)
+
+
+def test_training_counts_the_lists_of_keys_too():
+    """Each landmark is seen by all: a block of keys lists more queries than a block of queries lists keys."""
+    made = plan(
+        causal() & (blocks(128) | every(128, offset=127)), 512, blocking=Blocking(64, 64, None, False)
+    )
+    (queries,), (keys,) = made.queries, made.keys
+    assert keys.pairs > 1.5 * queries.pairs
+    forward, training = (made.work(3, H200, backward) for backward in (False, True))
+    assert forward["full"] + forward["partial"] == 3 * queries.pairs
+    assert training["full"] + training["partial"] == 1.5 * (queries.pairs + keys.pairs)
+    assert forward["launches"] == training["launches"] == 1
+    assert made.work(3, CPU, True) == made.work(3, CPU, False)  # which walks the lists of queries alone
 
 
 def test_float32_on_a_gpu_gathers_only_what_is_sparse_enough():

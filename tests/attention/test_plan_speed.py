@@ -15,7 +15,7 @@ import torch
 from clearhead.attention.plan import Blocking, forget, plan
 from clearhead.bench.sparse_masks import CATALOGUE
 
-BLOCKING = Blocking(64, 64, 1024, True)
+BLOCKING = Blocking(64, 64, 1024, True, 128)
 SHORT, LONG = 1 << 14, 1 << 20
 NOISE = 5
 PATTERNS = {pattern.name: pattern for pattern in CATALOGUE}

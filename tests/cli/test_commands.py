@@ -335,6 +335,18 @@ class TestPlot:
         assert "clearhead bench sparse --out" in ran.err
 
 
+def test_masks_are_measured_at_the_sizes_asked_for(cli, tmp_path):
+    out = tmp_path / "sparse.json"
+    ran = cli(
+        "bench", "sparse", "--length", 23, "--length", 37, "--width", 8, "--device", "cpu", "--out", out
+    )
+    assert ran.code == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert {(row["length"], row["width"]) for row in rows} == {(23, 8), (37, 8)}
+    assert len(rows) == 2 * len({row["name"] for row in rows})
+    assert str(out) in ran.out
+
+
 def test_demo(cli):
     ran = cli("demo", "I love you.")
     assert ran.code == 0

@@ -123,10 +123,15 @@ def _promises(call: Call) -> bool:
     return constant_saves(spelling, sizes, call.q.device, call.q.dtype, _plain(blocking_for(call)), work)
 
 
-def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates) -> bool:
-    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width."""
+def saves(
+    made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None
+) -> bool:
+    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
+
+    On `device`, if that is another one than the plan is on.
+    """
     ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
-    return ours < rates.milliseconds(**made.fused_work(heads), width=width, backward=backward)
+    return ours < rates.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
 
 
 def _constant(call: Call) -> Spelling | None:
@@ -144,8 +149,8 @@ def plan_for(call: Call) -> Plan:
     )
 
 
-def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool]:
-    return blocking.queries, blocking.keys, blocking.dense_from, blocking.triangle
+def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool, int | None]:
+    return blocking.queries, blocking.keys, blocking.dense_from, blocking.triangle, blocking.long
 
 
 def blocking_for(call: Call) -> Blocking:
@@ -163,7 +168,8 @@ def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, den
     from clearhead.attention.kernels.gathered_launch import tiles_for
 
     tiles = tiles_for(dtype, max(D, E))
-    return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense)
+    long = None if tiles.long is None else tiles.long.forward.M
+    return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense, long)
 
 
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:

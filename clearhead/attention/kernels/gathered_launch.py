@@ -28,11 +28,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """One tile for each kernel."""
+    """One tile for each kernel, and others for the large blocks of pieces with long lists, where that pays."""
 
     forward: Tile
     query: Tile
     key: Tile
+    long: Tiles | None = None
+
+    def fitting(self, lists: Lists) -> Tiles:
+        """Those for blocks of this size."""
+        return self if self.long is None or lists.M < self.long.forward.M else self.long
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
@@ -46,7 +51,9 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
     if width <= 64:
         return Tiles(Tile(64, 64, 4, 3, (128, 168)), Tile(64, 32, 4, 4), Tile(64, 32, 4, 3))
     if width <= 128:
-        return Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+        large = Tile(128, 64, 8, 3)
+        long = Tiles(large, large, large)
+        return Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), long)
     return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
@@ -169,25 +176,25 @@ def _slots(work: Schedule, heads: int, M: int, width: int, like: Tensor) -> Tens
     )
 
 
-def delta(out: Tensor, grad: Tensor) -> Tensor:
-    """(B, H, T) float32: Σ out · grad."""
-    from clearhead.attention.kernels.gathered_triton import delta_kernel
+def prepare(out: Tensor, grad: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """What both gradients ask of each query, (B, H, T) float32 each: the shift of its scores, and Σ out · grad."""
+    from clearhead.attention.kernels.gathered_triton import prepare_kernel
 
     B, H, T, E = out.shape
-    result = torch.empty(B, H, T, dtype=torch.float32, device=out.device)
-    if result.numel():
+    shift, delta = (torch.empty(B, H, T, dtype=torch.float32, device=out.device) for _ in range(2))
+    if delta.numel():
         M = 64
-        delta_kernel[(-(-T // M), B * H)](
-            out, grad, result, *out.stride()[:3], *grad.stride()[:3], T, H, E=E, EP=power_of_two(E), M=M
-        )
-    return result
+        prepare_kernel[(-(-T // M), B * H)](
+            out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H, E=E, EP=power_of_two(E), M=M
+        )  # fmt: skip
+    return shift, delta
 
 
 def query_gradient(
     problem: Problem, lists: Lists, patterns: Tensor, tile: Tile, state: tuple[Tensor, Tensor, Tensor], dq: Tensor,
     first: bool,
 ) -> None:  # fmt: skip
-    """Adds a piece to `dq`, or begins it. `state` is (grad_out, lse, delta)."""
+    """Adds a piece to `dq`, or begins it. `state` is (grad_out, shift, delta)."""
     from clearhead.attention.kernels.gathered_triton_backward import query_kernel
 
     x = problem
@@ -196,11 +203,11 @@ def query_gradient(
     active = work.items.shape[1]
     if not active or not heads:
         return
-    grad, lse, shared = state
+    grad, shift, delta = state
     fixed = x.constants(lists, work, tile, first)
-    part = _slots(work, heads, lists.M, fixed["DP"], lse)
+    part = _slots(work, heads, lists.M, fixed["DP"], shift)
     query_kernel[(active * heads,)](
-        x.q, x.k, x.v, grad, dq, lse, shared, x.q if x.bias is None else x.bias, part, work.slots,
+        x.q, x.k, x.v, grad, dq, shift, delta, x.q if x.bias is None else x.bias, part, work.slots,
         *arguments(lists, work, patterns),
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *x.bias_strides(),
         x.scale, x.T, x.H, x.groups, *numbers(lists, work),
@@ -224,16 +231,16 @@ def key_gradient(
     active = work.items.shape[1]
     if not active or not heads:
         return
-    grad, lse, shared = state
+    grad, shift, delta = state
     fixed = x.constants(lists, work, tile, first)
-    dk_part, dv_part = (_slots(work, heads, lists.M, fixed[width], lse) for width in ("DP", "EP"))
+    dk_part, dv_part = (_slots(work, heads, lists.M, fixed[width], shift) for width in ("DP", "EP"))
     key_kernel[(active * heads,)](
-        x.q, x.k, x.v, grad, dk, dv, lse, shared, x.q if x.bias is None else x.bias, dk_part, dv_part, work.slots,
+        x.q, x.k, x.v, grad, dk, dv, shift, delta, x.q if x.bias is None else x.bias, dk_part, dv_part, work.slots,
         *arguments(lists, work, patterns),
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *x.bias_strides(),
         *dk.stride()[:3], *dv.stride()[:3],
         x.scale, x.S, x.T, x.H, x.groups, *numbers(lists, work),
-        **fixed,
+        **fixed, AHEAD=tile.warps > 4,
     )  # fmt: skip
     _add_up(x, dk, dk_part, lists, work, patterns, x.groups, first)
     _add_up(x, dv, dv_part, lists, work, patterns, x.groups, first)

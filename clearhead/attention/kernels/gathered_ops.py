@@ -17,7 +17,7 @@ from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
 from clearhead.attention.planning.constant import Spelling, read
 from clearhead.attention.planning.cost import rates_of
 
-Plain = tuple[int, int, int | None, bool]
+Plain = tuple[int, int, int | None, bool, int | None]
 """The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only the defaults."""
 
 
@@ -134,7 +134,7 @@ def _forward_triton(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     problem = gathered_launch.Problem(q, k, v, bias, scale)
-    tile = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E)).forward
+    tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
     found = _dense_forward(plan, problem.q, problem.k, problem.v, scale)
     if found is not None:
         out, lse = found
@@ -147,7 +147,7 @@ def _forward_triton(
         return out.zero_(), lse.fill_(-math.inf)
     for lists in plan.queries:
         patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        gathered_launch.forward(problem, lists, patterns, tile, out, lse, first)
+        gathered_launch.forward(problem, lists, patterns, tiles.fitting(lists).forward, out, lse, first)
         first = False
     return out, lse
 
@@ -168,16 +168,18 @@ def _backward_triton(
     if not plan.queries:
         return dq, dk, dv
     tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
-    state = (grad, lse, gathered_launch.delta(out, grad))
+    state = (grad, *gathered_launch.prepare(out, grad, lse))
     first = found is None
     for lists in plan.queries:
         patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        gathered_launch.query_gradient(problem, lists, patterns, tiles.query, state, dq, first)
+        tile = tiles.fitting(lists).query
+        gathered_launch.query_gradient(problem, lists, patterns, tile, state, dq, first)
         first = False
     first = found is None
     for lists in plan.keys:
         patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        gathered_launch.key_gradient(problem, lists, patterns, tiles.key, state, dk, dv, first)
+        tile = tiles.fitting(lists).key
+        gathered_launch.key_gradient(problem, lists, patterns, tile, state, dk, dv, first)
         first = False
     return dq, dk, dv
 

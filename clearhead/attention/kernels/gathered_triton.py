@@ -269,11 +269,15 @@ def join_kernel(
 
 
 @triton.jit
-def delta_kernel(
-    o_ptr, do_ptr, delta_ptr, sob, soh, sot, sgb, sgh, sgt, n_rows, H,
+def prepare_kernel(
+    o_ptr, do_ptr, lse_ptr, shift_ptr, delta_ptr, sob, soh, sot, sgb, sgh, sgt, n_rows, H,
     E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """delta = Σ out · grad_out of each query: the part of the softmax's gradient that all its columns share."""
+    """What both gradients ask of each query.
+
+    shift = lse in units of log 2, so that p = 2^(s − shift); +inf for a query that saw nothing: its weights are 0.
+    delta = Σ out · grad_out: the part of the softmax's gradient that all its columns share.
+    """
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
@@ -284,4 +288,7 @@ def delta_kernel(
     o = tl.load(o_ptr + b * sob + h * soh + wide * sot + e[None, :], mask=there, other=0.0)
     do = tl.load(do_ptr + b * sgb + h * sgh + wide * sgt + e[None, :], mask=there, other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta_ptr + bh.to(tl.int64) * n_rows + row, delta, mask=row < n_rows)
+    at = bh.to(tl.int64) * n_rows + row
+    tl.store(delta_ptr + at, delta, mask=row < n_rows)
+    lse = tl.load(lse_ptr + at, mask=row < n_rows, other=0.0)
+    tl.store(shift_ptr + at, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=row < n_rows)

@@ -1,7 +1,7 @@
 """The gradients of the gathered kernel: queries by the forward plan's lists, keys and values by the transposed plan's.
 
 Both recompute the weights from the stored log-sum-exp, p = exp(s − lse), which is that of all pieces together: the gradient
-of each piece is then exact. See `gathered_triton` for the walk over a list and the letters.
+of each piece is then exact. `prepare_kernel` makes a `shift` of it. See `gathered_triton` for the walk and the letters.
 """
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
@@ -27,7 +27,7 @@ from clearhead.attention.kernels.gathered_triton import (
 
 @triton.jit
 def query_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, part_ptr, slots,
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, shift_ptr, delta_ptr, bias_ptr, part_ptr, slots,
     patterns, rows, segments, items, marks, pool,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
     scale, n_rows, H, groups, n_blocks, active, skip_shift,
@@ -49,8 +49,7 @@ def query_kernel(
         block, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
         q = _tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, WIDE)
         do = _tile(do_ptr + b * sgb + h * sgh, row, sgt, E, EP, WIDE)
-        lse = tl.load(lse_ptr + bh.to(tl.int64) * n_rows + row)
-        lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+        shift = tl.load(shift_ptr + bh.to(tl.int64) * n_rows + row)
         delta = tl.load(delta_ptr + bh.to(tl.int64) * n_rows + row)
         k_base = k_ptr + b * skb + (h // groups) * skh
         v_base = v_ptr + b * svb + (h // groups) * svh
@@ -70,7 +69,7 @@ def query_kernel(
                 s = s + tl.load(at).to(tl.float32) / scale
             if t >= n_full // N:
                 s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-            p = tl.math.exp2(s * c - lse[:, None])
+            p = tl.math.exp2(s * c - shift[:, None])
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         dq = dq * scale
@@ -89,7 +88,7 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, dk_part, dv_part, slots,
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, shift_ptr, delta_ptr, bias_ptr, dk_part, dv_part, slots,
     patterns, rows, segments, items, marks, pool,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sbb, sbh, sbt, sbs,
     sxb, sxh, sxs, syb, syh, sys,
@@ -97,8 +96,13 @@ def key_kernel(
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
     POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block of keys and values, over all query heads that share them."""
+    """The gradients of a block of keys and values, over all query heads that share them.
+
+    AHEAD: the product with the values is begun before the weights are computed, which then takes no time of its own. It
+    pays where a block has two groups of warps; where it has one, blocks do that for each other and registers are short.
+    """
     pid = tl.program_id(0)
     K = H // groups
     bk = pid // active
@@ -124,7 +128,7 @@ def key_kernel(
             mine = segments + (pattern * n_blocks + n) * (3 * SEGMENTS)
             q_base = q_ptr + b * sqb + h * sqh
             do_base = do_ptr + b * sgb + h * sgh
-            lse_base = lse_ptr + bh.to(tl.int64) * n_queries
+            shift_base = shift_ptr + bh.to(tl.int64) * n_queries
             delta_base = delta_ptr + bh.to(tl.int64) * n_queries
             bias_base = bias_ptr + b * sbb + h * sbh
             for t in range(tl.load(own + 1), tl.load(own + 2)):
@@ -132,18 +136,20 @@ def key_kernel(
                 index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
                 q = _tile(q_base, index, sqt, D, DP, WIDE)
                 do = _tile(do_base, index, sgt, E, EP, WIDE)
-                lse = tl.load(lse_base + index)
-                lse = tl.where(lse == float("-inf"), float("inf"), lse)
+                shift = tl.load(shift_base + index)
                 delta = tl.load(delta_base + index)
                 s = _products(k, q, PRECISION)
+                if AHEAD:
+                    dp = _products(v, do, PRECISION)
                 if BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
                     s = s + tl.load(at).to(tl.float32) / scale
                 if t >= n_full // N:
                     s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-                p = tl.math.exp2(s * c - (lse * LOG2E)[None, :])
+                p = tl.math.exp2(s * c - shift[None, :])
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-                dp = _products(v, do, PRECISION)
+                if not AHEAD:
+                    dp = _products(v, do, PRECISION)
                 ds = p * (dp - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         dk = dk * scale

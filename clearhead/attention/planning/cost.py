@@ -33,6 +33,7 @@ class Costs:
     launch: float
     leaf: float = 0.0  # each part of a mask that the fused kernel is given as a tensor
     scattered: float = 0.0  # each of them that draws numbers
+    moved: float = 0.0  # each of them whose data lies on another device, and is copied in every call
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Rates:
         launches: float = 1,
         leaves: float = 0,
         scattered: float = 0,
+        moved: float = 0,
         remainders: float = 0.0,
         backward: bool = False,
     ) -> float:
@@ -76,60 +78,63 @@ class Rates:
             + partial * costs.partial.of(width)
             + remainders * self.remainder
         )
-        fixed = launches * costs.launch + leaves * costs.leaf + scattered * costs.scattered
-        return picoseconds / 1e9 + fixed
+        building = leaves * costs.leaf + scattered * costs.scattered + moved * costs.moved
+        return picoseconds / 1e9 + launches * costs.launch + building
 
 
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# At 512 to 16,384 tokens, 32 heads of width 64, bfloat16: `python -m clearhead.bench.calibrate --device cuda
-# --auto auto.json --sparse docs/results/sparse.json`, where `clearhead bench auto --out auto.json` measured both ways.
+# At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python -m clearhead.bench.calibrate --device cuda
+# --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
 H200 = Rates(
     "NVIDIA H200",
     Costs(
-        dense=Cost(0.0, 0.009006),
-        masked=Cost(0.0, 0.02054),
-        full=Cost(0.0, 0.009374),
-        partial=Cost(0.0, 0.02721),
-        launch=0.00666,
-        leaf=0.0140,
-        scattered=0.403,
+        dense=Cost(0.2601, 0.004434),
+        masked=Cost(0.7925, 0.008132),
+        full=Cost(0.1144, 0.007545),
+        partial=Cost(0.4313, 0.01863),
+        launch=0.00719,
+        leaf=0.0145,
+        scattered=0.406,
+        moved=0.302,
     ),
     Costs(
-        dense=Cost(0.0, 0.03322),
-        masked=Cost(0.0, 0.05832),
-        full=Cost(0.0, 0.04486),
-        partial=Cost(0.0, 0.1094),
-        launch=0.0245,
-        leaf=0.0138,
-        scattered=0.574,
+        dense=Cost(0.7682, 0.01904),
+        masked=Cost(1.291, 0.03736),
+        full=Cost(0.7832, 0.02841),
+        partial=Cost(0.07697, 0.1045),
+        launch=0.0267,
+        leaf=0.0164,
+        scattered=0.41,
+        moved=0.641,
     ),
     causal_tile=128,
 )
-# Estimates, which `clearhead bench auto --dtype float32` will hold to account: float32 has no tensor cores. The fused kernel
-# by the attention rates in docs/results/cost.json, and no more for a mask. Gathered by two masks at 8,192 tokens, 8 heads of
-# width 64: window(128, 128) | every(64), measured as 0.664 ms and 3.40 ms with backward, and causal() & window(512, 0), as
-# 0.812 and 4.37 ms before products became sums of 16 terms (the second is taken as 5 % less, which the first one gained).
+# Float32 has no tensor cores. At 512 to 16,384 tokens, 32 heads of width 64: the same command with
+# `--auto docs/results/auto-float32.json`. No call there is without a mask: `dense` is by the attention rates in
+# docs/results/cost.json.
 H200_SINGLE = Rates(
     "NVIDIA H200, float32",
     Costs(
         dense=Cost(0.0, 0.115),
-        masked=Cost(0.0, 0.115),
-        full=Cost(0.0, 0.262),
-        partial=Cost(0.0, 0.59),
-        launch=0.00666,
-        leaf=0.0140,
-        scattered=0.403,
+        masked=Cost(0.0, 0.1452),
+        full=Cost(0.0, 0.3512),
+        partial=Cost(0.0, 0.392),
+        launch=0.0301,
+        leaf=0.00907,
+        scattered=0.405,
+        moved=0.239,
     ),
     Costs(
         dense=Cost(0.0, 0.398),
-        masked=Cost(0.0, 0.398),
-        full=Cost(0.0, 1.36),
-        partial=Cost(0.0, 3.0),
-        launch=0.0245,
-        leaf=0.0138,
-        scattered=0.574,
+        masked=Cost(0.0, 0.4555),
+        full=Cost(0.0, 1.71),
+        partial=Cost(0.0, 2.04),
+        launch=0.105,
+        leaf=0.0,
+        scattered=0.398,
+        moved=0.328,
     ),
     causal_tile=128,
 )
