@@ -28,6 +28,9 @@ _IMPLEMENTATIONS: dict[str, ModuleType] = {"gathered": gathered, "fused": fused,
 
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
+_DEVICES = ("cpu", "cuda", "hpu", "ipu", "mps", "mtia", "xla", "xpu")
+# Asked once: a compiled graph could not, before torch 2.13. Not "meta", for one.
+_WITH_AUTOCAST = tuple(device for device in _DEVICES if torch.amp.is_autocast_available(device))
 
 
 def attend(
@@ -83,17 +86,11 @@ def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
 
 def _autocast(x: Tensor) -> Tensor:
     """x in the dtype that autocast wants, where it is on: left to the kernels, each would do it in its own way."""
-    if not isinstance(x, Tensor) or not _has_autocast(x.device.type):
+    if not isinstance(x, Tensor) or x.device.type not in _WITH_AUTOCAST:
         return x
     if not torch.is_autocast_enabled(x.device.type) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(x.device.type))
-
-
-@torch.compiler.assume_constant_result
-def _has_autocast(device: str) -> bool:
-    """Whether there is an autocast for such devices; torch before 2.13 cannot ask that in a graph."""
-    return torch.amp.is_autocast_available(device)
 
 
 def _resolve(mask: Mask | None, offset: int | None, call: Call) -> tuple[Mask | None, int]:
