@@ -17,10 +17,14 @@ def models(
 ) -> None:
     """List the trained models that come with clearhead, or show one's card."""
     from clearhead import pretrained
+    from clearhead.errors import StorageError
     from clearhead.pretrained.store import find, read_card
 
     if name is not None:
-        card = read_card(find(name))
+        folder = find(name)
+        card = read_card(folder)
+        if not card:
+            raise StorageError(f"{folder} has no card; measure the model with: clearhead evaluate {name}")
         if json:
             show_json(card)
             return

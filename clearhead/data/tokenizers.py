@@ -137,8 +137,9 @@ class BytePairs(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        texts = [_text(text) for text in texts]
         try:
-            encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError as error:
             raise DataError(_why_not_text(texts)) from error
         return [row.ids for row in encoded]
@@ -147,7 +148,7 @@ class BytePairs(Tokenizer):
         # Where a single line end stands between two words no token can reach across it, so the ids are those
         # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
         # at a time.
-        pieces = re.split(r"(?<=\S\n)(?=\S)", text)
+        pieces = re.split(r"(?<=\S\n)(?=\S)", _text(text))
         parts = [torch.zeros(0, dtype=torch.int32)]
         for start in range(0, len(pieces), _PIECES_AT_ONCE):
             for ids in self.encode_batch(pieces[start : start + _PIECES_AT_ONCE]):
@@ -186,6 +187,12 @@ def _byte_pairs(text: str) -> BytePairs:
     except Exception as error:  # the library raises bare Exception for what it cannot read
         raise ConfigError(str(error)) from error
     return BytePairs(inner)
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str):
+        raise DataError(f"a tokenizer reads text, and this is a {type(text).__name__}: {text!r:.60}")
+    return text
 
 
 def _why_not_text(texts: Sequence[str]) -> str:
@@ -286,7 +293,7 @@ class Characters(Tokenizer):
         return self.encode_long(text).tolist()
 
     def encode_long(self, text: str) -> Int[Tensor, "T"]:
-        ids = self._id_of[_code_points(text)]
+        ids = self._id_of[_code_points(_text(text))]
         strange = (ids < 0).nonzero()
         if len(strange):
             at = int(strange[0])
@@ -357,7 +364,7 @@ class Symbols(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         try:
-            return [self._id_of[symbol] for symbol in text.split()]
+            return [self._id_of[symbol] for symbol in _text(text).split()]
         except KeyError as error:
             shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
             raise DataError(

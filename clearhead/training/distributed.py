@@ -171,6 +171,10 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f'device: got {name!r}, expected "auto", "cpu", "cuda" or "cuda:1"') from error
+    if device.type == "meta":
+        raise ConfigError(
+            'device: got "meta", where tensors have no numbers to train; use "cpu", "cuda" or "auto"'
+        )
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f'device: got {name!r}, but torch sees no GPU here; use "cpu" or "auto"')

@@ -115,6 +115,10 @@ def train(
     and return a summary that says how to go on. Under `torchrun` all processes call this alike. The caller's random numbers
     are not touched.
     """
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "train needs gradients, and tensors made in torch.inference_mode() never have any: leave it"
+        )
     settings = dict(set or {})
     if resume is not None:
         if any(given is not None for given in (task, preset, out, init)):
@@ -136,7 +140,8 @@ def train(
         recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world:
         devices = [world.device] if world.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), listening() as interruption:
+        # A caller's no_grad is not meant for this.
+        with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
             job = _prepare(
                 recipe, folder, world, is_new=resume is None, init=None if init is None else Path(init)
             )

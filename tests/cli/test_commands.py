@@ -227,6 +227,15 @@ class TestModels:
         assert words in ran.err
         assert ran.err.count("\n") == 1
 
+    def test_a_model_without_a_card_says_how_to_measure_it(self, cli, tmp_path):
+        (tmp_path / "config.toml").touch()
+        ran = cli("models", tmp_path)
+        assert ran.code == 1
+        assert (
+            ran.err
+            == f"clearhead: {tmp_path} has no card; measure the model with: clearhead evaluate {tmp_path}\n"
+        )
+
     @pytest.mark.parametrize(
         "command", [["train", "digits"], ["train-tokenizer", "book.txt"], ["data", "shakespeare"]]
     )

@@ -111,6 +111,15 @@ def test_what_byte_pairs_refuse(bpe):
         bpe.encode("a\ud800")
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("way", ["encode", "encode_long"])
+def test_what_is_no_text_is_refused(bpe, way):
+    for tokenizer in (bpe, Characters("abc"), Symbols(["a", "<pad>", "<bos>", "<eos>"])):
+        for wrong in (3, None, b"a", ["a"]):
+            with pytest.raises(DataError, match=f"this is a {type(wrong).__name__}"):
+                getattr(tokenizer, way)(wrong)
+
+
 @given(st.text(alphabet="abc\n😀é "))
 def test_characters_give_back_their_text(text):
     t = Characters("abc\n😀é ")

@@ -120,6 +120,8 @@ def test_devices_are_named():
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="got 'gpu'"):
         choose_device("gpu")
+    with pytest.raises(ConfigError, match="no numbers to train"):
+        choose_device("meta")
     if not torch.cuda.is_available():
         assert choose_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="sees no GPU here"):

@@ -156,6 +156,16 @@ def test_data_that_have_moved_are_found_with_data(tmp_path, data):
     assert train(resume=tmp_path / "run", data=tmp_path / "elsewhere.txt").ending == "finished"
 
 
+def test_a_callers_no_grad_is_not_meant_for_training(tmp_path):
+    with torch.no_grad():
+        inside = train("sort-dedup", out=tmp_path / "inside", set=SETTINGS)
+    outside = train("sort-dedup", out=tmp_path / "outside", set=SETTINGS)
+    assert inside.best_loss == outside.best_loss
+    with torch.inference_mode(), pytest.raises(ConfigError, match="leave it"):
+        train("sort-dedup", out=tmp_path / "never", set=SETTINGS)
+    assert not (tmp_path / "never").exists()
+
+
 def test_the_first_free_folder_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup"
