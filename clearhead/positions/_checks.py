@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._numbers import has_numbers
 from clearhead.errors import ConfigError, ShapeError
 
 
@@ -65,15 +66,10 @@ def one_of(owner: str, name: str, value: Any, choices: tuple[type, ...]) -> None
 def stray(ids: Tensor, limit: int) -> int | None:
     """A value of `ids` outside 0 … limit − 1, or None.
 
-    Only plain CPU tensors outside `torch.compile` are looked into: elsewhere the look would stall the
-    device or break the graph, and the lookup itself still refuses (with a device assertion).
+    Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or
+    break the graph, and the lookup itself still refuses (with a device assertion).
     """
-    if (
-        ids.device.type != "cpu"
-        or type(ids) is not Tensor
-        or torch.compiler.is_compiling()
-        or ids.numel() == 0
-    ):
+    if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
         return None
     low, high = (int(end) for end in torch.aminmax(ids))
     if low < 0:

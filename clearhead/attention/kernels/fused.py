@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead._numbers import has_numbers, has_tangent
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.reference import scores_overflow
 from clearhead.attention.scores import Additive
@@ -33,6 +34,8 @@ def why_not(call: Call) -> str | None:
         return f"{type(weights).__name__} weights are not a softmax"
     if not _COOLEST <= weights.temperature <= _HOTTEST:
         return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
+    if has_tangent(call.q, call.k, call.v, call.bias):
+        return "derivatives in forward mode are taken of the reference alone"
     if 0 in (call.T, call.S, call.q.shape[-1]):
         return "there is nothing to attend to, or no width to compare by"
     if call.q.device.type == "cpu" and scores_overflow(call, torch.float32, weights.temperature):
@@ -82,7 +85,7 @@ def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
     """What the kernel gets as its mask, and which queries see anything (None: all of them)."""
     if call.mask is None or _sees_everything(call):
         return _as_bias(call, None), None
-    if torch.compiler.is_compiling() or call.mask.depends_on_query or call.bias is not None:
+    if not has_numbers(call.q) or call.mask.depends_on_query or call.bias is not None:
         return _build(call, call.mask)
     versions = call.mask.versions
     if versions is None:
@@ -105,7 +108,7 @@ def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
         return _as_bias(call, allowed), None
     seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
     # Asked where the answer is at hand: on a GPU it would have to be waited for.
-    if not torch.compiler.is_compiling() and seen.device.type == "cpu" and bool(seen.all()):
+    if has_numbers(seen) and seen.device.type == "cpu" and bool(seen.all()):
         return _as_bias(call, allowed), None
     return _as_bias(call, allowed | ~seen), seen
 

@@ -12,6 +12,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from clearhead._numbers import has_numbers
 from clearhead.attention.kernels import gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.fused import why_not as why_not_fused
@@ -44,6 +45,8 @@ def why_not(call: Call) -> str | None:
     assert isinstance(call.weights, Softmax)
     if call.weights.dropout:
         return "dropout of weights is not gathered"
+    if not torch.compiler.is_compiling() and not _is_real(call):
+        return "torch.func and FakeTensorMode cannot see through it"
     if torch.compiler.is_compiling() and _constant(call) is None:
         return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
     if call.q.is_cuda:
@@ -97,8 +100,15 @@ def worth(call: Call) -> bool:
         or call.q.device.type not in ("cpu", "cuda")
     ):
         return False  # not worth a plan: it could not be followed
+    if not torch.compiler.is_compiling() and not _is_real(call):
+        return False
     # Last, because it may look at the data.
     return _promises(call) and why_not(call) is None
+
+
+def _is_real(call: Call) -> bool:
+    """Whether the call is computed as it comes, and is not transformed or only sized."""
+    return all([has_numbers(x) for x in (call.q, call.k, call.v)])
 
 
 def _promises(call: Call) -> bool:

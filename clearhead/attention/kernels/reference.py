@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from clearhead._numbers import has_numbers
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ShapeError
 
@@ -47,9 +48,9 @@ def statistics_dtype(call: Call) -> torch.dtype:
 def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
     """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are finite.
 
-    Reads the data (a synchronisation on a GPU), so it is not asked while a graph is being compiled.
+    Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
-    if torch.compiler.is_compiling() or 0 in (call.q.numel(), call.k.numel()):
+    if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
         return False
     if call.q.dtype == torch.float16:  # at most 65504² · D
         return False

@@ -1,0 +1,27 @@
+"""What may be asked of a tensor: whether its numbers can be read, and whether it is differentiated forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Whether its numbers can be read: not while a graph is compiled, nor inside of torch.func or a FakeTensorMode."""
+    return not torch.compiler.is_compiling() and not _is_wrapped(x) and not isinstance(x, FakeTensor)
+
+
+def has_tangent(*tensors: Tensor | None) -> bool:
+    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or by torch.autograd.forward_ad."""
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+        return False
+    # A transform inside of another one hides the outer one's tangent.
+    return any(
+        x is not None and (_is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors
+    )
+
+
+def _is_wrapped(x: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)

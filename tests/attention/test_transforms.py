@@ -1,0 +1,119 @@
+"""`attend` and models inside of torch.func, forward-mode derivatives and a FakeTensorMode: right, or refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+from clearhead.attention import attend
+from clearhead.errors import ImplementationError
+from clearhead.masks import causal, padding, window
+from clearhead.models import Decoder, DecoderConfig
+
+MASKS = [
+    None,
+    causal(),
+    window(2, 1),
+    window(1, 0) & ~window(0, 0),
+]  # of the last, the first query sees nothing
+pytestmark = [
+    pytest.mark.compiled,  # the type checker's hook reads shapes that transforms hide
+    pytest.mark.filterwarnings(
+        "ignore:There is a performance drop"
+    ),  # torch's CPU kernel is called row by row
+]
+
+
+def inputs(*shape):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_vmap_is_a_loop(mask, impl):
+    def way(x):
+        return attend(x, x.flip(-1), x, mask, impl=impl)
+
+    x = inputs(2, 2, 7, 4)
+    torch.testing.assert_close(vmap(way)(x), torch.stack([way(one) for one in x]))
+    gradient = grad(lambda one: way(one).square().sum())
+    torch.testing.assert_close(vmap(gradient)(x), torch.stack([gradient(one) for one in x]))
+
+
+@pytest.mark.parametrize("T", [7, 640])  # at 640 tokens "auto" would gather
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_forward_mode_is_reverse_mode(mask, T):
+    """A kernel without a rule for it gives no tangent, which torch takes for zero."""
+    q, k, v = inputs(1, 1, T, 4)
+    tangent = inputs(1, 1, T, 4).flip(0)[0]
+
+    def way(q):
+        return attend(q, k, v, mask)
+
+    found = jvp(way, (q,), (tangent,))[1]
+    epsilon = 1e-6
+    difference = (way(q + epsilon * tangent) - way(q - epsilon * tangent)) / (2 * epsilon)
+    torch.testing.assert_close(found, difference, atol=1e-7, rtol=1e-6)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(way(forward_ad.make_dual(q, tangent)))
+    torch.testing.assert_close(dual.tangent, found)
+
+
+def test_jacobians_and_hessians():
+    x = inputs(1, 1, 5, 2)[0]
+
+    def way(x):
+        return attend(x, x.flip(-1), x, causal())
+
+    torch.testing.assert_close(jacfwd(way)(x), jacrev(way)(x))
+    wanted = torch.autograd.functional.hessian(
+        lambda x: attend(x, x.flip(-1), x, causal(), impl="reference").square().sum(), x
+    )
+    torch.testing.assert_close(hessian(lambda x: way(x).square().sum())(x), wanted)
+
+
+@pytest.mark.parametrize("impl", ["gathered", "fused"])
+def test_a_kernel_without_a_rule_says_so(impl):
+    x = inputs(1, 1, 7, 4)[0]
+    with pytest.raises(
+        ImplementationError, match="forward mode are taken of the reference alone; reference can"
+    ):
+        jvp(lambda x: attend(x, x, x, window(2, 1), impl=impl), (x,), (x,))
+    with forward_ad.dual_level(), pytest.raises(ImplementationError, match="reference can"):
+        attend(x, x, forward_ad.make_dual(x, x), window(2, 1), impl=impl)
+    with forward_ad.dual_level():
+        attend(x, x, x, window(2, 1), impl=impl)  # nothing here has a tangent
+
+
+def test_gathering_is_not_transformed():
+    with pytest.raises(ImplementationError, match="FakeTensorMode cannot see through it"):
+        vmap(lambda x: attend(x, x, x, window(2, 1), impl="gathered"))(inputs(1, 1, 7, 4))
+
+
+def test_gradients_of_each_example():
+    model = Decoder(DecoderConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=2)).double().eval()
+    ids = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(0))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights, row):
+        return functional_call(model, weights, (row[None],)).logsumexp(-1).sum()
+
+    together = vmap(grad(loss), in_dims=(None, 0))(weights, ids)
+    for number, row in enumerate(ids):
+        alone = torch.autograd.grad(loss(dict(model.named_parameters()), row), list(model.parameters()))
+        for name, wanted in zip(weights, alone, strict=True):
+            torch.testing.assert_close(together[name][number], wanted)
+
+
+@pytest.mark.parametrize("mask", [*MASKS, padding([5, 640])], ids=str)
+def test_sizes_without_numbers_leave_nothing_behind(mask):
+    """A mask is kept as a tensor for the next call: not one that has no numbers."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 2, 640, 4)
+        assert attend(x, x, x, mask).shape == (2, 2, 640, 4)
+    x = torch.randn(2, 2, 640, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(attend(x, x, x, mask), attend(x, x, x, mask, impl="reference"))
