@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import sympy as sp
 import torch
 
@@ -258,3 +260,79 @@ def heads_one_by_one(t: Trial) -> None:
     gap = (at_once - one_by_one).abs().max().item()
     t.case("difference of the outputs", f"{gap:.1e}", gap < 1e-14)
     t.case("weights at a time", f"{8 * 32 * 32:,} against {32 * 32:,}", 8 * 32 * 32 > 32 * 32)
+
+
+@claim(
+    "heads-redundancy",
+    HOMEWORK,
+    "1.4c.4",
+    "Several heads are redundant: if one fails to catch something, others may make up for it.",
+    method="Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different ones; one "
+    "is silenced, and what is left says which tokens can still be told apart.",
+    when="another head looks at the same token: heads work side by side, so that none can notice that another is silent",
+)
+def heads_redundancy(t: Trial) -> None:
+    def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[sp.Rational]:
+        """What each head gives for the values (first, 5); a silent one gives 0."""
+        values = exact.matrix([[first], [5]])
+        outs = [exact.times([exact.hardest([1 - c, c])], values)[0][0] for c in choices]
+        return [sp.Integer(0) if number == silent else out for number, out in enumerate(outs)]
+
+    for choices, told in (((0, 0), "the same token"), ((0, 1), "different tokens")):
+        three, four = (heads(first, choices, silent=0) for first in (3, 4))
+        t.case(
+            f"heads that look at {told}: outputs for a first value of 3 and of 4",
+            f"{exact.show(three)} and {exact.show(four)}",
+            three != four,
+            inside=choices == (0, 0),
+        )
+        untouched = heads(3, choices, None)[1] == three[1]
+        t.note(
+            f"heads that look at {told}: the other one gives {'the same' if untouched else 'something else'} as before"
+        )
+
+
+def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
+    """|gradient at the input| / |gradient at the output| of six layers of 64, the geometric mean of a few starts.
+
+    The same matrices, inputs and gradients, read as one head and as sixteen.
+    """
+    logs = []
+    for _ in range(starts):
+        x, slope = torch.randn(2, 1, 16, 64, dtype=torch.float64)
+        matrices = [MultiHeadAttention(64, 1, bias=False).double().state_dict() for _ in range(6)]
+        for weights in matrices:
+            weights["q_proj.weight"] *= gain
+            weights["k_proj.weight"] *= gain
+        for n_heads in (1, 16):
+            x.requires_grad_()
+            y = x
+            for weights in matrices:
+                layer = MultiHeadAttention(64, n_heads, bias=False).double()
+                layer.load_state_dict(weights)
+                y = layer(y)
+            (reached,) = torch.autograd.grad(y, x, slope)
+            logs.append((reached.norm() / slope.norm()).log())
+    one, many = torch.stack(logs).reshape(starts, 2).mean(0).exp().tolist()
+    return one, many
+
+
+@claim(
+    "heads-gradient-flow",
+    HOMEWORK,
+    "1.4c.5",
+    "Several heads are parallel paths, which improves the propagation of gradients and makes training more stable.",
+    method="The gradient's length at the input of six layers of width 64 by its length at the output, the same matrices "
+    "read as 1 head and as 16: started as usual, and with queries and keys ten times as large. Better is nearer to 1, by "
+    "a fifth at least.",
+)
+def heads_gradient_flow(t: Trial) -> None:
+    usual, large = _kept(1.0), _kept(10.0)
+    for told, (one, many) in (("as usual", usual), ("ten times as large", large)):
+        better = abs(math.log(many)) < 0.8 * abs(math.log(one))
+        t.case(f"started {told}: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better)
+    t.instead(
+        "Started as usual, the number of heads changes the gradient's length by less than a fifth. Where scores are large "
+        "more heads pass on more, and far too much.",
+        0.8 < usual[1] / usual[0] < 1.25 and large[1] > 100 * max(large[0], 1.0),
+    )
