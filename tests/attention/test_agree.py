@@ -69,7 +69,8 @@ def forward_backward(inputs, cotangent, impl, **kwargs):
     return [out.detach(), *(x.grad for x in inputs)]
 
 
-def compare(shape, dtype, *, mask=None, bias=None, **kwargs):
+def in_ways(ways, shape, dtype, *, mask=None, bias=None, **kwargs):
+    """Output and gradients of drawn inputs: of the reference in float64, then of each way in `dtype`."""
     B, H, K, T, S, D, E = shape
     generator = torch.Generator().manual_seed(B + 10 * T + 100 * S)
     inputs = [
@@ -77,17 +78,15 @@ def compare(shape, dtype, *, mask=None, bias=None, **kwargs):
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
     ]
     cotangent = torch.randn(B, H, T, E, generator=generator, dtype=torch.float64)
-    exact = forward_backward(
-        [x.double() for x in inputs],
-        cotangent.to(dtype).double(),
-        "reference",
-        mask=mask,
-        bias=bias,
-        **kwargs,
-    )
+    wide = [x.double() for x in inputs]
+    exact = forward_backward(wide, cotangent.to(dtype).double(), "reference", mask=mask, bias=bias, **kwargs)
     low = None if bias is None else bias.to(torch.promote_types(dtype, torch.float32))
-    plain = forward_backward(inputs, cotangent, "reference", mask=mask, bias=low, **kwargs)
-    fast = forward_backward(inputs, cotangent, "fused", mask=mask, bias=low, **kwargs)
+    return exact, *(forward_backward(inputs, cotangent, way, mask=mask, bias=low, **kwargs) for way in ways)
+
+
+def compare(shape, dtype, **kwargs):
+    exact, plain, fast = in_ways(("reference", "fused"), shape, dtype, **kwargs)
+    *_, T, S, D, _ = shape
     assert_errs_at_most_twice(fast, plain, exact, terms=D + max(T, S))
 
 
