@@ -51,9 +51,8 @@ class Blocking:
     keys: int = 64
     dense_from: int | None = 1024  # columns seen by all from which a dense call pays; None: never
     triangle: bool = True  # whether there is a dense call for the whole of causal()
-    long: int | None = (
-        None  # rows in a block of a piece with long lists (see `LONG`); None: as many as in any other
-    )
+    # Rows in a block of a piece with long lists (see `LONG`); None: as many as in any other.
+    long: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

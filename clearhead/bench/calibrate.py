@@ -30,12 +30,8 @@ from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Mask, window
 
 KINDS = ("dense", "masked", "full", "partial")
-FIXED = {
-    "launches": "launch",
-    "leaves": "leaf",
-    "scattered": "scattered",
-    "moved": "moved",
-}  # of a sample, and what one of them costs
+# Of a sample, and what one of them costs.
+FIXED = {"launches": "launch", "leaves": "leaf", "scattered": "scattered", "moved": "moved"}
 
 
 @dataclass(frozen=True)
