@@ -1,4 +1,6 @@
-"""`attend` and models inside of torch.func, forward-mode derivatives and a FakeTensorMode: right, or refused in words."""
+"""`attend` and models inside of torch.func, forward-mode derivatives, a FakeTensorMode and torch.export: right, or refused
+in words.
+"""
 
 from __future__ import annotations
 
@@ -117,3 +119,16 @@ def test_sizes_without_numbers_leave_nothing_behind(mask):
         assert attend(x, x, x, mask).shape == (2, 2, 640, 4)
     x = torch.randn(2, 2, 640, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(attend(x, x, x, mask), attend(x, x, x, mask, impl="reference"))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_exported_runs_in_another_process(strict):
+    """A plan has a number that another process gives to another plan: no such number may be in an exported graph."""
+    model = Decoder(DecoderConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=1, mask=window(16, 0))).eval()
+    ids = torch.randint(11, (1, 2048), generator=torch.Generator().manual_seed(0))  # "auto" would gather
+    exported = torch.export.export(model, (ids,), strict=strict)
+    assert not [node.name for node in exported.graph.nodes if "clearhead" in str(node.target)]
+    torch.testing.assert_close(exported.module()(ids), model(ids))
+    model.blocks[0].attention.impl = "gathered"
+    with pytest.raises(Exception, match="what is exported runs in others; fused or reference can"):
+        torch.export.export(model, (ids,), strict=strict)

@@ -47,6 +47,8 @@ def why_not(call: Call) -> str | None:
         return "dropout of weights is not gathered"
     if not torch.compiler.is_compiling() and not _is_real(call):
         return "torch.func and FakeTensorMode cannot see through it"
+    if torch.compiler.is_exporting():
+        return "a plan belongs to this process, and what is exported runs in others"
     if torch.compiler.is_compiling() and _constant(call) is None:
         return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
     if call.q.is_cuda:
@@ -100,7 +102,7 @@ def worth(call: Call) -> bool:
         or call.q.device.type not in ("cpu", "cuda")
     ):
         return False  # not worth a plan: it could not be followed
-    if not torch.compiler.is_compiling() and not _is_real(call):
+    if torch.compiler.is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
         return False
     # Last, because it may look at the data.
     return _promises(call) and why_not(call) is None
