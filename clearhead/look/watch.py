@@ -6,17 +6,23 @@ inside. So, while a watch is on, the names by which the model's own source files
 copies, nothing computed, nothing waited for. Hooks say which module is running, which is the name the call is filed under,
 and how far its cache had come. `nn.MultiheadAttention` has several ways to run, some of them a single operator, so it is
 watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is torch's own rule.)
+
+Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by the thread's
+own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were not there.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,6 +48,14 @@ class Running(NamedTuple):
     past: int | None
 
 
+class Here(threading.local):
+    """What one thread is doing."""
+
+    def __init__(self) -> None:
+        self.running: list[Running] = []
+        self.inside = 0  # stand-ins at work: torch's function inside `attend` is no call of its own
+
+
 class Watch:
     """Hooks and stand-ins, put in place by `start` and taken away by `stop`, whatever happened in between."""
 
@@ -50,9 +64,8 @@ class Watch:
         self._paths = {module: path for path, module in modules.items()}
         self._listener = listener
         self._hooked: set[nn.Module] = set()
-        self._running: list[Running] = []
-        self._calls = 0
-        self._inside = 0  # stand-ins at work: torch's function inside `attend` is no call of its own
+        self._here = Here()
+        self._calls = itertools.count(1)
         self._stack = ExitStack()
         self.on = False
 
@@ -67,8 +80,8 @@ class Watch:
                 self.hook(module)
             for function, reader in readers:
                 for place, name in _bindings(self._paths, function):
-                    self._swap(place, name, self._stand_in(getattr(place, name), reader))
-            self._swap(KVCache, "reorder", self._reorderer(KVCache.reorder))
+                    self._swap(place, name, functools.partial(self._stand_in, reader=reader))
+            self._swap(KVCache, "reorder", self._reorderer)
         except BaseException:
             self.stop()
             raise
@@ -78,7 +91,7 @@ class Watch:
         self.on = False
         self._stack.close()
         self._hooked.clear()
-        self._running.clear()
+        self._here = Here()
 
     def hook(self, module: nn.Module) -> None:
         """Tell the listener of this module's calls."""
@@ -106,36 +119,33 @@ class Watch:
             return
         cache: Any = kwargs.get("cache")
         past: int | None = 0
-        outer = self._running[-1] if self._running else None
+        running = self._here.running
+        outer = running[-1] if running else None
         if outer is not None and outer.cache is not None:
             cache, past = outer.cache, outer.past  # the outermost knows how far it had come at the start
         elif isinstance(cache, KVCache):
             past = None if cache.holds_memory else cache.length
         else:
             cache = None
-        self._calls += 1
-        self._running.append(Running(path, self._calls, cache, past))
-        self._listener.entering(path, args, kwargs, self._moment())
+        running.append(Running(path, next(self._calls), cache, past))
+        self._listener.entering(path, args, kwargs, _moment(running))
 
     def _leave(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         if module not in self._hooked:
             return None
-        while self._running and self._running[-1].path != path:  # left behind by an error inside
-            self._running.pop()
-        if not self._running:
+        running = self._here.running
+        while running and running[-1].path != path:  # left behind by an error inside
+            running.pop()
+        if not running:
             return None
         try:
             if output is None:  # nothing was returned, or an error passes through
                 return None
-            return self._listener.leaving(path, args, kwargs, output, self._moment())
+            return self._listener.leaving(path, args, kwargs, output, _moment(running))
         finally:
-            self._running.pop()
-
-    def _moment(self) -> Moment:
-        running = self._running[-1]
-        return Moment(cache=running.cache, past=running.past)
+            running.pop()
 
     def _method(self) -> Running | None:
         """Nothing is running, yet something attended: a method of the model that is not its forward, or somebody else."""
@@ -149,21 +159,24 @@ class Watch:
 
     # -- stand-ins ----------------------------------------------------------------------------------------------------
 
-    def _swap(self, place: Any, name: str, value: Any) -> None:
-        self._stack.callback(setattr, place, name, getattr(place, name))
-        setattr(place, name, value)
+    def _swap(self, place: Any, name: str, stand_in_for: Callable[[Any], Any]) -> None:
+        with _LOCK:
+            stand_in = stand_in_for(getattr(place, name))
+            self._stack.callback(_put_back, place, name, stand_in)
+            setattr(place, name, stand_in)
 
     def _stand_in(self, real: Callable[..., Tensor], reader: Reader) -> Callable[..., Tensor]:
         @functools.wraps(real)
         def stand_in(*args: Any, **kwargs: Any) -> Tensor:
-            if self._inside:
+            here = self._here
+            if not self.on or here.inside:
                 return real(*args, **kwargs)
-            self._inside += 1
+            here.inside += 1
             try:
                 output = real(*args, **kwargs)
             finally:
-                self._inside -= 1
-            now = self._running[-1] if self._running else self._method()
+                here.inside -= 1
+            now = here.running[-1] if here.running else self._method()
             if now is None or not self._listener.wants(now.path):
                 return output
             moment = Moment(call=now.call, cache=now.cache, past=now.past)
@@ -177,9 +190,30 @@ class Watch:
         @functools.wraps(real)
         def reorder(cache: KVCache, rows: Tensor) -> None:
             real(cache, rows)
-            self._listener.reordered(cache, rows)  # parts of a tree are told too, and belong to nobody
+            if self.on:
+                self._listener.reordered(cache, rows)  # parts of a tree are told too, and belong to nobody
 
         return reorder
+
+
+_LOCK = threading.Lock()
+_GONE: WeakSet[Callable[..., Any]] = WeakSet()
+"""Stand-ins of watches that have ended."""
+
+
+def _put_back(place: Any, name: str, stand_in: Any) -> None:
+    """Takes a stand-in away; one that another stands upon stays where it is, and goes with that one."""
+    with _LOCK:
+        _GONE.add(stand_in)
+        found = top = getattr(place, name)
+        while found in _GONE:
+            found = found.__wrapped__
+        if found is not top:
+            setattr(place, name, found)
+
+
+def _moment(running: list[Running]) -> Moment:
+    return Moment(cache=running[-1].cache, past=running[-1].past)
 
 
 def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead import look
-from clearhead.attention import KVCache
+from clearhead.attention import KVCache, multihead
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation import Greedy, generate
 from clearhead.models import Decoder, DecoderConfig, VisionTransformer, tiny_vision
@@ -383,6 +384,42 @@ def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
         copied = copy.deepcopy(model)
         assert torch.equal(copied(ids), plain)
     assert torch.equal(copied(ids), plain)
+    assert t.runs == 1
+
+
+def test_traces_may_end_in_any_order():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain, stood_for = model(ids), (multihead.attend, F.scaled_dot_product_attention, KVCache.reorder)
+    first, second = look.trace(model), look.trace(model)
+    first.edit(LAYER, look.Zero(heads=[1]))
+    first.__enter__()
+    second.__enter__()
+    model(ids)
+    first.__exit__(None, None, None)
+    assert torch.equal(model(ids), plain)
+    second.__exit__(None, None, None)
+    assert torch.equal(model(ids), plain)
+    assert (first.runs, second.runs) == (1, 2)
+    assert stood_for == (multihead.attend, F.scaled_dot_product_attention, KVCache.reorder)
+
+
+def test_what_another_thread_runs_is_neither_edited_nor_recorded():
+    model, other = decoder(), decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain, found = other(ids), []
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=lambda: found.append(other(ids)))
+        thread.start()
+        thread.join()
+
+    with look.trace(model, *PATTERNS) as t:
+        t.edit(LAYER, look.Zero(heads=[1]))
+        model.get_submodule(LAYER).q_proj.register_forward_hook(meanwhile)
+        model(ids)
+    assert torch.equal(found[0], plain)
+    assert t.paths == [f"blocks.{i}.attention" for i in range(3)]
     assert t.runs == 1
 
 
