@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clearhead.attention import Additive, Bilinear, Dot, Gumbel, Hard, Softmax, StraightThrough, attend
+from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, every, padding, window
 
 from .oracle import attention_by_hand
@@ -116,6 +117,21 @@ class TestScores:
         assert torch.autograd.gradcheck(
             lambda q: attend(q, k, v, causal(), scores=additive), (q.requires_grad_(),)
         )
+
+    def test_one_that_is_no_dot_product_goes_to_the_reference(self):
+        class Distance:
+            def __call__(self, q, k):
+                return -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+
+            def as_dot(self, q):
+                return None
+
+        q, k, v = qkv()
+        wanted = torch.softmax(-torch.cdist(q, k).square(), -1) @ v
+        torch.testing.assert_close(attend(q, k, v, scores=Distance()), wanted)
+        for impl in ("fused", "gathered"):
+            with pytest.raises(ImplementationError, match="Distance scores are not a dot product; reference"):
+                attend(q, k, v, window(1, 1), scores=Distance(), impl=impl)
 
 
 class TestWeights:

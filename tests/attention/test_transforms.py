@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from clearhead.attention import attend
+from clearhead.attention import Bilinear, MultiHeadAttention, attend
 from clearhead.errors import ImplementationError
-from clearhead.masks import causal, padding, window
+from clearhead.masks import allow, causal, documents, padding, window
 from clearhead.models import Decoder, DecoderConfig
 
 MASKS = [
@@ -63,6 +63,53 @@ def test_forward_mode_is_reverse_mode(mask, T):
     with forward_ad.dual_level():
         dual = forward_ad.unpack_dual(way(forward_ad.make_dual(q, tangent)))
     torch.testing.assert_close(dual.tangent, found)
+
+
+@pytest.mark.parametrize("T", [7, 640])
+@pytest.mark.parametrize("mask", [None, window(2, 1)], ids=str)
+def test_scores_that_learn_are_differentiated_forward(mask, T):
+    """Queries, keys and values have no tangent here: the score function makes one."""
+    x = inputs(1, 2, T, 4)[0]
+    scores = Bilinear(4, 4, n_heads=2).double().requires_grad_(False)
+    layer = MultiHeadAttention(8, 2, scores=scores).double().requires_grad_(False)
+    weight, tangent = scores.weight, inputs(2, 4, 4)[0]
+
+    def of_layer(weight):
+        merged = x.transpose(1, 2).flatten(-2)
+        return functional_call(layer, {"scores.weight": weight}, (merged,), {"mask": mask})
+
+    def alone(weight):
+        with torch.nn.utils.stateless._reparametrize_module(scores, {"weight": weight}):
+            return attend(x, x.flip(-1), x, mask, scores=scores)
+
+    for way in (of_layer, alone):
+        epsilon = 1e-6
+        difference = (way(weight + epsilon * tangent) - way(weight - epsilon * tangent)) / (2 * epsilon)
+        torch.testing.assert_close(jvp(way, (weight,), (tangent,))[1], difference, atol=1e-7, rtol=1e-6)
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(way(forward_ad.make_dual(weight, tangent)))
+        torch.testing.assert_close(dual.tangent, difference, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("T", [7, 640])
+def test_a_transform_of_the_mask_or_the_bias_alone(T):
+    q, k, v = inputs(1, 1, T, 4)
+    narrow = causal() & window(2, 0)
+    lengths, bias = torch.tensor([3, 6]), inputs(1, T, T)[0]
+    ids = torch.arange(T).expand(2, T) // torch.tensor([[2], [5]])
+    ways = [
+        (lambda n: attend(q, k, v, narrow & padding(n[None])), lengths),
+        (lambda n: attend(q, k, v, documents(n)), ids),
+        (lambda n: attend(q, k, v, allow(n)), ids[:, :, None] == ids[:, None]),
+        (lambda n: attend(q, k, v, narrow, bias=n), torch.stack([bias, bias.mT])),
+    ]
+    for way, given in ways:
+        torch.testing.assert_close(vmap(way)(given), torch.stack([way(one) for one in given]))
+
+    def loss(bias, impl="auto"):
+        return attend(q, k, v, narrow, bias=bias, impl=impl).square().sum()
+
+    torch.testing.assert_close(grad(loss)(bias), grad(lambda bias: loss(bias, "reference"))(bias))
 
 
 def test_jacobians_and_hessians():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.attention.scores import Scores
 from clearhead.attention.weights import Softmax, Weights
@@ -41,6 +41,11 @@ class Call:
     def groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.q.shape[-3] // self.k.shape[-3]
+
+    @property
+    def learned(self) -> list[Tensor]:
+        """The parameters of a score function that has some."""
+        return list(self.scores.parameters()) if isinstance(self.scores, nn.Module) else []
 
     def cooled(self, bias: Tensor) -> Tensor:
         """bias / temperature of the softmax. What is finite stays so.

@@ -17,24 +17,25 @@ from torch import Tensor
 from clearhead._numbers import has_numbers, has_tangent
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.reference import scores_overflow
-from clearhead.attention.scores import Additive
+from clearhead.attention.scores import Bilinear, Dot, ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Mask
 
 # Outside of these a temperature can push float32 scores over the edge inside the kernel; the reference takes them.
 _COOLEST, _HOTTEST = 1e-3, 1e6
+_DOTS = (Dot, ScaledDot, Bilinear)  # known to be dot products; others are asked
 
 
 def why_not(call: Call) -> str | None:
     """Why the fused kernel cannot run this call, or None if it can."""
     weights = call.weights
-    if isinstance(call.scores, Additive):
-        return "Additive scores are not a dot product"
+    if type(call.scores) not in _DOTS and call.scores.as_dot(call.q) is None:
+        return f"{type(call.scores).__name__} scores are not a dot product"
     if not isinstance(weights, Softmax):
         return f"{type(weights).__name__} weights are not a softmax"
     if not _COOLEST <= weights.temperature <= _HOTTEST:
         return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
-    if has_tangent(call.q, call.k, call.v, call.bias):
+    if has_tangent(call.q, call.k, call.v, call.bias, *call.learned):
         return "derivatives in forward mode are taken of the reference alone"
     if 0 in (call.T, call.S, call.q.shape[-1]):
         return "there is nothing to attend to, or no width to compare by"

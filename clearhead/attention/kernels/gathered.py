@@ -17,10 +17,11 @@ from clearhead.attention.kernels import gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.fused import why_not as why_not_fused
 from clearhead.attention.plan import Blocking, Plan, plan
+from clearhead.attention.planning.atoms import leaves
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask
+from clearhead.masks import Causal, Mask, as_mask
 
 _WIDEST = 256
 
@@ -110,7 +111,9 @@ def worth(call: Call) -> bool:
 
 def _is_real(call: Call) -> bool:
     """Whether the call is computed as it comes, and is not transformed or only sized."""
-    return all([has_numbers(x) for x in (call.q, call.k, call.v)])
+    bias = [] if call.bias is None else [call.bias]
+    held = [x for leaf, _ in leaves(as_mask(call.mask), False) for x in getattr(leaf, "data", ())]
+    return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.learned, *held)])
 
 
 def _promises(call: Call) -> bool:
