@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._numbers import has_numbers
 from clearhead.attention import KVCache
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
@@ -36,7 +37,7 @@ class Listener:
         asked = path in self._asked.input and not _recomputing()
         given = _first_tensor((*args, *kwargs.values())) if asked else None
         if given is not None:
-            self._kept.keep(self._kept.input, path, plain(given.detach()), moment)
+            self._kept.keep(self._kept.input, path, plain(_lasting(given).detach()), moment)
 
     def leaving(
         self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
@@ -50,7 +51,7 @@ class Listener:
             output = _with_first(output, lambda x: self._edited(x, outer, path, moment))
         given = _first_tensor(output) if path in self._asked.output and not _recomputing() else None
         if given is not None:
-            self._kept.keep(self._kept.output, path, plain(given.detach()), moment)
+            self._kept.keep(self._kept.output, path, plain(_lasting(given).detach()), moment)
         return None if output is before else output
 
     def wants(self, path: str) -> bool:
@@ -67,7 +68,7 @@ class Listener:
         real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
         edited = self._edited(real, inner, path, moment)
         if path in self._asked.weights and not _recomputing():
-            seen = Seen(*call(), real.detach(), edited.detach())
+            seen = Seen(*call(), _lasting(real).detach(), _lasting(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
             self._kept.attend(path, seen, together, rows=real.shape[-2], batch=real.shape[0])
@@ -109,9 +110,20 @@ class Listener:
         seen = OfTorchLayer(layer, OfTorchLayer.arguments(layer, args, kwargs), output[0])
         edited = self._edited(seen.heads(), inner, path, moment) if inner else None
         if asked and not _recomputing():
+            _lasting(output[0])
             rows, batch = seen.out.shape[-2], seen.out.shape[0]
             self._kept.attend(path, seen.kept(edited), moment, rows=rows, batch=batch)
         return output if edited is None else (seen.given_back(edited), *output[1:])
+
+
+def _lasting(x: Tensor) -> Tensor:
+    """x, if it will still have its numbers when it is asked for them."""
+    if not torch.compiler.is_compiling() and not has_numbers(x):
+        raise ConfigError(
+            "the model runs inside of torch.func or a FakeTensorMode, whose tensors are nothing outside of it, and a trace "
+            "keeps tensors; call the model itself in the `with` block"
+        )
+    return x
 
 
 def _recomputing() -> bool:

@@ -308,6 +308,24 @@ def test_what_cannot_be_traced_is_refused():
 
 
 @pytest.mark.bad_input
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("pattern", ["blocks.*.attention", "blocks.*.output", "blocks.*.input"])
+def test_a_transformed_run_is_refused(pattern):
+    """Its tensors cannot be kept: they mean nothing once the transform has ended."""
+    model = decoder()
+    ids = torch.randint(31, (3, 7))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    with look.trace(model, pattern) as t:
+        for transformed in (
+            lambda: torch.func.vmap(lambda row: model(row[None]))(ids),
+            lambda: torch.func.grad(lambda w: torch.func.functional_call(model, w, (ids,)).sum())(weights),
+        ):
+            with pytest.raises(ConfigError, match=r"torch\.func or a FakeTensorMode, whose tensors"):
+                transformed()
+        model(ids)
+    assert t.runs == 1
+
+
 def test_dropout_is_not_compared():
     model = decoder(attention_dropout=0.4).train()
     with look.trace(model) as t:
