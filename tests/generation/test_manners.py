@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -64,6 +66,29 @@ def test_an_interruption_inside_the_model_leaves_it_as_it_was(way):
     assert modes(model) == before
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_a_thread_that_ends_leaves_dropout_off_for_the_others():
+    model = mixed(decoder())
+    before, during = modes(model), []
+    other_runs, first_ended = threading.Event(), threading.Event()
+
+    def hook(*_):
+        if threading.current_thread() is other:
+            other_runs.set()
+            assert first_ended.wait(30)
+            during.append(any(modes(model)))
+        elif not other.ident:
+            other.start()
+            assert other_runs.wait(30)
+
+    other = threading.Thread(target=lambda: generate(model, prompts(VOCAB), max_new=3))
+    model.embedding.register_forward_hook(hook)
+    generate(model, prompts(VOCAB), max_new=3)
+    first_ended.set()
+    other.join()
+    assert during == [False] * 3
+    assert modes(model) == before
 
 
 def test_results_can_be_trained_on():
