@@ -29,7 +29,9 @@ class EncoderDecoderConfig(TextConfig):
     """Both halves have the same sizes; `.encoder` and `.decoder` are the configurations of each.
 
     `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
-    for the logits too), as the 2017 model does; then there is one vocabulary.
+    for the logits too), as the 2017 model does; then there is one vocabulary. The embedding is then one module in two
+    places: give `torch.func.functional_call` such a model with `tie_weights=False`, or torch swaps its weight twice and
+    leaves in the model the one that was lent to it.
     """
 
     n_encoder_layers: int

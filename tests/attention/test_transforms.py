@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from clearhead.attention import Bilinear, MultiHeadAttention, attend
 from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, documents, padding, window
-from clearhead.models import Decoder, DecoderConfig
+from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig
 
 MASKS = [
     None,
@@ -155,6 +155,35 @@ def test_gradients_of_each_example():
     for number, row in enumerate(ids):
         alone = torch.autograd.grad(loss(dict(model.named_parameters()), row), list(model.parameters()))
         for name, wanted in zip(weights, alone, strict=True):
+            torch.testing.assert_close(together[name][number], wanted)
+
+
+def test_gradients_of_each_pair_where_embeddings_are_shared():
+    config = EncoderDecoderConfig(
+        vocab_size=11, d_model=8, n_heads=2, n_encoder_layers=1, n_decoder_layers=1, share_embeddings=True
+    )
+    model = EncoderDecoder(config).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(11, (3, n), generator=generator) for n in (7, 5))
+    lengths = torch.tensor([7, 2, 4])
+    own = dict(model.named_parameters())
+
+    def loss(weights, source, target, length):
+        logits = functional_call(
+            model,
+            weights,
+            (source[None], target[None]),
+            {"source_mask": padding(length[None])},
+            tie_weights=False,
+        )
+        return logits.logsumexp(-1).sum()
+
+    lent = {name: weight.detach() for name, weight in own.items()}
+    together = vmap(grad(loss), in_dims=(None, 0, 0, 0))(lent, source, target, lengths)
+    assert all(weight is own[name] for name, weight in model.named_parameters())
+    for number, pair in enumerate(zip(source, target, lengths, strict=True)):
+        alone = torch.autograd.grad(loss(own, *pair), list(own.values()))
+        for name, wanted in zip(own, alone, strict=True):
             torch.testing.assert_close(together[name][number], wanted)
 
 
