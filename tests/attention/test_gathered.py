@@ -308,6 +308,43 @@ def test_a_compiled_model_gathers(counted):
         torch.testing.assert_close(compiled, model(ids))
 
 
+@pytest.mark.parametrize(
+    "mask", [window(2, 2), every(4), causal() | prefix(150), causal() & window(9, 0)], ids=str
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
+    """A compiled graph goes by what the operator says: in training, and with heads as a projection leaves them."""
+    made = plan_module.plan(
+        mask, LENGTH, blocking=gathered.blocking_on(torch.device("cpu"), torch.float32, 8, 8)
+    )
+    shape = (2, LENGTH, 3, 8) if turned else (2, 3, LENGTH, 8)
+    q, k, v = (x.transpose(1, 2) if turned else x for x in torch.randn(3, *shape).unbind())
+    for learned in (False, True):
+        bias = torch.randn(3, LENGTH, LENGTH)[None] if learned and made.columns is None else None
+        results = gathered_ops.gathered(q, k, v, bias, made.handle, 0.3)
+        args = (torch.randn_like(results[0]), q, k, v, bias, *results, made.handle, 0.3, learned)
+        for operator, inputs in (
+            (gathered_ops.gathered, (q, k, v, bias, made.handle, 0.3)),
+            (gathered_ops.gathered_backward, args),
+        ):
+            torch.library.opcheck(operator, inputs, test_utils="test_faketensor")
+
+
+@pytest.mark.compiled
+def test_a_compiled_model_trains_gathered(counted):
+    config = replace(
+        tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=causal() & window(9, 0)
+    )
+    model = config.build().eval()
+    ids = torch.randint(0, 11, (1, 1031))
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    weights = list(model.parameters())
+    found = torch.autograd.grad(compiled(ids).logsumexp(-1).sum(), weights)
+    assert counted
+    torch.testing.assert_close(found, torch.autograd.grad(model(ids).logsumexp(-1).sum(), weights))
+
+
 @pytest.mark.parametrize("impl", ["gathered", "auto"])
 def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
     """`RelativeBias` is learned, so that its gradient must come out of whichever way is chosen."""

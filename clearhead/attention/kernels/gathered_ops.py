@@ -59,9 +59,14 @@ def gathered(
     """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
     made = by_handle(handle)
     if uses_triton(q):
-        return _forward_triton(made, q, k, v, bias, scale)
-    with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
-        return _forward_cpu(made, q, k, v, bias, scale)
+        out, lse = _forward_triton(made, q, k, v, bias, scale)
+    else:
+        with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
+            out, lse = _forward_cpu(made, q, k, v, bias, scale)
+    return (
+        out.contiguous(),
+        lse.contiguous(),
+    )  # as a compiled graph was told; dense kernels lay out theirs as they like
 
 
 @gathered.register_fake
@@ -86,14 +91,19 @@ def gathered_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
     made = by_handle(handle)
+    dbias = q.new_empty(0)
     if uses_triton(q):
-        return *_backward_triton(made, grad, q, k, v, bias, out, lse, scale), q.new_empty(0)
-    with torch.autocast("cpu", enabled=False):
-        if bias is None or not learned:
-            return *_backward_cpu(made, grad, q, k, v, bias, out, lse, scale, None), q.new_empty(0)
-        dbias = torch.zeros(bias.shape, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-        dq, dk, dv = _backward_cpu(made, grad, q, k, v, bias, out, lse, scale, dbias)
-        return dq, dk, dv, dbias.to(bias.dtype)
+        dq, dk, dv = _backward_triton(made, grad, q, k, v, bias, out, lse, scale)
+    else:
+        with torch.autocast("cpu", enabled=False):
+            wide = torch.promote_types(q.dtype, torch.float32)
+            sums = (
+                torch.zeros(bias.shape, dtype=wide, device=q.device) if bias is not None and learned else None
+            )
+            dq, dk, dv = _backward_cpu(made, grad, q, k, v, bias, out, lse, scale, sums)
+        if bias is not None and sums is not None:
+            dbias = sums.to(bias.dtype)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias
 
 
 @gathered_backward.register_fake
@@ -102,7 +112,7 @@ def _(
     scale: float, learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dbias = bias.new_empty(bias.shape) if bias is not None and learned else q.new_empty(0)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
