@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from clearhead.cost import Cost
     from clearhead.cost.result import Part
 
+# Of --bias, --batch, --dtype, --train, --impl and --formulas.
+_DEFAULTS = (False, 1, "float32", False, "auto", False)
+
 
 @app.command()
 def cost(
@@ -68,8 +71,17 @@ def cost(
     if out is not None and not everything:
         raise ConfigError("--out is for --measure without a model and sizes, which measures every model")
     if everything:
+        sizes = (n_kv_heads, d_head, source, mask, fit)
+        if sizes != (None,) * 5 or (bias, batch, dtype, train, impl, formulas) != _DEFAULTS:
+            raise ConfigError(
+                "--measure without a model has sizes, dtypes and modes of its own; give a model, or only --device and --out"
+            )
         _measure_everything(device, out, json)
         return
+    if source is not None and tokens is None:
+        raise ConfigError(
+            "--source is the length of what is read; give --tokens, that of what is written, too"
+        )
     subject = _subject(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
     how = _how(dtype, train, mask, impl, device, measure)
     length: Any = tokens if source is None or tokens is None else (source, tokens)
@@ -94,7 +106,7 @@ def _subject(model: str | None, d_model: int | None, n_heads: int | None, others
     from clearhead.errors import ConfigError
 
     if model is not None:
-        if d_model is not None or n_heads is not None:
+        if d_model is not None or n_heads is not None or any(others.values()):
             raise ConfigError("got a model and the sizes of a layer; give one of them")
         return preset(model)
     if d_model is None or n_heads is None:
@@ -256,7 +268,7 @@ def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:
 
 
 def _show_attention(found: Cost) -> None:
-    """Pairs of queries and keys, and where the scores overtake the projections."""
+    """Pairs of queries and keys: all there are, those allowed, and those computed."""
     pairs = found.pairs
     if pairs is None:
         return

@@ -189,12 +189,16 @@ def _write(
     if isinstance(config, RecurrentSeq2SeqConfig):
         baselines.seq2seq(s, config, *_two(config, tokens))
         return None
-    if isinstance(config, (EncoderConfig, DecoderConfig)):
+    if isinstance(config, DecoderConfig) and config.cross_attention:
         source, target = _two(config, tokens)
         _within(config.positions, target)
-        if isinstance(config, EncoderConfig):
-            return transformers.encoder(s, config, target, mask)
         return transformers.decoder(s, config, target, mask, source)
+    if isinstance(config, (EncoderConfig, DecoderConfig)):
+        length = _one(config, tokens)
+        _within(config.positions, length)
+        if isinstance(config, EncoderConfig):
+            return transformers.encoder(s, config, length, mask)
+        return transformers.decoder(s, config, length, mask)
     if isinstance(config, RecurrentConfig):
         baselines.recurrent(s, config, _one(config, tokens))
         return None

@@ -85,6 +85,8 @@ def test_no_sizes_of_memory(text):
         (lambda: cost("gpt2", tokens=3, batch=0), ConfigError, "batch is 0; expected at least 1"),
         (lambda: cost("base", tokens=(3, 4, 5)), ConfigError, "expected one number, or two"),
         (lambda: cost("base", tokens=(3, 0)), ConfigError, "target is 0; expected at least 1"),
+        (lambda: cost("gpt2", tokens=(3, 4)), ConfigError, "Decoder reads one sequence: expected one number"),
+        (lambda: cost("bert-base", tokens=(3, 4)), ConfigError, "Encoder reads one sequence"),
         (
             lambda: cost("gpt2", tokens=1025),
             ShapeError,
