@@ -94,6 +94,20 @@ def test_the_network_for_digits_runs_as_worked():
     assert [row[0] for row in cells(work, "weights")] == [208, 0, 2064, 0, 0, 1450]
 
 
+def test_a_field_that_reaches_into_padding_is_said_to_do_so():
+    """By gradient an output of the network for digits sees all 32 rows; the field, 40, is that of the padded input."""
+    work = solve("cnn-digits")
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1), torch.nn.AvgPool2d(2, 2),
+        torch.nn.Flatten(), torch.nn.Linear(144, 10),
+    )  # fmt: skip
+    x = torch.zeros(1, 1, 32, 32, requires_grad=True)
+    network(x)[0, 0].backward()
+    assert int((x.grad[0, 0] != 0).any(1).sum()) == 32 < cells(work, "field")[-1][0]
+    assert any("count the zeros of the padding" in remark for remark in work.remarks)
+    assert not solve("convolution-128").remarks
+
+
 def test_receptive_fields_of_convolutions_by_gradient():
     """One output's gradient reaches exactly the inputs that the sheet says."""
     work = solve_text(

@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stage:
-    """What one layer gives: channels × height × width, its weights, and how far each output sees (None: everything)."""
+    """What one layer gives: channels × height × width, its weights, and how far each output sees, padding included."""
 
     name: str
     channels: int
@@ -68,7 +68,14 @@ def solve(source: Source) -> Solved:
              Grid.of(fields, names, ["height", "width"]), "", "r = r_before + (kernel − 1)·(product of the strides before)",
              r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
     )  # fmt: skip
-    return Solved(steps, _checks(stages, modules))
+    remarks = []
+    if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
+        high, wide = shape[1:]
+        remarks.append(
+            f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees more "
+            "than there is, and those at its edges see less than the field."
+        )
+    return Solved(steps, _checks(stages, modules), tuple(remarks))
 
 
 def _described(layers: list[Source], names: list[str]) -> Grid:
