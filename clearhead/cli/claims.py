@@ -36,7 +36,7 @@ def overview(context: typer.Context) -> None:
 @claims.command()
 def run(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Which claims; all if none is named.", metavar="[ID]...")
+        list[str] | None, typer.Argument(help="Which claims; all if none is named.", metavar="ID")
     ] = None,
     seed: Seed = 0,
     json: Json = False,

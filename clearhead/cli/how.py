@@ -10,8 +10,13 @@ from clearhead.errors import ConfigError
 from clearhead.generation import Beam, Greedy, How, Sample
 from clearhead.pretrained.translate import LENGTH_PENALTY as LENGTH_PENALTY
 
-BeamWidth = Annotated[int | None, typer.Option("--beam", help="Beam search of this width.")]
-LengthPenalty = Annotated[float, typer.Option(help="For --beam: scores are divided by length to this power.")]
+BeamWidth = Annotated[
+    int | None,
+    typer.Option("--beam", help="Beam search of this width; 1 is greedy. By default 5, to evaluate 1."),
+]
+LengthPenalty = Annotated[
+    float, typer.Option(help="In beam search: scores are divided by length to this power.")
+]
 Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature instead of greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
 TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")]
@@ -37,9 +42,9 @@ def sampling(
 
 
 def searching(beam: int | None, length_penalty: float, default: How) -> How:
-    """Beam search of a width, greedy for width 1, the default where none is given."""
+    """Beam search of a width, greedy for width 1; where none is given, of the default's width."""
     if beam is None:
-        return default
+        beam = default.width if isinstance(default, Beam) else 1
     if beam < 1:
         raise ConfigError(f"--beam is {beam}; a beam is at least 1 wide (1 is greedy)")
     return Greedy() if beam == 1 else Beam(beam, length_penalty=length_penalty)

@@ -42,8 +42,8 @@ def work(
 ) -> None:
     """Work a small problem step by step, in exact numbers beside decimals.
 
-    Each step has a name in [brackets]: an answer file gives them as name = number, list or matrix, where a cell may be
-    3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)".
+    Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell may
+    be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)".
     """
     from clearhead.work import mark, shipped, solve
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+import typer
+from rich.text import Text
 
 from clearhead import __version__
-from clearhead.cli.app import _COMMANDS
+from clearhead.cli.app import _COMMANDS, app
+from clearhead.cli.how import searching
 from clearhead.data import train_bpe
+from clearhead.generation import Beam, Greedy
 from clearhead.models import storage
 from clearhead.training import presets
 
@@ -29,6 +34,27 @@ def test_every_command_explains_itself(cli, name):
     assert ran.code == 0
     assert "Usage" in ran.out
     assert len(ran.out.splitlines()) > 8
+
+
+def test_help_is_shown_as_it_is_written():
+    """rich takes what stands in square brackets for markup, and leaves it out."""
+    for name in _COMMANDS:
+        importlib.import_module(f"clearhead.cli.{name}")
+    waiting, texts = [typer.main.get_command(app)], []
+    while waiting:
+        command = waiting.pop()
+        waiting += getattr(command, "commands", {}).values()
+        texts += [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
+    written = [text for text in texts if text]
+    assert len(written) > 100
+    assert [text for text in written if Text.from_markup(text).plain != text] == []
+
+
+@pytest.mark.parametrize("default", [Beam(5), Greedy()])
+def test_a_length_penalty_counts_in_every_beam_search(default):
+    assert searching(None, 1.0, default) == default
+    assert searching(None, 0.3, Beam(5)) == searching(5, 0.3, default) == Beam(5, length_penalty=0.3)
+    assert searching(1, 0.3, default) == Greedy()
 
 
 @pytest.mark.parametrize(
