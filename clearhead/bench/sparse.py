@@ -281,7 +281,7 @@ def _host_time(call: Callable[[], object], repeats: int = 11) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line of this module; `clearhead bench sparse` is the same with tables."""
+    """The command line of this module; `clearhead bench sparse` is the same, with a choice of sizes and JSON."""
     parser = argparse.ArgumentParser(description="Masks against dense attention and FlexAttention.")
     parser.add_argument("--out", type=Path, default=Path("sparse.json"))
     parser.add_argument("--seconds", type=float, default=240.0)

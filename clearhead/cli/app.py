@@ -23,7 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order that `--help` shows them. Each module registers its command on import.
+# In the order that `--help` shows them, but for those with commands of their own, which it shows last. Each module registers
+# its command on import.
 _COMMANDS = (
     "translate",
     "train",

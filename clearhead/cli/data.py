@@ -23,7 +23,7 @@ def data(
     out: Annotated[Path, typer.Option(help="The folder to put it in.")] = Path("data"),
     json: Json = False,
 ) -> None:
-    """List the known data sets (licence, size, checksum, where they come from), or fetch one.
+    """List the known data sets (licence, size, where they come from, how they are checked), or fetch one.
 
     A fetch goes on where it broke off, is checked, and appears under its name only when it is whole.
     """
