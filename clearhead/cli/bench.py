@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.output import Json, console, device_here, show_json, table
 
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]
 
@@ -73,13 +73,11 @@ def sparse(
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
-    import torch
-
     from clearhead.bench.results import machine, versions
     from clearhead.bench.sparse import measure, options_for
     from clearhead.bench.sparse_rows import line, read_rows
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_here(device)
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
     options = replace(
         options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths)
@@ -115,7 +113,7 @@ def auto(
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise DtypeError(f"dtype is {dtype!r}; expected float32, bfloat16 or float16")
     options = options_for(
-        device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device_here(device),
         seconds,
         width=width,
         dtype=None if dtype is None else getattr(torch, dtype),
@@ -134,12 +132,10 @@ def look(
     json: Json = False,
 ) -> None:
     """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""
-    import torch
-
     from clearhead.bench.look import line, measure, options_for
     from clearhead.bench.results import machine, versions
 
-    options = options_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    options = options_for(device_here(device))
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
     if json:
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})

@@ -82,6 +82,20 @@ def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def device_here(name: str | None) -> str:
+    """The device to measure on: cpu or cuda, by default a GPU where there is one; refused where it is not here."""
+    import torch
+
+    from clearhead.errors import ConfigError
+
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in (None, "cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; expected cpu or cuda")
+    if name == "cuda" and best == "cpu":
+        raise ConfigError("device is cuda, and there is no GPU here; choose cpu")
+    return name or best
+
+
 def fail(message: str) -> NoReturn:
     """One line on standard error, and exit status 1."""
     sys.stderr.write(f"clearhead: {message}\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.output import FIGURES, Json, console, show_json, table, writing
+from clearhead.cli.output import FIGURES, Json, console, device_here, show_json, table, writing
 
 
 def growth(
@@ -28,6 +28,7 @@ def growth(
     from clearhead.cost.growth import growth as measure_growth
     from clearhead.cost.plots import plot_growth
 
+    device = device_here(device)
     with writing(out, FIGURES):
         steps = lengths(min(32, longest), longest)
         with Progress(console=console, transient=True, disable=json) as progress:

@@ -370,6 +370,19 @@ class TestPlot:
         assert "clearhead bench sparse --out" in ran.err
 
 
+@pytest.mark.parametrize(
+    "command", [("bench", "sparse"), ("bench", "auto"), ("bench", "look"), ("plot", "growth")], ids=" ".join
+)
+def test_a_device_that_is_not_here_is_refused_in_one_line(cli, monkeypatch, tmp_path, command):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, told in (("tpu", "expected cpu or cuda"), ("cuda", "there is no GPU here")):
+        ran = cli(*command, "--device", device, "--out", tmp_path / "x.png")
+        assert ran.code == 1
+        assert ran.err.startswith("clearhead: device is ")
+        assert told in ran.err
+        assert len(ran.err.splitlines()) == 1
+
+
 def test_masks_are_measured_at_the_sizes_asked_for(cli, tmp_path):
     out = tmp_path / "sparse.json"
     ran = cli(
