@@ -124,7 +124,9 @@ def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tens
     elif temperature != 1.0:
         # Relative to the largest first: dividing by a tiny temperature then gives −inf at worst, never inf − inf.
         largest = _hide(scores.detach(), allowed).amax(-1, keepdim=True)
-        scores = (scores - largest.clamp(min=torch.finfo(scores.dtype).min)) / temperature
+        limits = torch.finfo(scores.dtype)
+        # A temperature that this dtype would round to 0 gives what the least that it holds does, never 0 / 0.
+        scores = (scores - largest.clamp(min=limits.min)) / max(temperature, limits.tiny)
     weights = torch.softmax(_hide(scores, allowed), -1)
     # A row of nothing but −inf comes out as NaN; here it becomes zeros, and `_hide` stops its gradient.
     return weights if allowed is None else weights.masked_fill(~allowed, 0.0)

@@ -143,8 +143,12 @@ class TestWeights:
         torch.testing.assert_close(Softmax(0.0)(self.scores, None), expected, rtol=0, atol=0)
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 5e-324])
-    def test_small_temperatures_go_to_hard_without_overflow(self, temperature):
-        torch.testing.assert_close(Softmax(temperature)(self.scores), Hard()(self.scores), rtol=0, atol=0)
+    @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+    def test_small_temperatures_go_to_hard_without_overflow(self, temperature, dtype):
+        scores = self.scores.to(dtype)
+        for soft in (Softmax(temperature), StraightThrough(temperature)):
+            torch.testing.assert_close(soft(scores), Hard()(scores), rtol=0, atol=0)
+        assert Gumbel(temperature)(scores).isfinite().all()
 
     def test_infinite_temperature_is_uniform_over_what_is_allowed(self):
         allowed = torch.tensor([[True, True, False, True], [False] * 4])
