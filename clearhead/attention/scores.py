@@ -54,7 +54,8 @@ class ScaledDot:
 class Bilinear(nn.Module):
     """score(q, k) = qᵀWk, multiplicative attention: queries and keys may have different widths.
 
-    One W for all heads, or one for each with `n_heads`. W starts as Xavier-uniform.
+    One W for all heads, or one for each with `n_heads`. W starts as Xavier-uniform. qᵀW is kept in float32 or wider, so
+    that half precision is computed by the reference, with all (..., T, S) scores in memory.
     """
 
     def __init__(self, d_query: int, d_key: int, n_heads: int = 1) -> None:

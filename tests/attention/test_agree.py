@@ -199,6 +199,28 @@ def test_bilinear_runs_fused():
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bilinear_is_as_exact_as_the_reference_in_every_dtype(dtype):
+    scores = Bilinear(7, 7, n_heads=3).double() if dtype == torch.float64 else Bilinear(7, 7, n_heads=3)
+    with torch.no_grad():
+        scores.weight.copy_(
+            (scores.weight * 5).to(torch.bfloat16)
+        )  # large scores, and the same W in every dtype
+    for mask in (None, causal(), window(2, 0)):
+        exact, plain, auto = in_ways(
+            ("reference", "auto"), (2, 3, 3, 13, 13, 7, 5), dtype, mask=mask, scores=scores
+        )
+        assert_errs_at_most_twice(auto, plain, exact, terms=20)
+
+
+def test_bilinear_in_half_precision_does_not_overflow():
+    q = k = torch.tensor([6e4, 6e4, -6e4]).half().view(1, 1, 3, 1)
+    scores = Bilinear(1, 1)
+    torch.nn.init.constant_(scores.weight, 2.0)
+    v = torch.tensor([1.0, 3.0, 5.0]).half().view(1, 1, 3, 1)
+    assert attend(q, k, v, scores=scores).flatten().tolist() == [2.0, 2.0, 5.0]
+
+
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 1, 3)])
 def test_any_leading_batch(lead):
     q, k, v = (torch.randn(*lead, 3, 5, 7) for _ in range(3))

@@ -1,8 +1,9 @@
 """torch's `scaled_dot_product_attention`: one kernel, no (T, S) matrix of scores in memory.
 
-Runs every dot-product score with a softmax. A mask that is only `causal()` becomes the kernel's own causal flag, one
-that is the same for every query (`padding`, `every`, `prefix`) a single row; other masks are built once as (T, S) bools.
-Queries that may attend to nothing are given everything and their output is then zeroed: back ends differ on such rows.
+Runs every dot-product score with a softmax (`Bilinear` not in half precision). A mask that is only `causal()` becomes the
+kernel's own causal flag, one that is the same for every query (`padding`, `every`, `prefix`) a single row; other masks are
+built once as (T, S) bools. Queries that may attend to nothing are given everything and their output is then zeroed: back
+ends differ on such rows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def why_not(call: Call) -> str | None:
     weights = call.weights
     if type(call.scores) not in _DOTS and call.scores.as_dot(call.q) is None:
         return f"{type(call.scores).__name__} scores are not a dot product"
+    if isinstance(call.scores, Bilinear) and call.q.dtype in (torch.float16, torch.bfloat16):
+        return f"Bilinear scores multiply the queries by W first, and {call.q.dtype} would round that product"
     if not isinstance(weights, Softmax):
         return f"{type(weights).__name__} weights are not a softmax"
     if not _COOLEST <= weights.temperature <= _HOTTEST:
