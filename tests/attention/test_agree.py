@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention import Bilinear, Dot, ScaledDot, Softmax, attend
+from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
     block,
@@ -304,6 +305,17 @@ def test_huge_scores_choose_the_largest():
     k[0, 0, 1, 0] = 4 * huge
     assert attend(q, k, v).item() == 2.0
     assert math.isfinite(attend(-q, -k, v).item())
+
+
+def test_a_large_matrix_between_queries_and_keys_does_not_overflow():
+    q = torch.full((1, 1, 1, 1), 1e18)
+    k, v = (torch.tensor(x).view(1, 1, 3, 1) for x in ([1e18, 2e18, 2e18], [1.0, 2.0, 4.0]))
+    scores = Bilinear(1, 1)
+    torch.nn.init.constant_(scores.weight, 1e4)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert attend(q.to(dtype), k.to(dtype), v.to(dtype), scores=scores).item() == 3.0
+    with pytest.raises(ShapeError, match="beyond the range of float64"):
+        attend(q.double() * 1e135, k.double() * 1e135, v.double(), scores=scores)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 0.03, 1.0])

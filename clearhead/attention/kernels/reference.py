@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead._numbers import has_numbers
 from clearhead.attention.kernels.call import Call
+from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
 
 
@@ -47,6 +48,7 @@ def statistics_dtype(call: Call) -> torch.dtype:
 
 def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
     """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are finite.
+    `Bilinear` scores are |W| times as large.
 
     Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
@@ -55,6 +57,8 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) ->
     if call.q.dtype == torch.float16:  # at most 65504² · D
         return False
     limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
+    if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
+        limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker to have.
     if _length(call.q) * _length(call.k) <= limit:
         return False
