@@ -314,6 +314,9 @@ def _unfused(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) 
     queries, keys = s.B * sight.T * heads.queries, s.B * sight.S * heads.queries
     cells = heads.H * sight.pairs.dense
     w = s.itemsize
+    notes = [s.tensor("q copied", queries), s.tensor("k copied", keys)]
+    if sight.learned_bias and sight.pairs.allowed is not sight.pairs.dense:
+        notes.append(Made("hidden pairs", sight.T * sight.S))
     s.program.add(
         Op(
             "scores",
@@ -325,7 +328,7 @@ def _unfused(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) 
                 Kernel((queries + keys + cells) * w, 2 * (cells * heads.D)),
             ),
             backward=(Kernel((queries + keys + cells) * w, 2 * (cells * heads.D)),) * 2,
-            notes=(s.tensor("q copied", queries), s.tensor("k copied", keys)),
+            notes=tuple(notes),
         )
     )
     elementwise(

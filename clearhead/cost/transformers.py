@@ -205,12 +205,16 @@ def _residual(
 def _bias(s: Setting, positions: Positions, sizes: Sizes, tag: str) -> None:
     """The (H, T, S) bias that every block of the stack adds to its scores."""
     own: tuple[str, ...] = ()
+    looked_up: tuple[Made, ...] = ()
     if isinstance(positions, RelativeBias):
         elements = s.letter("N", positions.n_buckets) * sizes.heads.H
         own = (s.program.parameter(f"{tag}positions.weight", "positions", elements),)
+        # The bucket of each distance, and the distance of each pair: the table's gradient is found by them.
+        looked_up = (Made("buckets", sizes.T * (2 * _ID)), Made("distances", sizes.T * sizes.T * _ID))
     itemsize = 4 if isinstance(positions, ALiBi) else s.itemsize
     made = Made("bias", sizes.heads.H * sizes.T * sizes.T * itemsize)
-    s.program.add(Op("bias", "positions", (), (made,), forward=(Kernel(made.n_bytes),), parameters=own))
+    kernels = (Kernel(made.n_bytes),)
+    s.program.add(Op("bias", "positions", (), (made,), forward=kernels, notes=looked_up, parameters=own))
 
 
 def _needs_tensor(mask: Mask | None) -> bool:

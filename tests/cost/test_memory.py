@@ -11,6 +11,7 @@ from clearhead.cost import cost
 from clearhead.cost.trial import example, measure, set_impl
 from clearhead.masks import causal, window
 from clearhead.models.recurrent import LSTM
+from clearhead.positions import RelativeBias
 from tests.cost.subjects import BASELINES, SUBJECTS, TRANSFORMERS
 from tests.cost.test_operations import length
 
@@ -71,6 +72,16 @@ def test_activations_with_dropout(name, impl):
 def test_activations_in_half_precision(name, impl):
     predicted, kept = both(TRANSFORMERS[name], impl=impl, dtype=torch.bfloat16)
     assert predicted == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "encoder, window", "decoder", "decoder, sparse", "encoder-decoder"]
+)
+def test_activations_with_a_learned_bias(name, impl):
+    """One sequence: what the bias is looked up by is kept once, whatever the batch."""
+    predicted, kept = both(TRANSFORMERS[name].replace(positions=RelativeBias()), impl=impl, batch=1)
+    assert predicted == kept
 
 
 @pytest.mark.parametrize("name", [n for n in BASELINES if "lstm" not in n and "seq2seq" not in n])
