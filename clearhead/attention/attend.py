@@ -50,8 +50,8 @@ def attend(
         out[i] = Σ_j w[i, j] v[j]        w[i] = weights(scores(q[i], k) + bias[i]) over the keys j that mask allows
 
     H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
-    to (B, H, T, S). `offset` is the position of the first query among the keys, needed where T ≠ S and the mask speaks of
-    positions. A query that may attend to nothing gets zeros and passes zero gradient.
+    to (B, H, T, S); −∞ in it hides a key. `offset` is the position of the first query among the keys, needed where T ≠ S and
+    the mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.attention import Bilinear, Dot, ScaledDot, Softmax, attend
+from clearhead.attention import Bilinear, Dot, Gumbel, Hard, ScaledDot, Softmax, StraightThrough, attend
 from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
@@ -305,6 +305,28 @@ def test_huge_scores_choose_the_largest():
     k[0, 0, 1, 0] = 4 * huge
     assert attend(q, k, v).item() == 2.0
     assert math.isfinite(attend(-q, -k, v).item())
+
+
+@pytest.mark.parametrize(
+    "weights", [Softmax(), Softmax(0.5), Softmax(math.inf), Hard(), StraightThrough(), Gumbel()], ids=str
+)
+@pytest.mark.parametrize("mask", [None, causal(), window(1, 0)], ids=str)
+def test_a_row_that_the_bias_hides_is_empty_in_every_way(mask, weights):
+    bias = torch.zeros(5, 5)
+    bias[2], bias[4, 3:] = -math.inf, -math.inf  # row 4 is hidden by window and bias together
+    for impl in ("reference", "fused", "gathered"):
+        if impl != "reference" and (not isinstance(weights, Softmax) or weights.temperature == math.inf):
+            continue
+        if impl == "gathered" and mask is None:
+            continue
+        inputs = [torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3)]
+        learned = bias.clone().requires_grad_()
+        out = attend(*inputs, mask, bias=learned, weights=weights, impl=impl)
+        empty = [2, 4] if mask == window(1, 0) else [2]
+        assert out.isfinite().all()
+        assert (out[..., empty, :] == 0).all()
+        out.square().sum().backward()
+        assert all(x.grad is None or x.grad.isfinite().all() for x in (*inputs, learned))
 
 
 def test_a_large_matrix_between_queries_and_keys_does_not_overflow():

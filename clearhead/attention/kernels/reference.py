@@ -30,8 +30,19 @@ def run(call: Call) -> Tensor:
         scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
         if call.bias is not None:
             scores = scores + call.bias.to(wide)
-        weights = call.weights(scores, call.allowed())  # (B, H, T, S)
+        weights = call.weights(scores, _allowed(call))  # (B, H, T, S)
         return weights.to(v.dtype) @ v  # (B, H, T, E)
+
+
+def _allowed(call: Call) -> Tensor | None:
+    """What the mask allows, but for the keys that a bias of −∞ hides: a row of nothing else is an empty one, too."""
+    allowed = call.allowed()
+    if call.bias is None:
+        return allowed
+    seen = call.bias != -math.inf
+    if has_numbers(seen) and bool(seen.all()):
+        return allowed
+    return seen if allowed is None else allowed & seen
 
 
 def statistics_dtype(call: Call) -> torch.dtype:
