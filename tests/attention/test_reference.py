@@ -216,3 +216,15 @@ def test_a_bias_of_minus_infinity_hides_at_any_temperature(temperature):
     torch.testing.assert_close(hidden, masked)
     hidden.sum().backward()
     assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("weights", [Softmax(), Softmax(0.0), Hard(), Gumbel()], ids=str)
+@pytest.mark.parametrize("mask", [None, causal(), padding([3, 5])], ids=str)
+def test_sizes_alone_are_enough_on_the_meta_device(mask, weights):
+    q, v = torch.empty(2, 3, 5, 7, device="meta"), torch.empty(2, 3, 5, 11, device="meta")
+    bias = torch.empty(3, 5, 5, device="meta")
+    for scores in (Dot(), Additive(7, 7, 2).to("meta"), Bilinear(7, 7).to("meta")):
+        out = attend(q, q, v, mask, bias=bias, scores=scores, weights=weights)
+        assert out.is_meta
+        assert out.shape == (2, 3, 5, 11)
+        assert attend(q, q, v, mask, scores=scores, weights=weights, impl="reference").shape == out.shape

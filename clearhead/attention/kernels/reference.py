@@ -8,6 +8,7 @@ It builds the (B, H, T, S) scores and accepts every choice of scores, weights, b
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ def why_not(call: Call) -> str | None:
 def run(call: Call) -> Tensor:
     q, k, v = call.q, *(_one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
     wide = statistics_dtype(call)
-    with torch.autocast(q.device.type, enabled=False):
+    # Tensors of sizes alone ("meta") have no autocast to switch off.
+    with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
         scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
         if call.bias is not None:
             scores = scores + call.bias.to(wide)
@@ -40,7 +42,7 @@ def _allowed(call: Call) -> Tensor | None:
     if call.bias is None:
         return allowed
     seen = call.bias != -math.inf
-    if has_numbers(seen) and bool(seen.all()):
+    if has_numbers(seen) and not seen.is_meta and bool(seen.all()):
         return allowed
     return seen if allowed is None else allowed & seen
 
@@ -65,7 +67,7 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) ->
     """
     if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
         return False
-    if call.q.dtype == torch.float16:  # at most 65504² · D
+    if call.q.is_meta or call.q.dtype == torch.float16:  # at most 65504² · D
         return False
     limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
     if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
