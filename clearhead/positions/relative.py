@@ -7,7 +7,6 @@ and everything beyond it falls into the last one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -73,10 +72,11 @@ class RelativeBias:
         m = self.n_each_way - e
         found = []
         for b in range(1, m):
-            d = math.floor(e * (far / e) ** (b / m)) - 1  # at or below the answer, whatever the rounding
-            while d**m * e**b < far**b * e**m:
-                d += 1
-            found.append(d)
+            low, high = e, far  # the answer is above one and at most the other
+            while high - low > 1:
+                d = (low + high) // 2
+                low, high = (low, d) if d**m * e**b >= far**b * e**m else (d, high)
+            found.append(high)
         return tuple(found)
 
     def buckets(self, relative: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

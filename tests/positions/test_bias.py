@@ -62,6 +62,14 @@ def test_buckets_widen_and_never_turn_back(n_buckets, more, bidirectional):
     assert before[: choice.n_exact].tolist() == list(range(choice.n_exact))
 
 
+@pytest.mark.parametrize("far", [13, 128, 2**31, 2013168669839742869, 2**63 - 1])
+def test_edges_are_the_least_whole_numbers_that_fit(far):
+    choice = RelativeBias(n_buckets=24, max_distance=far, bidirectional=False)
+    e, m = choice.n_exact, choice.n_each_way - choice.n_exact
+    for b, d in enumerate(choice.edges(), start=1):  # d ≥ e · (far / e)^(b/m), to the power of m
+        assert d**m * e**b >= far**b * e**m > (d - 1) ** m * e**b
+
+
 def test_t5_module_gives_the_same_bias():
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
