@@ -102,6 +102,7 @@ OTHERS = [
     ('kind = "convolution"\ninput = [1, 8]\n', 2, "three whole numbers"),
     ('kind = "convolution"\ninput = [1, 8, 8]\n', 1, "no [[layer]]"),
     (_CONV + 'type = "convolution"\nfilters = 1\nkernel = 9\n', 6, "make it shorter"),
+    (_CONV + 'type = "flatten"\n[[layer]]\ntype = "max-pool"\nkernel = 1\nstride = 1\n', 5, "whose output is flat"),
     (_CONV + 'type = "linear"\noutputs = 1\n', 3, "put a flatten layer between"),
     (_CONV + 'type = "flatten"\n[[layer]]\ntype = "pool"\n', 6, "expected one of"),
     (_CONV + 'type = "max-pool"\nkernel = 2\nstride = 0\n', 6, "from 1"),

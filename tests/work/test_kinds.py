@@ -127,6 +127,16 @@ def test_receptive_fields_of_convolutions_by_gradient():
     assert cells(work, "weights")[-1] == [3 * 4 * 2 * 2]
 
 
+def test_a_linear_layer_may_follow_a_map_of_one_place():
+    made = solve_text(
+        'kind = "convolution"\ninput = [3, 4, 5]\n[[layer]]\ntype = "max-pool"\nkernel = [4, 5]\nstride = 1\n'
+        '[[layer]]\ntype = "linear"\noutputs = 7\n[[layer]]\ntype = "linear"\noutputs = 2\n'
+    )
+    assert cells(made, "shapes")[1:] == [[3, 1, 1], [7, 1, 1], [2, 1, 1]]
+    assert cells(made, "weights") == [[0], [28], [16]]
+    assert all(check.difference == 0 for check in made.checks)
+
+
 def test_the_convolution_over_128():
     assert cells(solve("convolution-128"), "shapes")[-1] == [1, 126, 42]
 

@@ -32,6 +32,7 @@ class Stage:
     field: Pair = (1, 1)
     jump: Pair = (1, 1)
     worked: str = ""
+    flat: bool = False
 
 
 def solve(source: Source) -> Solved:
@@ -99,9 +100,7 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         layer.fail("bias", "bias must be true or false")
     if kind == "flatten":
         size = before.channels * before.size[0] * before.size[1]
-        flat = replace(
-            before, name=name, channels=size, size=(1, 1), weights=0, field=_whole_field(before), worked=""
-        )
+        flat = Stage(name, size, (1, 1), field=_whole_field(before), jump=before.jump, flat=True)
         return flat, nn.Flatten()
     if kind == "linear":
         outputs = layer.whole("outputs", most=10**6)
@@ -110,9 +109,14 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
                 None,
                 f"a linear layer follows {before.name}, whose output is not flat; put a flatten layer between",
             )
-        made = nn.Linear(before.channels, outputs, bias=bias, device="meta")
+        # A map of 1 × 1 is as good as flat.
+        made = nn.Sequential(nn.Flatten(), nn.Linear(before.channels, outputs, bias=bias, device="meta"))
         weights = outputs * (before.channels + bias)
-        return replace(before, name=name, channels=outputs, weights=weights, worked=""), made
+        return replace(before, name=name, channels=outputs, weights=weights, worked="", flat=True), made
+    if before.flat:
+        layer.fail(
+            None, f"a layer of type {kind} follows {before.name}, whose output is flat; put it before that"
+        )
     kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
     stride = _pair(layer, "stride", 1 if kind == "convolution" else None)
     sizes = []
