@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import sympy as sp
 import torch
@@ -272,11 +273,11 @@ def heads_one_by_one(t: Trial) -> None:
     when="another head looks at the same token: heads work side by side, so that none can notice that another is silent",
 )
 def heads_redundancy(t: Trial) -> None:
-    def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[sp.Rational]:
+    def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[Fraction]:
         """What each head gives for the values (first, 5); a silent one gives 0."""
         values = exact.matrix([[first], [5]])
         outs = [exact.times([exact.hardest([1 - c, c])], values)[0][0] for c in choices]
-        return [sp.Integer(0) if number == silent else out for number, out in enumerate(outs)]
+        return [Fraction(0) if number == silent else out for number, out in enumerate(outs)]
 
     for choices, told in (((0, 0), "the same token"), ((0, 1), "different tokens")):
         three, four = (heads(first, choices, silent=0) for first in (3, 4))

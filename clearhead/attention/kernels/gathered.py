@@ -48,7 +48,7 @@ def why_not(call: Call) -> str | None:
         return "dropout of weights is not gathered"
     if not torch.compiler.is_compiling() and not _is_real(call):
         return "torch.func and FakeTensorMode cannot see through it"
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         return "a plan belongs to this process, and what is exported runs in others"
     if torch.compiler.is_compiling() and _constant(call) is None:
         return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
@@ -103,10 +103,15 @@ def worth(call: Call) -> bool:
         or call.q.device.type not in ("cpu", "cuda")
     ):
         return False  # not worth a plan: it could not be followed
-    if torch.compiler.is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
+    if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
         return False
     # Last, because it may look at the data.
     return _promises(call) and why_not(call) is None
+
+
+def _is_exporting() -> bool:
+    """Whether a graph is made for other processes. torch 2.11 takes its own function for true in every graph."""
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def _is_real(call: Call) -> bool:
