@@ -111,7 +111,7 @@ def worth(call: Call) -> bool:
 
 def _is_exporting() -> bool:
     """Whether a graph is made for other processes. torch 2.11 takes its own function for true in every graph."""
-    return bool(torch.compiler._is_exporting_flag)
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def _is_real(call: Call) -> bool:
