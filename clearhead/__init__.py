@@ -8,32 +8,37 @@
 Importing this needs torch alone; the rooms that need more import it when they are used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clearhead import masks, positions
+from clearhead import attention, masks, positions
 from clearhead._version import __version__
 from clearhead.attention import KVCache, MultiHeadAttention, attend
 from clearhead.errors import ClearheadError
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, load, save
 
 if TYPE_CHECKING:
-    from clearhead import check, cost
+    from clearhead import claims, look, pretrained, work
+    from clearhead.checks import check
+    from clearhead.costs import cost
     from clearhead.generation import generate
     from clearhead.training import train
 
-# Rooms further down the house, loaded when they are first used: importing clearhead stays light.
-_LATER = {"generate": "clearhead.generation", "train": "clearhead.training"}
-_ROOMS = {"check", "cost"}  # rooms that can be called
+# What stands further down the house is loaded when it is first used: importing clearhead stays light.
+_FUNCTIONS = {"check": "checks", "cost": "costs", "generate": "generation", "train": "training"}
+_ROOMS = ("claims", "look", "pretrained", "work")
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name in _ROOMS:
-        return importlib.import_module(f"clearhead.{name}")
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+        return import_module(f"clearhead.{name}")
+    if name in _FUNCTIONS:
+        return getattr(import_module(f"clearhead.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 __all__ = [
@@ -46,12 +51,17 @@ __all__ = [
     "VisionTransformer",
     "__version__",
     "attend",
+    "attention",
     "check",
+    "claims",
     "cost",
     "generate",
     "load",
+    "look",
     "masks",
     "positions",
+    "pretrained",
     "save",
     "train",
+    "work",
 ]

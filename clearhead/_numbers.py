@@ -14,13 +14,12 @@ def has_numbers(x: Tensor) -> bool:
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or by torch.autograd.forward_ad."""
+    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or
+    by torch.autograd.forward_ad."""
     if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return False
     # A transform inside of another one hides the outer one's tangent.
-    return any(
-        x is not None and (_is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors
-    )
+    return any(x is not None and (_is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
 
 
 def _is_wrapped(x: Tensor) -> bool:

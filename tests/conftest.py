@@ -1,4 +1,5 @@
-"""What all tests share: repeatable randomness, hypothesis without deadlines (shared machines stall), importable peers."""
+"""What all tests share: repeatable randomness, hypothesis without deadlines (shared machines stall),
+importable peers."""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clearhead")
 
 # The tests' tensors are tiny: two threads spend their time waiting for each other, the more so on a busy machine.
@@ -31,9 +30,7 @@ def pytest_configure(config):
     except RuntimeError as error:
         if "does not exist" not in str(error):
             raise
-        config.torchvision_names = torch.library.Library(
-            "torchvision", "FRAGMENT"
-        )  # kept alive with the session
+        config.torchvision_names = torch.library.Library("torchvision", "FRAGMENT")  # kept alive with the session
         for name in ("nms", "qnms"):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             config.torchvision_names.define(schema)

@@ -50,8 +50,8 @@ def attend(
         out[i] = Σ_j w[i, j] v[j]        w[i] = weights(scores(q[i], k) + bias[i]) over the keys j that mask allows
 
     H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
-    to (B, H, T, S); −∞ in it hides a key. `offset` is the position of the first query among the keys, needed where T ≠ S and
-    the mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
+    to (B, H, T, S); −∞ in it hides a key. `offset` is the position of the first query among the keys, needed where T ≠
+    S and the mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first:
@@ -115,9 +115,7 @@ def _check(call: Call) -> None:
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
         if not x.is_floating_point():
-            raise DtypeError(
-                f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)"
-            )
+            raise DtypeError(f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)")
         if x.dim() < 3:
             raise ShapeError(
                 f"{name} has shape {_shape(x.shape)}; expected (batch, heads, length, width), "
@@ -126,9 +124,7 @@ def _check(call: Call) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ShapeError(
-            f"k has shape {_shape(k.shape)} and v {_shape(v.shape)}; all but the width must be equal"
-        )
+        raise ShapeError(f"k has shape {_shape(k.shape)} and v {_shape(v.shape)}; all but the width must be equal")
     if q.shape[:-3] != k.shape[:-3]:
         raise ShapeError(f"q has a batch of {_shape(q.shape[:-3])} and k of {_shape(k.shape[:-3])}")
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
@@ -162,9 +158,7 @@ def _check_bias(call: Call, bias: Tensor) -> None:
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    return len(shape) <= len(to) and all(
-        n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False)
-    )
+    return len(shape) <= len(to) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False))
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -119,7 +119,8 @@ class KVCache:
     def _truncate(self, length: int) -> None:
         if not self._fixed and length < self._length:
             self._length = length
-            # What was forgotten may still be read, by a trace or in a backward pass: the next tokens are written elsewhere.
+            # What was forgotten may still be read, by a trace or in a backward pass: the next tokens are
+            # written elsewhere.
             self._k, self._v = (None if x is None else x[..., :length, :] for x in (self._k, self._v))
         for part in self._parts.values():
             part._truncate(length)
@@ -142,12 +143,11 @@ class KVCache:
             if kept.shape[:-2] != new.shape[:-2] or kept.shape[-1] != new.shape[-1]:
                 raise ShapeError(
                     f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got "
-                    f"{tuple(new.shape)}; batch, heads and width must stay the same (a new sequence needs a new KVCache)"
+                    f"{tuple(new.shape)}; batch, heads and width must stay the same (a new sequence needs a "
+                    "new KVCache)"
                 )
             if kept.dtype != new.dtype or kept.device != new.device:
-                raise DtypeError(
-                    f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}"
-                )
+                raise DtypeError(f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}")
 
     def _needs_grad(self) -> bool:
         return any(x is not None and x.requires_grad for x in (self._k, self._v))

@@ -157,17 +157,13 @@ class MultiHeadAttention(nn.Module):
         if key is None and value is not None:
             raise ShapeError("value was given without key; give both, or neither for self-attention")
         if key is None and self.k_proj.in_features != self.d_model:
-            raise ShapeError(
-                f"this layer attends to vectors {self.k_proj.in_features} wide; give it key (and value)"
-            )
+            raise ShapeError(f"this layer attends to vectors {self.k_proj.in_features} wide; give it key (and value)")
         given = {"query": query, "key": key, "value": value if value is not None else key}
         for (name, x), layer in zip(given.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
             if x is None:
                 continue
             if x.dim() < 2:
-                raise ShapeError(
-                    f"{name} has {x.dim()} dimension(s); expected (batch, length, {layer.in_features})"
-                )
+                raise ShapeError(f"{name} has {x.dim()} dimension(s); expected (batch, length, {layer.in_features})")
             if x.shape[-1] != layer.in_features:
                 raise ShapeError(
                     f"{name} is {x.shape[-1]} wide; this layer was made for {layer.in_features}: "
@@ -179,9 +175,7 @@ class MultiHeadAttention(nn.Module):
         return f"d_model={self.d_model}, n_heads={self.n_heads}{kv}, d_head={self.d_head}"
 
 
-def _head_sizes(
-    d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None
-) -> tuple[int, int, int]:
+def _head_sizes(d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None) -> tuple[int, int, int]:
     if d_model < 1 or n_heads < 1:
         raise ConfigError(f"d_model is {d_model} and n_heads {n_heads}; both must be at least 1")
     if d_head is None:

@@ -4,9 +4,8 @@
          + lists of columns for blocks of queries, given to the gathered kernel
     merged exactly through their log-sum-exps
 
-A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same plan,
-until a tensor inside of the mask is changed in place.
-"""
+A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same
+plan, until a tensor inside of the mask is changed in place."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ KEPT = 64
 LONG = 4096
 """Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test.
 
-A larger block reads its columns for more rows, but beside the edges of a mask it computes more pairs that are not allowed.
-"""
+A larger block reads its columns for more rows, but beside the edges of a mask it computes more pairs that are not
+allowed. """
 
 _ON_CPU = 1 << 17
 """Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
@@ -78,9 +77,7 @@ class Plan:
             return None
         steps = self.columns.diff()
         step = int(steps[0])
-        return (
-            (int(self.columns[0]), int(self.columns[-1]) + 1, step) if bool((steps == step).all()) else None
-        )
+        return (int(self.columns[0]), int(self.columns[-1]) + 1, step) if bool((steps == step).all()) else None
 
     @cached_property
     def queries(self) -> tuple[Lists, ...]:
@@ -169,9 +166,8 @@ class Plan:
     def work(self, heads: int, rates: Rates, backward: bool) -> dict[str, float]:
         """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for.
 
-        With backward a kernel takes about half of its time for lists of queries, and half for lists of keys, which may be
-        longer. Those of masks with data are not made for this: they may be needed for a single call.
-        """
+        With backward a kernel takes about half of its time for lists of queries, and half for lists of keys, which may
+        be longer. Those of masks with data are not made for this: they may be needed for a single call."""
         beyond = min(rates.causal_tile, self.S) / 2 * self.T if self.triangle else 0
         dense = float(min(self.dense_pairs + beyond, self.T * self.S) * heads)
         work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * rates.dense_launches}
@@ -319,7 +315,8 @@ def _is_long(lists: Lists) -> bool:
 def _build(made: Plan, part: Part, by_key: bool, n_rows: int, M: int, keep_empty: bool) -> Lists:
     first = 0 if by_key else made.offset
     columns = (made.offset, made.offset + made.T) if by_key else (0, made.S)
-    # A plan is a hundred small operations, each with an answer that the next one waits for: a GPU would mostly wait, too.
+    # A plan is a hundred small operations, each with an answer that the next one waits for: a GPU would mostly
+    # wait, too.
     few = part.mask.is_structural and n_rows <= _ON_CPU
     indices = row_blocks(part, by_key, n_rows, first, M, torch.device("cpu") if few else made.device)
     in_order = indices.shape[0] * M - n_rows < M and torch.equal(

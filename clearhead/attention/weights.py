@@ -1,9 +1,8 @@
 """From scores to weights: how a query divides its attention among the keys it may see.
 
-Each choice is a frozen value that is called with scores (..., T, S) and `allowed` (bool, broadcastable to the scores, or
-None for everything) and returns weights of the same shape. A row that may attend to nothing gets zeros, and passes
-zero gradient. Scores come in float32 or wider.
-"""
+Each choice is a frozen value that is called with scores (..., T, S) and `allowed` (bool, broadcastable to the scores,
+or None for everything) and returns weights of the same shape. A row that may attend to nothing gets zeros, and passes
+zero gradient. Scores come in float32 or wider."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`clearhead bench auto`: the choice that `impl="auto"` makes, beside what each way takes that it chooses from.
 
-A row is one mask at one length, forward alone or with backward. What a choice loses is its time over that of the faster way:
-the cost model of plans (`attention/planning/cost.py`) is held to 5 %.
-"""
+A row is one mask at one length, forward alone or with backward. What a choice loses is its time over that of the faster
+way: the cost model of plans (`attention/planning/cost.py`) is held to 5 %."""
 
 from __future__ import annotations
 
@@ -69,9 +68,7 @@ def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dt
     )
 
 
-def measure(
-    options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None
-) -> list[Row]:
+def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
     """Every choice there is time for; all are written to `out` after each length."""
     deadline = time.monotonic() + options.seconds
     rows: list[Row] = []

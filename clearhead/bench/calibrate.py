@@ -109,18 +109,14 @@ def non_negative(table: Tensor, wanted: Tensor) -> Tensor:
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    device: str, lengths: Sequence[int], widths: Sequence[int], heads: int, seconds: float
-) -> Iterator[Sample]:
+def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: int, seconds: float) -> Iterator[Sample]:
     """Dense and masked calls of the fused kernel, and gathered ones for the catalogue, until the time is over."""
     deadline = time.monotonic() + seconds
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     for length, width in itertools.product(lengths, widths):
         generator = torch.Generator(device).manual_seed(0)
         shape = (1, heads, length, width)
-        q, k, v, grad = (
-            torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)
-        )
+        q, k, v, grad = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
         tensors = (q, k, v, grad)
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
@@ -181,9 +177,7 @@ def _plan(mask: Mask, length: int, device: str, dtype: torch.dtype, width: int) 
     return plan(mask, length, blocking=blocking_on(torch.device(device), dtype, width, width))
 
 
-def _time(
-    mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool
-) -> float:
+def _time(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool) -> float:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask, impl=impl)
 
@@ -222,8 +216,7 @@ def source(rates: Rates) -> str:
 
     def costs(of: Costs) -> str:
         kinds = "".join(
-            f"        {kind}=Cost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n"
-            for kind in KINDS
+            f"        {kind}=Cost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n" for kind in KINDS
         )
         fixed = "".join(f"        {name}={getattr(of, name):.3g},\n" for name in FIXED.values())
         return f"    Costs(\n{kinds}{fixed}    ),\n"
@@ -232,7 +225,8 @@ def source(rates: Rates) -> str:
 
 
 def report(samples: Sequence[Sample], rates: Rates) -> str:
-    """How well the rates explain each sample, and what choosing by them costs against the better of fused and gathered."""
+    """How well the rates explain each sample, and what choosing by them costs against the better of fused
+    and gathered."""
     lines = [f"{'':58} {'ms':>9} {'predicted':>10}   chosen (lost by it)"]
     fused = {(s.name.removeprefix("masked "), s.training): s for s in samples if s.name.startswith("masked ")}
     for s in samples:

@@ -1,8 +1,9 @@
 """`clearhead bench look`: what watching a long run costs, and what the weights of one head cost afterwards.
 
-One forward pass of a decoder is timed with and without a trace of one attention layer, in turn; the trace's own start and
-end are part of it. Then the weights of a few rows of one head are recomputed, and the whole head in pieces. On a GPU the
-model has the sizes of GPT-2 and reads 16,384 tokens in bfloat16; on a CPU a small one stands in, for trying the command.
+One forward pass of a decoder is timed with and without a trace of one attention layer, in turn; the trace's own start
+and end are part of it. Then the weights of a few rows of one head are recomputed, and the whole head in pieces. On a
+GPU the model has the sizes of GPT-2 and reads 16,384 tokens in bfloat16; on a CPU a small one stands in, for trying
+the command.
 
     python -m clearhead.bench.look --out look.json
 """
@@ -88,9 +89,7 @@ def options_for(device: str) -> Options:
     return Options(length=1024, layers=4, width=64, heads=4, device=device, dtype=torch.float32, repeats=4)
 
 
-def measure(
-    options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None
-) -> list[Row]:
+def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
     """A row for each mask, written to `out` as soon as it is there."""
     rows: list[Row] = []
     for mask in MASKS:
@@ -210,9 +209,7 @@ def _mb(n: int | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("look.json"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(arguments)

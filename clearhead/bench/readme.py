@@ -1,8 +1,7 @@
 """The tables of the README, made from committed results: `python -m clearhead.bench.readme` writes them again.
 
-Each table stands between two marks, `<!-- name -->` and `<!-- /name -->`. No figure in it is typed by hand: measurements
-come from the files in docs/results, which commands write, and the models' numbers from their cards.
-"""
+Each table stands between two marks, `<!-- name -->` and `<!-- /name -->`. No figure in it is typed by hand:
+measurements come from the files in docs/results, which commands write, and the models' numbers from their cards."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Any
 
 from clearhead.bench.auto import again, read_rows
 from clearhead.bench.sparse_plot import draw_sparse
-from clearhead.cost import report
+from clearhead.costs import report
 from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +49,8 @@ def cost() -> str:
 
 
 def sparse() -> str:
-    """Masks against attention without one, from `clearhead bench sparse`, at the first size, and all sizes in a line."""
+    """Masks against attention without one, from `clearhead bench sparse`, at the first size, and all sizes in
+    a line."""
     document = json.loads((RESULTS / "sparse.json").read_text(encoding="utf-8"))
     length, width = document["rows"][0]["length"], document["rows"][0]["width"]
     rows = []
@@ -68,7 +68,9 @@ def sparse() -> str:
     first = document["rows"][0]
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
     sizes_told = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
-    told = f"Measured on one {where}, {sizes_told}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
+    told = (
+        f"Measured on one {where}, {sizes_told}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
+    )
     return f"{_table(columns, rows)}\n\n{told}"
 
 
@@ -83,8 +85,8 @@ def _all_sizes(rows: list[dict[str, Any]]) -> str:
     measured = "" if len(beside) == len(rows) else f" in the {len(beside)} where that was measured"
     return (
         f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, widths "
-        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and at most "
-        f"{flex:.2f} of FlexAttention's{measured}."
+        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and at "
+        f"most {flex:.2f} of FlexAttention's{measured}."
     )
 
 

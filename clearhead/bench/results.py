@@ -109,9 +109,7 @@ def versions() -> dict[str, str]:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names: Sequence[str] = [
-                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-            ]
+            names: Sequence[str] = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()

@@ -1,9 +1,9 @@
 """`clearhead bench sparse`: what masks cost, as fractions of attention without a mask, measured in one run.
 
-Each row is one mask at one length and width: dense attention (cuDNN on a GPU), FlexAttention compiled for the mask (on a
-GPU), and ours, forward and forward + backward. On a GPU the times are the device's own: it has work to do while the calls
-are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they are
-measured, most important first, so that a run that is cut short loses nothing, and another can go on from its file.
+Each row is one mask at one length and width: dense attention (cuDNN on a GPU), FlexAttention compiled for the mask (on
+a GPU), and ours, forward and forward + backward. On a GPU the times are the device's own: it has work to do while the
+calls are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they
+are measured, most important first, so that a run that is cut short loses nothing, and another can go on from its file.
 
     python -m clearhead.bench.sparse --out sparse.json --seconds 240
     python -m clearhead.bench.sparse --out sparse.json --continue sparse.json
@@ -134,9 +134,7 @@ def tensors_for(options: Options, length: int, width: int) -> tuple[Tensor, Tens
     return q, k, v, grad
 
 
-def _measure_row(
-    pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]
-) -> Row:
+def _measure_row(pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]) -> Row:
     q, k, v, _ = tensors
     B, H, T, D = q.shape
     mask = pattern.mask(T)
@@ -197,9 +195,7 @@ def _dense_times(tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float,
     return time_forward(run, tensors), time_both(run, tensors)
 
 
-def _ours(
-    mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[float, float, float | None, int | None]:
+def _ours(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float, float | None, int | None]:
     """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
     run = our_way(mask)
     forward = time_forward(run, tensors)
@@ -287,9 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--quick", action="store_true", help="16,384 tokens of width 64 only")
     parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument(
-        "--continue", dest="kept", type=Path, help="keep this file's rows, measure the others"
-    )
+    parser.add_argument("--continue", dest="kept", type=Path, help="keep this file's rows, measure the others")
     parser.add_argument("--workers", type=int, help="processes that compile ahead, on a GPU (0: none)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(arguments)

@@ -1,8 +1,7 @@
 """Compiling ahead for `clearhead bench sparse`: processes that run each call once, their compilers side by side.
 
-What they compile lies in the caches of Triton and of torch on the disk, where the process that measures finds it. They have
-ended before anything is timed.
-"""
+What they compile lies in the caches of Triton and of torch on the disk, where the process that measures finds it. They
+have ended before anything is timed."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ def compile_ahead(options: Options, steps: Sequence[Step], seconds: float) -> se
     jobs = {pool.submit(_once, options, step.key, step.flex): step.key for step in steps}
     try:
         for future in as_completed(jobs, timeout=seconds):
-            if (
-                future.exception() is None
-            ):  # what fails here fails again when it is measured, and is noted there
+            if future.exception() is None:  # what fails here fails again when it is measured, and is noted there
                 done.add(jobs[future])
     except TimeoutError:
         pass  # the rest is compiled when it is measured

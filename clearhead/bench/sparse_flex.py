@@ -1,8 +1,8 @@
-"""FlexAttention with our masks, for `clearhead bench sparse`: each mask as a function of one query's and one key's position.
+"""FlexAttention with our masks, for `clearhead bench sparse`: each mask as a function of one query's and one
+key's position.
 
-That is how its users write a mask. Masks with data become lookups in a tensor of one number (or a few) for each position,
-the shortest way there is to say them.
-"""
+That is how its users write a mask. Masks with data become lookups in a tensor of one number (or a few) for each
+position, the shortest way there is to say them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A figure of what `clearhead bench sparse` measured: time against density, with the line that a mask's density promises."""
+"""A figure of what `clearhead bench sparse` measured: time against density, with the line that a mask's
+density promises."""
 
 from __future__ import annotations
 
@@ -15,9 +16,7 @@ def draw_sparse(results: Path, path: Path) -> Path:
     """Draws the rows of a results file, one panel for each size, to a PNG or SVG file."""
     rows = [row for row in _read(results) if row.get("fraction")]
     if not rows:
-        raise StorageError(
-            f"{results} has no measured row; write it with `clearhead bench sparse --out {results}`"
-        )
+        raise StorageError(f"{results} has no measured row; write it with `clearhead bench sparse --out {results}`")
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg

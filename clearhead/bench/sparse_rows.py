@@ -42,9 +42,7 @@ class Row:
         row = asdict(self)
         row["fraction"] = _ratio(self.ours, self.dense)
         row["fraction_both"] = _ratio(self.ours_both, self.dense_both)
-        row["of_ideal"] = (
-            None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
-        )
+        row["of_ideal"] = None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
         return row
 
 

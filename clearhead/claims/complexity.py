@@ -31,8 +31,7 @@ def bounded(count: sp.Expr, by: sp.Expr, grow: sp.Symbol) -> bool:
     EXAM,
     "Q2a, table",
     "Self-attention costs O(n²·d).",
-    method="Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = "
-    "1000, d = 512.",
+    method="Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = 1000, d = 512.",
     when="n grows at least as fast as d, or the projections are not counted",
 )
 def attention_n2d(t: Trial) -> None:
@@ -78,9 +77,7 @@ def attention_total(t: Trial) -> None:
 )
 def attention_space(t: Trial) -> None:
     held = 4 * n * d + n**2
-    t.case(
-        "Q, K, V, output and weights", held, bounded(held, n**2 + n * d, n) and bounded(held, n**2 + n * d, d)
-    )
+    t.case("Q, K, V, output and weights", held, bounded(held, n**2 + n * d, n) and bounded(held, n**2 + n * d, d))
 
 
 @claim(
@@ -126,8 +123,7 @@ def short_sequences_similar(t: Trial) -> None:
     method="Operations by exact count; sequential steps; and the gradient of the last state in the "
     "first input (tanh cell, width "
     "16, weights of spectral size 0.9, length 200).",
-    when="'better' means fewer operations and less memory; not in sequential steps, nor for what "
-    "must be remembered",
+    when="'better' means fewer operations and less memory; not in sequential steps, nor for what must be remembered",
 )
 def rnn_for_long(t: Trial) -> None:
     ratio = sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo)
@@ -233,8 +229,7 @@ def short_is_efficient(t: Trial) -> None:
     "multihead-theta",
     EXERCISES,
     "2(c)",
-    "Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + "
-    "n_t n_s d_model).",
+    "Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + n_t n_s d_model).",
     method="Sum of the line-by-line counts; both forms after d_model = d·h; ratio bounded on both sides.",
 )
 def multihead_theta(t: Trial) -> None:

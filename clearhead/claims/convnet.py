@@ -53,13 +53,7 @@ def conv_output_size(t: Trial) -> None:
     when="S divides N − F; otherwise the quotient is rounded down",
 )
 def conv_formula(t: Trial) -> None:
-    even = [
-        (N, F, S)
-        for N in range(1, 41)
-        for F in range(1, 8)
-        for S in range(1, 5)
-        if N >= F and (N - F) % S == 0
-    ]
+    even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
     t.case("sizes that divide", f"{good} of {len(even)}", good == len(even))
     real = nn.Conv1d(1, 1, 2, stride=2)(torch.zeros(1, 1, 3)).shape[-1]
@@ -141,8 +135,7 @@ def conv_program_runs(t: Trial) -> None:
     t.case("with nn.Linear(144, 10)", fixed, fixed == "parses")
     commas = PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU")
     t.instead(
-        "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is "
-        "what is left.",
+        "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is what is left.",
         parses(commas) == "parses",
     )
 
@@ -225,8 +218,7 @@ def pooling_invariance(t: Trial) -> None:
     FINAL,
     f"{PLACE}.1",
     "Pooling increases the receptive field of deeper layers.",
-    method="Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 "
-    "and without.",
+    method="Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without.",
 )
 def pooling_receptive_field(t: Trial) -> None:
     sizes = {}

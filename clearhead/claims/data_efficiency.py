@@ -1,9 +1,8 @@
 """A vision Transformer against a convolutional network as the data grow: inductive bias, seen in numbers.
 
-The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that
-`python -m clearhead.claims.study` writes and that comes with the package. What is compared was trained on the same pictures
-in the same order, so differences are taken seed by seed.
-"""
+The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that `python -m
+clearhead.claims.study` writes and that comes with the package. What is compared was trained on the same pictures in the
+same order, so differences are taken seed by seed."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from clearhead.claims.study.results import Row, Study
 
 SMALL = 4_000  # pictures: what these claims call little data
 REDRAWN = (
-    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the smallest "
-    "network in part on a CPU); "
-    "`python -m clearhead.claims.study` makes it again. 95 % intervals: Student's t over seeds where there are three or "
-    "more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
+    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
+    "smallest network in part on a CPU); "
+    "`python -m clearhead.claims.study` makes it again. 95 % intervals: Student's t over seeds where there are three "
+    "or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
 )
 _NAMES = {
     "vit": "Transformer",
@@ -142,9 +141,7 @@ def cnn_better_on_little(t: Trial) -> None:
         found = lead("cnn", "vit", n)
         t.case(f"{pictures_of(n)}: convolution − Transformer", found, found.above)
         if not found.above:
-            t.instead(
-                f"At {pictures_of(n)} the convolutional network is not better: {found}.", not found.above
-            )
+            t.instead(f"At {pictures_of(n)} the convolutional network is not better: {found}.", not found.above)
     t.draw(drawn("Accuracy as the data grow", *_NAMES))
 
 
@@ -194,9 +191,7 @@ def errors_for_one(n: int) -> float:
 def change_of_lead(before: int, after: int) -> Interval:
     """How the lead of convolution changes between two sizes."""
     pair = ((1, "cnn"), (-1, "vit"))
-    return contrast(
-        [(side * sign, (name, n, WHOLE)) for side, n in ((1, after), (-1, before)) for sign, name in pair]
-    )
+    return contrast([(side * sign, (name, n, WHOLE)) for side, n in ((1, after), (-1, before)) for sign, name in pair])
 
 
 @claim(

@@ -38,9 +38,7 @@ def attention_matrix() -> exact.Matrix:
 
 def logits(w_o: exact.Matrix | None = None, heads: int = 1) -> exact.Matrix:
     z = exact.times(attention_matrix(), Q)
-    return exact.times(
-        exact.times([row * heads for row in z], W_O if w_o is None else w_o), exact.transposed(E)
-    )
+    return exact.times(exact.times([row * heads for row in z], W_O if w_o is None else w_o), exact.transposed(E))
 
 
 def probability(row: list[Fraction], name: str) -> sp.Expr:
@@ -105,9 +103,7 @@ def dedup_attention_printed(t: Trial) -> None:
             [s.strip("<>") for s in SEQUENCE],
         )
     )
-    t.instead(
-        "The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7
-    )
+    t.instead("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
 
 
 @claim(
@@ -130,12 +126,7 @@ def dedup_attention(t: Trial) -> None:
     )
     q = torch.tensor([[float(x) for x in row] for row in Q], dtype=torch.float64)[None, None]
     ours = attend(q, q, torch.eye(7, dtype=torch.float64)[None, None], causal(), weights=Hard())[0, 0]
-    gap = (
-        (ours - torch.tensor([[float(x) for x in row] for row in expected], dtype=torch.float64))
-        .abs()
-        .max()
-        .item()
-    )
+    gap = (ours - torch.tensor([[float(x) for x in row] for row in expected], dtype=torch.float64)).abs().max().item()
     t.case("attend with Hard()", f"largest difference {gap:.1e}", gap < 1e-15)
 
 
@@ -233,9 +224,7 @@ def dedup_loss_rows(t: Trial) -> None:
 def dedup_two_heads(t: Trial) -> None:
     eye = exact.matrix([[int(i == j) for j in range(4)] for i in range(4)])
     one, two = logits(), logits(eye, heads=2)
-    t.case(
-        "first row of the logits", f"{exact.show(one[0][:4])} and {exact.show(two[0][:4])}", one[0] == two[0]
-    )
+    t.case("first row of the logits", f"{exact.show(one[0][:4])} and {exact.show(two[0][:4])}", one[0] == two[0])
     t.case(
         "loss from rows 5, 6, 7",
         f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}",
@@ -243,17 +232,14 @@ def dedup_two_heads(t: Trial) -> None:
     )
     swap = exact.matrix([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
     t.instead(
-        "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 "
-        "and 3, 4.",
+        "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4.",
         logits(swap, heads=2) == one,
     )
 
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
-    x, e, w_o = (
-        torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64) for m in (X, E, W_O)
-    )
+    x, e, w_o = (torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64) for m in (X, E, W_O))
     parts = {
         name: torch.tensor([[float(v) for v in row] for row in W], dtype=torch.float64).requires_grad_()
         for name in ("W_Q", "W_K", "W_V")

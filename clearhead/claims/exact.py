@@ -1,9 +1,8 @@
 """Attention in exact arithmetic.
 
-The trick: with scale β = ln 2 a softmax is 2^s over a sum of 2^s, which for whole scores is a fraction. So whole inputs give
-whole scores and exact outputs, and an equality between two of them is a proof for that input, not a matter of rounding.
-Rows are queries, as everywhere here.
-"""
+The trick: with scale β = ln 2 a softmax is 2^s over a sum of 2^s, which for whole scores is a fraction. So whole inputs
+give whole scores and exact outputs, and an equality between two of them is a proof for that input, not a matter of
+rounding. Rows are queries, as everywhere here."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def matrix(rows: Sequence[Sequence[Any]]) -> Matrix:
 
 def times(a: Matrix, b: Matrix) -> Matrix:
     return [
-        [sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in zip(*b, strict=False)]
-        for row in a
+        [sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in zip(*b, strict=False)] for row in a
     ]
 
 

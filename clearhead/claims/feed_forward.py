@@ -39,8 +39,7 @@ def attention_linear(t: Trial) -> None:
     "ffn-positionwise",
     HOMEWORK,
     "1.4d",
-    "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 "
-    "is 4 × 512.",
+    "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512.",
     method="One position disturbed; positions permuted; widths read from the library's layer.",
 )
 def ffn_positionwise(t: Trial) -> None:
@@ -69,8 +68,8 @@ def ffn_positionwise(t: Trial) -> None:
     HOMEWORK,
     "1.4d.4",
     "Self-attention mixes information across positions, the feed-forward layer across the features of one position.",
-    method="Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, "
-    "and the library's FeedForward.",
+    method="Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in "
+    "fractions, and the library's FeedForward.",
     when="attention's weights stay as they are and W_V and W_O are diagonal; otherwise attention mixes features too",
 )
 def ffn_mixes_features(t: Trial) -> None:
@@ -117,8 +116,8 @@ def ffn_mixes_features(t: Trial) -> None:
     HOMEWORK,
     "1.4d.1",
     "The two layers with a ReLU between them can approximate any function.",
-    method="x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is 1/(4w²), "
-    "in fractions; the library's FeedForward with these weights gives the same numbers.",
+    method="x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is "
+    "1/(4w²), in fractions; the library's FeedForward with these weights gives the same numbers.",
     when="the hidden layer may be as wide as it needs: w units leave an error of 1/(4w²) for x²",
 )
 def ffn_universal(t: Trial) -> None:
@@ -126,9 +125,7 @@ def ffn_universal(t: Trial) -> None:
     for w in widths:
         middles = [Fraction(2 * i + 1, 2 * w) for i in range(w)]
         errors.append(max(broken_line(x, w) - x * x for x in middles))  # a chord is furthest from x² half way
-        t.case(
-            f"{w} unit{'s' if w > 1 else ''}: largest error", errors[-1], errors[-1] == Fraction(1, 4 * w * w)
-        )
+        t.case(f"{w} unit{'s' if w > 1 else ''}: largest error", errors[-1], errors[-1] == Fraction(1, 4 * w * w))
     layer = FeedForward(1, 4, ReLU()).double()
     with torch.no_grad():
         layer.up.weight.fill_(1.0)
@@ -136,9 +133,7 @@ def ffn_universal(t: Trial) -> None:
         layer.down.weight.copy_(torch.tensor([[float(bend(i, 4)) for i in range(4)]]))
         layer.down.bias.zero_()
     xs = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]
-    gap = max(
-        abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(layer(xs).flatten().tolist())
-    )
+    gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(layer(xs).flatten().tolist()))
     t.case("FeedForward with the weights for 4 units: difference", f"{gap:.1e}", gap < 1e-12)
     t.case("1 unit: an error below 1/100", errors[0], errors[0] < Fraction(1, 100), inside=False)
     grid = [i / 64 for i in range(65)]

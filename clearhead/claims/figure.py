@@ -110,9 +110,7 @@ class _Plot:
         x = self.lines.x
         if len(x) <= 7:
             kept: list[float] = []
-            for value, at in zip(
-                x, self.xs, strict=True
-            ):  # those that would overlap the one before are left out
+            for value, at in zip(x, self.xs, strict=True):  # those that would overlap the one before are left out
                 if not kept or self.px(at) - self.px(_scaled(kept[-1:], self.lines.log_x)[0]) > 34:
                     kept.append(value)
             return kept
@@ -134,9 +132,7 @@ class _Plot:
             if not math.isnan(pair[0]):
                 low, high = (self.py(y) for y in _scaled(pair, lines.log_y))
                 at = f'x1="{self.px(x):.1f}" x2="{self.px(x):.1f}"'
-                out.append(
-                    f'<line {at} y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.2"/>'
-                )
+                out.append(f'<line {at} y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.2"/>')
         return out
 
     def _legend(self) -> list[list[tuple[int, int, str]]]:
@@ -163,9 +159,7 @@ class Grid:
 
     def text(self) -> str:
         top = max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
-        lines = [
-            "".join(" ░▒▓█"[min(4, math.ceil(abs(x) / top * 4 - 1e-9))] * 2 for x in row) for row in self.rows
-        ]
+        lines = ["".join(" ░▒▓█"[min(4, math.ceil(abs(x) / top * 4 - 1e-9))] * 2 for x in row) for row in self.rows]
         return "\n".join([self.title, *lines])
 
     def svg(self) -> str:
@@ -178,12 +172,8 @@ class Grid:
         for i, row in enumerate(self.rows):
             if self.labels:
                 y = 26 + (i + 0.5) * cell + 4
-                out.append(
-                    f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escape(self.labels[i])}</text>'
-                )
-            out += [
-                self._cell(x, left + j * cell, 26 + i * cell, cell, abs(x) / top) for j, x in enumerate(row)
-            ]
+                out.append(f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escape(self.labels[i])}</text>')
+            out += [self._cell(x, left + j * cell, 26 + i * cell, cell, abs(x) / top) for j, x in enumerate(row)]
         return "".join(out) + "</svg>"
 
     def _cell(self, x: float, at: int, down: int, cell: int, share: float) -> str:

@@ -17,8 +17,8 @@ _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
     "Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.",
     method=REDRAWN
     + "Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches "
-    "are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions "
-    "both are the same task: see `no-spatial-bias`.)",
+    "are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned "
+    "positions both are the same task: see `no-spatial-bias`.)",
 )
 def locality_helps(t: Trial) -> None:
     for network, name in _CONVOLUTIONS.items():

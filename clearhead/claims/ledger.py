@@ -184,9 +184,7 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
     does not hold as printed, and then a correct statement has to be given and to pass its own test.
     """
     if not trial.cases:
-        raise ClaimError(
-            f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)"
-        )
+        raise ClaimError(f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)")
     wrong = [text for text, ok in trial.corrections if not ok]
     if wrong:
         raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
@@ -202,9 +200,7 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
     if not failed:
         return Outcome(verdict=HOLDS, **common)
     if claim.when and inside and all(c.ok for c in inside):
-        return Outcome(
-            verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]), **common
-        )
+        return Outcome(verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]), **common)
     correct = " ".join(text for text, _ in trial.corrections)
     return Outcome(verdict=DOES_NOT_HOLD, counter_example=str(failed[0]), correct=correct, **common)
 

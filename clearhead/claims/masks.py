@@ -29,8 +29,7 @@ def column_attention(n: int, generator: torch.Generator) -> Tensor:
     "causal-zero-future",
     HOMEWORK,
     "1.3e",
-    "Adding −∞ to the scores of later keys makes their weights exactly 0 and leaves a distribution "
-    "over the rest.",
+    "Adding −∞ to the scores of later keys makes their weights exactly 0 and leaves a distribution over the rest.",
     method="The formula as printed, 7 positions, in float64.",
 )
 def causal_zero_future(t: Trial) -> None:
@@ -155,8 +154,7 @@ def decoder_masks(t: Trial) -> None:
     "For translation the key padding mask goes into the encoder's self-attention and into "
     "cross-attention; the decoder needs "
     "only its causal mask if padding is on the right.",
-    method="A small encoder-decoder: each of the two padding masks left out in turn; target padded "
-    "on the right.",
+    method="A small encoder-decoder: each of the two padding masks left out in turn; target padded on the right.",
 )
 def encoder_decoder_masks(t: Trial) -> None:
     model = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPositions())
@@ -171,9 +169,7 @@ def encoder_decoder_masks(t: Trial) -> None:
         return (out - alone).abs().max().item()
 
     t.case("both masks", f"changes by {change(True, True):.1e}", change(True, True) < 1e-12)
-    t.case(
-        "none in cross-attention: padding is felt", f"{change(True, False):.1e}", change(True, False) > 1e-8
-    )
+    t.case("none in cross-attention: padding is felt", f"{change(True, False):.1e}", change(True, False) > 1e-8)
     t.case("none in the encoder: padding is felt", f"{change(False, True):.1e}", change(False, True) > 1e-8)
     longer = net(source, torch.cat([target, _ids(t, 1, 2)], 1))[:, :5]
     t.case(
@@ -187,7 +183,8 @@ def encoder_decoder_masks(t: Trial) -> None:
     "causal-streams",
     HOMEWORK,
     "1.3e, result",
-    "With causal masking the input can be processed as a stream: what was put out need not be revised when more arrives.",
+    "With causal masking the input can be processed as a stream: what was put out need not be revised when "
+    "more arrives.",
     method="A decoder of two layers on 9 tokens and on each beginning of them; then an encoder, which has no mask.",
     when="every layer is masked; without the mask every earlier output changes",
 )

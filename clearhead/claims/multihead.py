@@ -43,8 +43,7 @@ def head_width(t: Trial) -> None:
     "head-parameters",
     ANSWERED,
     "Q2a.2",
-    "Each projection of a head has 32,768 parameters, a head 98,304, all heads 786,432, W_O 262,144: "
-    "1,048,576 in all.",
+    "Each projection of a head has 32,768 parameters, a head 98,304, all heads 786,432, W_O 262,144: 1,048,576 in all.",
     method="Counted in the library's own layer (8 heads, 512 wide, no biases).",
 )
 def head_parameters(t: Trial) -> None:
@@ -116,10 +115,8 @@ def heads_same_cost_homework(t: Trial) -> None:
     "heads-parameter-efficient",
     HOMEWORK,
     "1.2b",
-    "Splitting the width over heads, as small filters do in convolutional networks, is more "
-    "parameter-efficient.",
-    method="Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense "
-    "map at 8 × 8.",
+    "Splitting the width over heads, as small filters do in convolutional networks, is more parameter-efficient.",
+    method="Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense map at 8 × 8.",
     when="it is said of the filters; heads have the same number of parameters however many there are",
 )
 def heads_parameter_efficient(t: Trial) -> None:
@@ -180,9 +177,7 @@ def not_one_average(t: Trial) -> None:
     v = exact.matrix([[1, 0], [0, 1]])
     first, second = exact.hardest([1, 0]), exact.hardest([0, 1])
     out = [exact.times([first], v)[0][0], exact.times([second], v)[0][1]]
-    t.case(
-        "output; an average of the values would sum to 1", f"{exact.show(out)}, sum {sum(out)}", sum(out) != 1
-    )
+    t.case("output; an average of the values would sum to 1", f"{exact.show(out)}, sum {sum(out)}", sum(out) != 1)
     same = [exact.times([first], v)[0][0], exact.times([first], v)[0][1]]
     t.note(f"heads that choose alike give {exact.show(same)}, which is an average")
 
@@ -193,10 +188,8 @@ def not_one_average(t: Trial) -> None:
     "2(a)",
     "With argmax attention, k heads and residual connections, a node of layer n has a receptive "
     "field of (k + 1)^n inputs.",
-    method="The set of inputs that reach a node, built layer by layer: choices without overlap, and "
-    "choices with it.",
-    when="no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an "
-    "upper bound",
+    method="The set of inputs that reach a node, built layer by layer: choices without overlap, and choices with it.",
+    when="no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an upper bound",
 )
 def receptive_field(t: Trial) -> None:
     def field(k: int, layers: int, length: int) -> int:
@@ -323,15 +316,14 @@ def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
     HOMEWORK,
     "1.4c.5",
     "Several heads are parallel paths, which can improve the propagation of gradients and make training more stable.",
-    method="The gradient's length at the input of six layers of width 64 by its length at the output, the same matrices "
-    "read as 1 head and as 16: started as usual, and with queries and keys ten times as large. Better is nearer to 1.",
-    when="scores are of their usual size, and then by a few hundredths; where they are large, more heads pass on far too "
-    "much",
+    method="The gradient's length at the input of six layers of width 64 by its length at the output, the same "
+    "matrices read as 1 head and as 16: started as usual, and with queries and keys ten times as large. Better is "
+    "nearer to 1.",
+    when="scores are of their usual size, and then by a few hundredths; where they are large, more heads pass on far "
+    "too much",
 )
 def heads_gradient_flow(t: Trial) -> None:
     for gain, told in ((1.0, "as usual"), (10.0, "ten times as large")):
         one, many = _kept(gain)
         better = abs(math.log(many)) < abs(math.log(one))
-        t.case(
-            f"started {told}: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better, inside=gain == 1.0
-        )
+        t.case(f"started {told}: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better, inside=gain == 1.0)

@@ -168,8 +168,7 @@ def residual_at_least_one(t: Trial) -> None:
 )
 def residual_deep(t: Trial) -> None:
     weights = [
-        torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q * 0.5
-        for _ in range(40)
+        torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q * 0.5 for _ in range(40)
     ]
     start = torch.randn(16, generator=t.generator, dtype=torch.float64)
     depths = (1, 5, 10, 20, 40)
@@ -195,9 +194,9 @@ def residual_deep(t: Trial) -> None:
     FINAL,
     "Part 2, Q3",
     "Skip connections safeguard against overfitting, as a form of regularisation.",
-    method="The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the weight; "
-    "the points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and without a skip and no penalty, "
-    "8 starts: gap between test and training error.",
+    method="The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the "
+    "weight; the points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and without a skip "
+    "and no penalty, 8 starts: gap between test and training error.",
     when="weights are also pulled to 0 (decay) and the truth is near the identity; alone a skip excludes no function",
 )
 def skip_regularises(t: Trial) -> None:
@@ -239,9 +238,7 @@ def _overfitting(t: Trial) -> torch.Tensor:
         weights = [w.clone().requires_grad_() for w in starts]
         optimiser = torch.optim.Adam(weights, lr=0.02)
 
-        def errors(
-            a: torch.Tensor, b: torch.Tensor, w: list[torch.Tensor] = weights, s: float = skip
-        ) -> torch.Tensor:
+        def errors(a: torch.Tensor, b: torch.Tensor, w: list[torch.Tensor] = weights, s: float = skip) -> torch.Tensor:
             h = torch.tanh(a @ w[0])
             return ((s * h + torch.tanh(h @ w[1])) @ w[2] - b).square().mean((1, 2))
 

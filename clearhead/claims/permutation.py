@@ -32,9 +32,7 @@ def equivariant(causal: bool = False) -> tuple[int, int]:
     x = exact.matrix([[1, 0], [0, 1], [2, 1], [-1, 1]])
     y = self_attention(x, causal=causal)
     orders = list(permutations(range(4)))
-    return sum(self_attention(rearranged(x, o), causal=causal) == rearranged(y, o) for o in orders), len(
-        orders
-    )
+    return sum(self_attention(rearranged(x, o), causal=causal) == rearranged(y, o) for o in orders), len(orders)
 
 
 def invariant(t: Trial) -> None:
@@ -44,8 +42,7 @@ def invariant(t: Trial) -> None:
     t.case("two tokens, swapped", f"{exact.show(y)} → {exact.show(swapped)}", y == swapped)
     good, total = equivariant()
     t.instead(
-        "It is equivariant: f(πX) = π f(X). The outputs move with their inputs; only a pooled output "
-        "is invariant.",
+        "It is equivariant: f(πX) = π f(X). The outputs move with their inputs; only a pooled output is invariant.",
         good == total,
     )
 
@@ -55,8 +52,7 @@ def invariant(t: Trial) -> None:
     EXAM,
     "Q3b",
     "Self-attention is permutation-equivariant: f(PX) = P f(X).",
-    method="All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention "
-    "in float64.",
+    method="All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64.",
 )
 def equivariance(t: Trial) -> None:
     good, total = equivariant()
@@ -177,8 +173,7 @@ def weights_by_content(t: Trial) -> None:
     "positions-break-symmetry",
     ANSWERED,
     "Q1d, effectiveness",
-    "Adding position encodings breaks the symmetry: the same tokens in another order give other "
-    "representations.",
+    "Adding position encodings breaks the symmetry: the same tokens in another order give other representations.",
     method="MultiHeadAttention over x + Sinusoidal table: no order but the first of 24 is equivariant.",
 )
 def positions_break_symmetry(t: Trial) -> None:
@@ -186,9 +181,7 @@ def positions_break_symmetry(t: Trial) -> None:
     x = torch.randn(1, 4, 8, generator=t.generator, dtype=torch.float64)
     table = Sinusoidal().table(4, 8).double()
     y = mha(x + table)
-    gaps = {
-        o: (mha(x[:, list(o)] + table) - y[:, list(o)]).abs().max().item() for o in permutations(range(4))
-    }
+    gaps = {o: (mha(x[:, list(o)] + table) - y[:, list(o)]).abs().max().item() for o in permutations(range(4))}
     moved = [g for o, g in gaps.items() if o != (0, 1, 2, 3)]
     t.case("23 orders other than the first", f"smallest difference {min(moved):.1e}", min(moved) > 1e-6)
 
@@ -198,8 +191,7 @@ def positions_break_symmetry(t: Trial) -> None:
     HOMEWORK,
     "1.5b",
     "Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches.",
-    method="A small VisionTransformer without positions on an image and on its patches shuffled: "
-    "logits of [CLS].",
+    method="A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS].",
 )
 def patches_shuffled(t: Trial) -> None:
     from clearhead.models import VisionConfig
@@ -225,8 +217,7 @@ def patches_shuffled(t: Trial) -> None:
     FINAL,
     "Part 3, Problem 2.1",
     "Without positional encodings the (causal) Transformer treats its input as a bag of symbols.",
-    method="Last output for every order of D, A, A before a <START>, one and two causal layers, in "
-    "fractions.",
+    method="Last output for every order of D, A, A before a <START>, one and two causal layers, in fractions.",
     when="there is one causal layer (as in the exam) or no causal mask; a second causal layer sees the order",
 )
 def bag_of_symbols(t: Trial) -> None:
@@ -254,8 +245,7 @@ def bag_of_symbols(t: Trial) -> None:
     "dedup-order-free",
     FINAL,
     "Part 3, Problem 2.1",
-    "The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, "
-    "AAD give AD.",
+    "The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, AAD give AD.",
     method="Every string of up to 5 letters over A, B, C, D, against all strings with the same letters.",
 )
 def dedup_order_free(t: Trial) -> None:
@@ -270,9 +260,7 @@ def dedup_order_free(t: Trial) -> None:
         f"most outputs in a bag: {max(map(len, by_letters.values()))}",
         all(len(s) == 1 for s in by_letters.values()),
     )
-    t.case(
-        "DAA", "".join(by_letters[("A", "A", "D")].copy().pop()), by_letters[("A", "A", "D")] == {("A", "D")}
-    )
+    t.case("DAA", "".join(by_letters[("A", "A", "D")].copy().pop()), by_letters[("A", "A", "D")] == {("A", "D")})
 
 
 @claim(

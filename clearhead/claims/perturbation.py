@@ -29,9 +29,7 @@ def two_keys(first: int, second: int) -> list[Fraction]:
 )
 def key_noise_one_row(t: Trial) -> None:
     before, after = two_keys(0, 0), two_keys(1, 0)
-    t.case(
-        "keys 0, 0 → 1, 0: the weight of the other key", f"{before[1]} → {after[1]}", before[1] == after[1]
-    )
+    t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before[1]} → {after[1]}", before[1] == after[1])
     three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
     t.instead(
         "Key i's score enters one row, but each column is normalised, so the weights of every key change.",
@@ -61,8 +59,7 @@ def key_noise_all_outputs(t: Trial) -> None:
     HOMEWORK,
     "1.1e, summary",
     "The effect of disturbing key i is proportional to the weight a it has.",
-    method="∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, "
-    "then evaluated.",
+    method="∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, then evaluated.",
 )
 def key_noise_proportional(t: Trial) -> None:
     s = sp.symbols("s", real=True)
@@ -96,8 +93,7 @@ def key_noise_proportional(t: Trial) -> None:
     HOMEWORK,
     "1.1e and 1.1f",
     "A larger β makes the output more sensitive to a change of a score.",
-    method="Sensitivity β a (1 − a) at a gap of 1 between two scores, its derivative in β solved for "
-    "its zero.",
+    method="Sensitivity β a (1 − a) at a gap of 1 between two scores, its derivative in β solved for its zero.",
     when="β is small against 1/gap; beyond the peak a saturated softmax feels less",
 )
 def key_noise_beta(t: Trial) -> None:
@@ -163,8 +159,8 @@ def gaussian_change(score: float, sigma: float) -> float:
     HOMEWORK,
     "1.1f",
     "Since the noise on a query has mean zero, the expected change of its output is zero.",
-    method="Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query does), "
-    "then noise ±1 in fractions.",
+    method="Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query "
+    "does), then noise ±1 in fractions.",
 )
 def query_noise_mean(t: Trial) -> None:
     k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
@@ -216,8 +212,7 @@ def scale_key_scores(t: Trial) -> None:
     for q in (-1, 0, 1):
         t.case(f"query {q}, key 1 → 2", f"score {q} → {2 * q}", 2 * q > q)
     t.instead(
-        "It increases positive scores, lowers negative ones and leaves zero: their size grows, not "
-        "their value.",
+        "It increases positive scores, lowers negative ones and leaves zero: their size grows, not their value.",
         all((2 * q > q) == (q > 0) for q in range(-5, 6)),
     )
 
@@ -227,8 +222,7 @@ def scale_key_scores(t: Trial) -> None:
     HOMEWORK,
     "1.1g, summary",
     "Scaling a key by α > 1 increases its weight for all queries.",
-    method="A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in "
-    "fractions.",
+    method="A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in fractions.",
 )
 def scale_key_weight(t: Trial) -> None:
     for q in (-1, 0, 1):
@@ -247,10 +241,7 @@ def scale_key_weight(t: Trial) -> None:
     t.instead(
         "The weight rises exactly for the queries whose score with that key is positive, and falls "
         "where it is negative.",
-        all(
-            (grown(q, 3) > grown(q, 1)) == (q > 0) and (grown(q, 3) < grown(q, 1)) == (q < 0)
-            for q in range(-4, 5)
-        ),
+        all((grown(q, 3) > grown(q, 1)) == (q > 0) and (grown(q, 3) < grown(q, 1)) == (q < 0) for q in range(-4, 5)),
     )
 
 
@@ -267,8 +258,7 @@ def scale_key_limit(t: Trial) -> None:
     for s, value in found.items():
         t.case(f"score {s}", f"weight → {value}", value == 1)
     t.instead(
-        "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays "
-        "where it is 0.",
+        "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays where it is 0.",
         found == {-1: 0, 0: sp.Rational(1, 2), 1: 1},
     )
 
@@ -288,7 +278,8 @@ def scale_key_similar(t: Trial) -> None:
 
 
 def gained(score: int, alpha: int = 2) -> Fraction:
-    """What the weight of a key gains when it is stretched by alpha; `score` is β times its score, beside a score of 0."""
+    """What the weight of a key gains when it is stretched by alpha; `score` is β times its score, beside a score
+    of 0."""
     return grown(score, alpha) - grown(score, 1)
 
 
@@ -304,9 +295,7 @@ def scale_key_alpha(t: Trial) -> None:
     for q in (1, -1, 3, 0):
         found = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
         rising = all(a < b for a, b in pairwise(found))
-        t.case(
-            f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", rising, inside=q != 0
-        )
+        t.case(f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", rising, inside=q != 0)
 
 
 @claim(
@@ -314,8 +303,8 @@ def scale_key_alpha(t: Trial) -> None:
     HOMEWORK,
     "1.1g, 'more pronounced when'",
     "The effect of scaling a key is more pronounced when β is large, and when the key already had a high similarity.",
-    method="What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score of 0, "
-    "in fractions: a larger β and a greater similarity are the same there.",
+    method="What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score "
+    "of 0, in fractions: a larger β and a greater similarity are the same there.",
 )
 def scale_key_already_similar(t: Trial) -> None:
     strengths = (1, 2, 4, 8)
@@ -333,8 +322,8 @@ def scale_key_already_similar(t: Trial) -> None:
         )
     )
     t.instead(
-        "The gain is greatest for a middling β·s and falls to 0 on either side: a key that has nearly all the weight has "
-        "little to gain.",
+        "The gain is greatest for a middling β·s and falls to 0 on either side: a key that has nearly all the weight "
+        "has little to gain.",
         gained(0) == 0
         and max(gained(n) for n in range(1, 60)) == gained(2)
         and all(gained(n + 1) < gained(n) for n in range(2, 60))

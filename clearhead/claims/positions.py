@@ -22,8 +22,7 @@ TRAINED, BEYOND = 12, 48
     "sinusoid-values",
     EXAM,
     "Q4c",
-    "PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, "
-    "1, d = 512.",
+    "PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512.",
     method="The four numbers to 20 digits against the library's table, in float32.",
 )
 def sinusoid_values(t: Trial) -> None:
@@ -145,13 +144,11 @@ def previous_token_accuracy(kind: str, seed: int) -> tuple[float, ...]:
     "sinusoid-longer",
     HOMEWORK,
     "1.5b.3",
-    "Fixed sinusoidal encodings generalise to longer sequences than those of training, because they "
-    "are a formula.",
+    "Fixed sinusoidal encodings generalise to longer sequences than those of training, because they are a formula.",
     method=f"An encoder trained to repeat the previous token at length {TRAINED}, tried there and at "
     f"{BEYOND} (one "
     "training run, 100 texts).",
-    when="'generalise' means only that the encoding is defined there; what the model learned need "
-    "not carry over",
+    when="'generalise' means only that the encoding is defined there; what the model learned need not carry over",
 )
 def sinusoid_longer(t: Trial) -> None:
     row = Sinusoidal().table(1, 32, start=10_000)
@@ -201,8 +198,7 @@ def relative_longer(t: Trial) -> None:
     "1.5b.3",
     "Learned embeddings belong to the number of patches seen in training; for another resolution "
     "they are interpolated.",
-    method="A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to "
-    "8 × 12, and back.",
+    method="A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back.",
 )
 def learned_bound_to_length(t: Trial) -> None:
     grid = Learned(grid=(4, 6), n_extra=1).build(8)

@@ -66,9 +66,7 @@ def rnn_order(t: Trial) -> None:
 def rnn_not_parallel(t: Trial) -> None:
     h, w1, b1, w2, b2 = sp.symbols("h w1 b1 w2 b2", real=True)
     twice = sp.tanh(w2 * sp.tanh(w1 * h + b1) + b2)
-    bent = sp.simplify(
-        sp.diff(sp.atanh(twice), h, 2).subs({w1: 1, b1: 0, w2: 1, b2: 0, h: sp.Rational(1, 2)})
-    )
+    bent = sp.simplify(sp.diff(sp.atanh(twice), h, 2).subs({w1: 1, b1: 0, w2: 1, b2: 0, h: sp.Rational(1, 2)}))
     straight = abs(float(bent)) < 1e-12
     t.case("tanh, h = ½: second derivative of artanh of two steps", f"{float(bent):.4f}", not straight)
     joined = sp.expand(w2 * (w1 * h + b1) + b2)
@@ -76,9 +74,7 @@ def rnn_not_parallel(t: Trial) -> None:
     t.case("linear: two steps are one of the same kind", f"{joined}", not linear, inside=False)
     xs = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
     rounds, states = prefix_states(Fraction(1, 2), xs)
-    t.note(
-        f"8 linear steps in {rounds} rounds, equal to one after the other: {states == stepped(Fraction(1, 2), xs)}"
-    )
+    t.note(f"8 linear steps in {rounds} rounds, equal to one after the other: {states == stepped(Fraction(1, 2), xs)}")
 
 
 def stepped(w: Fraction, xs: list[Fraction]) -> list[Fraction]:

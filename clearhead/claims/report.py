@@ -1,8 +1,7 @@
 """The ledger as one HTML page that can be read without a network: a study guide, document by document.
 
-It has a table of contents, a summary of what does not hold, and each statement with its verdict, the method, the evidence
-and a figure. "Questions only" hides the answers, so that a class can decide first; it works on paper, too.
-"""
+It has a table of contents, a summary of what does not hold, and each statement with its verdict, the method, the
+evidence and a figure. "Questions only" hides the answers, so that a class can decide first; it works on paper, too."""
 
 from __future__ import annotations
 
@@ -56,9 +55,7 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
     documents = [(d, [o for o in outcomes if o.claim.source == d]) for d in DOCUMENTS]
     documents = [(d, found) for d, found in documents if found]
-    numbers = {
-        o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)
-    }
+    numbers = {o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)}
     style = (resources.files("clearhead.claims") / "page.css").read_text(encoding="utf-8")
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
@@ -84,20 +81,16 @@ def title(theme: str) -> str:
 
 
 def _opening(n_claims: int, n_documents: int, seed: int) -> str:
-    legend = "".join(
-        f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS
-    )
-    boxes = "".join(
-        f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS
-    )
+    legend = "".join(f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS)
+    boxes = "".join(f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS)
     return (
         "<h1>The ledger of claims</h1>"
         f'<p class="lead">{n_claims} statements about attention, Transformers and their neighbours from '
         f"{_count(n_documents)}, each tried by a program.</p>"
-        "<p>The statements are in our own words, next to the place where they stand. The program decides: by proof or exact "
-        "arithmetic where that is possible, by an experiment with a stated accuracy where it is not. In the evidence ✓ is a "
-        "case in which the statement is right and ✗ one in which it is not. Any entry can be tried again with "
-        f"<code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
+        "<p>The statements are in our own words, next to the place where they stand. The program decides: by proof or "
+        "exact arithmetic where that is possible, by an experiment with a stated accuracy where it is not. In the "
+        "evidence ✓ is a case in which the statement is right and ✗ one in which it is not. Any entry can be tried "
+        f"again with <code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
         f'<div class="legend">{legend}</div>'
         f'<div class="controls">Show: {boxes}<br><label><input type="checkbox" id="quiz"> Questions only: decide first, '
         "then point at an entry to see its answer (or print the page as a worksheet)</label></div>"
@@ -124,9 +117,7 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
             f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" title="{escape(o.claim.says)}">{_MARK[o.verdict]}</a>'
             for o in found
         )
-        items.append(
-            f'<li>{link}<ul class="themes">{themes}</ul><div class="strip answers">{strip}</div></li>'
-        )
+        items.append(f'<li>{link}<ul class="themes">{themes}</ul><div class="strip answers">{strip}</div></li>')
     total = Counter(o.verdict for _, found in documents for o in found)
     cells = "".join(f'<td class="n"><b>{total[v]}</b></td>' for v in _CLASS)
     head = "".join(f'<th class="n">{_LABEL[v]}</th>' for v in _CLASS)
@@ -168,8 +159,7 @@ def _key(o: Outcome) -> str:
         return ""
     first = {"Holds when", "Say instead"}
     body = "".join(
-        f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>"
-        for name, text in rows
+        f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>" for name, text in rows
     )
     return f'<dl class="key answer">{body}</dl>'
 

@@ -36,8 +36,7 @@ def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = 
     ANSWERED,
     "Q1a",
     "The dot product of two independent standard normal vectors has expectation 0.",
-    method="Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any "
-    "law with mean 0.",
+    method="Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any law with mean 0.",
 )
 def score_mean(t: Trial) -> None:
     for d in WIDTHS:
@@ -75,8 +74,7 @@ def scaled_variance(t: Trial) -> None:
     "variance-printed-index",
     EXERCISES,
     "1(a), the two sums",
-    "With the query's index as it is printed (the same entry of q in each term) mean and variance "
-    "are still 0 and d.",
+    "With the query's index as it is printed (the same entry of q in each term) mean and variance are still 0 and d.",
     method="Exact moments of Σ_j q_i k_ij with one q_i for all terms.",
 )
 def variance_printed_index(t: Trial) -> None:
@@ -109,11 +107,7 @@ def chance_of_no_winner(d: int, ratio: int) -> Fraction:
     # q·(k₁ − k₂) is a sum of d steps of −2, 0, 0, 2: twice (a walk of 2 d fair coins, minus d).
     limit = math.log(ratio)
     return sum(
-        (
-            Fraction(math.comb(2 * d, heads), 4**d)
-            for heads in range(2 * d + 1)
-            if abs(2 * (heads - d)) <= limit
-        ),
+        (Fraction(math.comb(2 * d, heads), 4**d) for heads in range(2 * d + 1) if abs(2 * (heads - d)) <= limit),
         Fraction(0),
     )
 
@@ -140,9 +134,7 @@ def large_d_saturates(t: Trial) -> None:
         chances[1024] == 0,
         inside=False,
     )
-    t.draw(
-        Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True)
-    )
+    t.draw(Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True))
 
 
 @claim(
@@ -267,9 +259,7 @@ def jacobian_sizes(
 def jacobian_vanishes(t: Trial) -> None:
     widths = (16, 64, 256, 1024)
     raw, errors = jacobian_sizes(t, widths, scaled=False)
-    falls = [
-        (a - b) / math.hypot(x, y) for (a, b), (x, y) in zip(pairwise(raw), pairwise(errors), strict=True)
-    ]
+    falls = [(a - b) / math.hypot(x, y) for (a, b), (x, y) in zip(pairwise(raw), pairwise(errors), strict=True)]
     t.case("E‖J‖² at d = 16 … 1024", ", ".join(f"{x:.4f}" for x in raw), min(falls) > 4)
     t.note("each fall in standard errors: " + ", ".join(f"{x:.1f}" for x in falls))
     scaled, _ = jacobian_sizes(t, widths, scaled=True)
@@ -331,15 +321,12 @@ def large_scores_saturate(t: Trial) -> None:
     method="Term by term in 30 digits against `attend`, at sizes 3 × 5, width 2, values of width 3.",
 )
 def matrix_form(t: Trial) -> None:
-    q, k, v = (
-        torch.randn(n, w, generator=t.generator, dtype=torch.float64) for n, w in ((3, 2), (5, 2), (5, 3))
-    )
+    q, k, v = (torch.randn(n, w, generator=t.generator, dtype=torch.float64) for n, w in ((3, 2), (5, 2), (5, 3)))
     ours = attend(q[None, None], k[None, None], v[None, None])[0, 0]
     worst = 0.0
     for i in range(3):
         e = [
-            sum(sp.Float(x, 30) * sp.Float(y, 30) for x, y in zip(q[i].tolist(), kj, strict=True))
-            for kj in k.tolist()
+            sum(sp.Float(x, 30) * sp.Float(y, 30) for x, y in zip(q[i].tolist(), kj, strict=True)) for kj in k.tolist()
         ]
         a = [sp.exp(x / sp.sqrt(2).evalf(30)) for x in e]
         for c in range(3):

@@ -105,11 +105,7 @@ def attention_as_convolution(t: Trial) -> None:
         min(edge) >= 0,
         inside=False,
     )
-    t.draw(
-        Grid(
-            "Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()
-        )
-    )
+    t.draw(Grid("Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()))
 
 
 @claim(
@@ -148,8 +144,8 @@ def cats_to_mask(t: Trial) -> None:
     HOMEWORK,
     "1.4b.5",
     "Attention weights show which parts of the input the model focuses on when it makes an output.",
-    method="What a token adds to the output is its weight times its value. Two tokens in fractions: weights against the "
-    "share of the output that each is responsible for.",
+    method="What a token adds to the output is its weight times its value. Two tokens in fractions: weights against "
+    "the share of the output that each is responsible for.",
     when="the values are of like size; a large weight on a value of zero adds nothing",
 )
 def weights_interpretable(t: Trial) -> None:
@@ -170,8 +166,8 @@ def weights_interpretable(t: Trial) -> None:
     HOMEWORK,
     "1.1d, implementation",
     "Dropout on the attention weights encourages them to spread over several values.",
-    method="With dropout p on the weights (and division by 1 − p) the expected squared error for an answer 1 is exactly "
-    "(Σ a v − 1)² + p/(1 − p) · Σ a² v². All weights of 4 keys in twelfths, p = 1/10: which are best?",
+    method="With dropout p on the weights (and division by 1 − p) the expected squared error for an answer 1 is "
+    "exactly (Σ a v − 1)² + p/(1 − p) · Σ a² v². All weights of 4 keys in twelfths, p = 1/10: which are best?",
 )
 def dropout_diffuses(t: Trial) -> None:
     p, points = Fraction(1, 10), exact.simplex(4, 12)
@@ -209,7 +205,7 @@ def combination_of_others(t: Trial) -> None:
         sums += [sum(row) for row in rows]
         t.case(f"tokens {exact.show(x)}: weights on themselves", exact.show(mine), not any(mine))
     t.instead(
-        "It is a combination of all positions, its own among them: every weight of a softmax is positive, and a token that "
-        "is alone sees itself.",
+        "It is a combination of all positions, its own among them: every weight of a softmax is positive, and a token "
+        "that is alone sees itself.",
         min(own) > 0 and own[0] == 1 and set(sums) == {1},
     )

@@ -39,8 +39,8 @@ def weights_sum(t: Trial) -> None:
     ANSWERED,
     "Q1b, key insight",
     "Softmax preserves the relative magnitudes of the scores.",
-    method="Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then the "
-    "ratio of two weights against that of their scores.",
+    method="Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then "
+    "the ratio of two weights against that of their scores.",
     when="it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)",
 )
 def relative_magnitudes(t: Trial) -> None:
@@ -116,8 +116,7 @@ def beta_small(t: Trial) -> None:
     HOMEWORK,
     "1.1b",
     "A larger β makes the weights sharper, a smaller one smoother.",
-    method="dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign "
-    "on examples.",
+    method="dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign on examples.",
     when="the scores are not all equal",
 )
 def beta_sharpens(t: Trial) -> None:
@@ -182,8 +181,7 @@ def dilute_values(t: Trial) -> None:
     HOMEWORK,
     "1.1c",
     "A straight-through estimator lets gradients train a hard selection.",
-    method="`attend` with StraightThrough: the forward is one-hot, the gradient of the query is that "
-    "of the softmax.",
+    method="`attend` with StraightThrough: the forward is one-hot, the gradient of the query is that of the softmax.",
 )
 def straight_through(t: Trial) -> None:
     q = torch.tensor([[[[1.0, 0.5]]]], dtype=torch.float64, requires_grad=True)
@@ -213,8 +211,6 @@ def column_softmax(t: Trial) -> None:
     a = ((k.T @ q) / d**0.5).softmax(dim=0)
     h = v @ a
     t.case("size of H", tuple(h.shape), tuple(h.shape) == (wide, n))
-    t.case(
-        "column sums", f"{a.sum(0).min():.6f} … {a.sum(0).max():.6f}", torch.allclose(a.sum(0), torch.ones(n))
-    )
+    t.case("column sums", f"{a.sum(0).min():.6f} … {a.sum(0).max():.6f}", torch.allclose(a.sum(0), torch.ones(n)))
     ours = attend(q.T[None, None], k.T[None, None], v.T[None, None])[0, 0].T
     t.case("against attend", f"difference {(h - ours).abs().max():.1e}", torch.allclose(h, ours, atol=1e-5))

@@ -15,10 +15,8 @@ from clearhead.masks import every, full, window
     "sparse-saves",
     EXAM,
     "Q6a",
-    "A pattern of itself, two tokens before and after, and every fourth token reduces the complexity "
-    "of attention.",
-    method="The pattern counted at n = 16, by enumeration and by the mask's own count; then its "
-    "density as n grows.",
+    "A pattern of itself, two tokens before and after, and every fourth token reduces the complexity of attention.",
+    method="The pattern counted at n = 16, by enumeration and by the mask's own count; then its density as n grows.",
     when="'complexity' is the number of pairs; the order of growth stays n², because every fourth "
     "token is a quarter of all",
 )
@@ -38,11 +36,7 @@ def sparse_saves(t: Trial) -> None:
         growth[-1] < 2 * growth[0],
         inside=False,
     )
-    t.note(
-        "the window alone has "
-        + ", ".join(f"{window(2, 2).count(m) / m:.2f}" for m in sizes)
-        + " pairs a token"
-    )
+    t.note("the window alone has " + ", ".join(f"{window(2, 2).count(m) / m:.2f}" for m in sizes) + " pairs a token")
     t.draw(Grid("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
 
 
@@ -51,8 +45,7 @@ def sparse_saves(t: Trial) -> None:
     EXAM,
     "Q6b",
     "Local windows trade reach for cost against full attention.",
-    method="Pairs and reach (farthest input after L layers) of a window of ±2 against full "
-    "attention, 64 tokens.",
+    method="Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens.",
 )
 def local_windows(t: Trial) -> None:
     local, all_pairs = window(2, 2).count(64), full().count(64)

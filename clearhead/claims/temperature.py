@@ -81,8 +81,7 @@ def never_uniform_is_false(t: Trial) -> None:
     t.case("z = (7, 7, 7, 7), T = 3", exact.show(found), found == [sp.Rational(1, 4)] * 4)
     other = at_temperature((1, 0), sp.Integer(3))
     t.note(
-        f"for z = (1, 0), T = 3 they are {', '.join(f'{float(x):.3f}' for x in other)}: the option is true of "
-        "unequal z"
+        f"for z = (1, 0), T = 3 they are {', '.join(f'{float(x):.3f}' for x in other)}: the option is true of unequal z"
     )
 
 
@@ -132,8 +131,7 @@ def temperature_zero(t: Trial) -> None:
     FINAL,
     "Part 1, Q1 (d)",
     "For any z and any T > 0 no weight is zero.",
-    method="Positivity of the expression, decided symbolically; then float32, to see where the "
-    "computer differs.",
+    method="Positivity of the expression, decided symbolically; then float32, to see where the computer differs.",
 )
 def no_zero_weights(t: Trial) -> None:
     z = sp.symbols("z:4", real=True)
@@ -164,9 +162,7 @@ def zero_temperature_examples(t: Trial) -> None:
             torch.eye(4, dtype=torch.float64)[None, None],
             weights=Hard(),
         )
-        t.case(
-            f"{z} by Hard()", ours.flatten().tolist(), ours.flatten().tolist() == [float(x) for x in expected]
-        )
+        t.case(f"{z} by Hard()", ours.flatten().tolist(), ours.flatten().tolist() == [float(x) for x in expected])
 
 
 @claim(
@@ -174,8 +170,8 @@ def zero_temperature_examples(t: Trial) -> None:
     FINAL,
     "Part 3, Problem 2.2",
     "For a score vector s of size d, Transformers use the temperature √d.",
-    method="`attend` against softmax(s/√size of s) and softmax(s/√width of the keys): one query 1 and the keys 1 and 0 of "
-    "width 1, then random ones, 3 keys of width 2.",
+    method="`attend` against softmax(s/√size of s) and softmax(s/√width of the keys): one query 1 and the keys 1 and 0 "
+    "of width 1, then random ones, 3 keys of width 2.",
 )
 def scale_by_length(t: Trial) -> None:
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)

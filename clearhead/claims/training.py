@@ -21,8 +21,7 @@ from clearhead.training import WarmupCosine
     "warmup-cosine",
     EXAM,
     "Q7a",
-    "The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end "
-    "(0.001, 4000, 100000).",
+    "The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).",
     method="Both branches at the joint, the end, the halfway point and the slopes, symbolically; "
     "then the library's schedule.",
 )
@@ -66,9 +65,7 @@ def clipping_necessary(t: Trial) -> None:
         f"{descend(4, math.inf)} and {descend(4, 1.0):.3f}",
         math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5,
     )
-    t.case(
-        "x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False
-    )
+    t.case("x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False)
 
 
 @claim(
@@ -195,9 +192,7 @@ def minibatch_escape(t: Trial) -> None:
         for b in sizes:
             x = torch.ones(2000, dtype=torch.float64)
             for _ in range(400):
-                noise = (
-                    torch.randn(2000, generator=t.generator, dtype=torch.float64) * strength / math.sqrt(b)
-                )
+                noise = torch.randn(2000, generator=t.generator, dtype=torch.float64) * strength / math.sqrt(b)
                 x = (x - 0.02 * (4 * x * (x.square() - 1) + 0.3 + noise)).clamp(-3, 3)
             shares.append((x < 0).double().mean().item())
         # Standard error of a difference of two shares of 2,000, at its largest.
@@ -236,8 +231,7 @@ def sigmoid_tanh_saturate(t: Trial) -> None:
     FINAL,
     "Part 2, Q2",
     "ReLU mitigates this by letting gradients pass for positive inputs.",
-    method="Derivatives at 10 and −10; then 30 layers of width 32 started for each activation: "
-    "gradient at the input.",
+    method="Derivatives at 10 and −10; then 30 layers of width 32 started for each activation: gradient at the input.",
     when="inputs are positive; for negative ones its gradient is 0",
 )
 def relu_workaround(t: Trial) -> None:

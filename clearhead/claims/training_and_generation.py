@@ -90,9 +90,7 @@ def inference_parallel(t: Trial) -> None:
 def _train(masked: bool, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(t.seed)
-    model = DecoderConfig(
-        **SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)
-    ).build()
+    model = DecoderConfig(**SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)).build()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(200):

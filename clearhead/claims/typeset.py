@@ -1,4 +1,5 @@
-"""Plain sentences with mathematics in them, as HTML: indices, powers, minus signs, italic variables, matrices as matrices.
+"""Plain sentences with mathematics in them, as HTML: indices, powers, minus signs, italic variables, matrices
+as matrices.
 
 Claims are written for a terminal first (`W_O`, `10000^(2i/d)`, `[1 0; 1/2 1/2]`). Nothing here changes what is said.
 """
@@ -14,7 +15,8 @@ _POWER_OF_TEN = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?)0*(\d+)\b")
 _INDEX = re.compile(r"(?<![A-Za-z])([A-Za-zΣ]|lr)_(\{[^{}]+\}|[A-Za-z]+|\d+)")
 _POWER = re.compile(r"\^(\([^()]*\)|\{[^{}]*\}|[A-Za-z0-9]+)")
 _MINUS = re.compile(r"(?<![\w)\]²³′])-(?=\d|\w\b|√|<i>)")
-# A single letter is a variable. "a", "A" and "I" are also words, unless mathematics stands beside them; A to D are tokens.
+# A single letter is a variable. "a", "A" and "I" are also words, unless mathematics stands beside them; A to D
+# are tokens.
 _VARIABLE = re.compile(r"(?<![A-Za-z_&;'’])([b-zE-HJ-Z]|[A-Za-z]{2}(?=[²³ᵀ]))(?![A-Za-z_'’])")
 _BESIDE = re.compile(r"(?<![A-Za-z_&;'’])([aAI])(?=\s?[=·²³/|)⊙]|[(ᵀ′]|<su)")
 _SUPERSCRIPTS = str.maketrans("0123456789+-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻")

@@ -29,9 +29,7 @@ def patches_as_convolution(t: Trial) -> None:
     patches = PatchEmbedding(3, 16, 11).double()
     images = torch.randn(2, 3, 48, 32, generator=t.generator, dtype=torch.float64)
     conv = patches.as_convolution()
-    t.case(
-        "kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16)
-    )
+    t.case("kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16))
     gap = (patches(images) - conv(images).flatten(2).mT).abs().max().item()
     t.case("largest difference", f"{gap:.1e}", gap < 1e-12)
 

@@ -62,9 +62,7 @@ def of_sorting(trained: Trained, letters: str) -> Album:
     longest = getattr(trained.model.config, "max_len", len(ids) + tokenizer.vocab_size)
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
-        raise DataError(
-            f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens"
-        )
+        raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
     made = generate(
         trained.model,
         torch.tensor([ids], device=_device(trained)),
@@ -83,9 +81,7 @@ def of_text(trained: Trained, prompt: str) -> Album:
         raise DataError("the text has no token: give at least one letter")
     longest = getattr(trained.model.config, "max_len", None)
     if longest is not None and len(ids) > longest:
-        raise DataError(
-            f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it"
-        )
+        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it")
     shown = prompt if len(prompt) <= 90 else prompt[:89] + "…"
     return _of_ids(trained, ids, title=" ".join(shown.split()))
 
@@ -102,9 +98,7 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     places = [f"({i}, {j})" for i in range(rows) for j in range(columns)]
     tokens = [*["[CLS]"] * model.config.pooling.n_extra, *places]
     best = chances.topk(3)
-    seen = ", ".join(
-        f"{k} ({100 * p:.0f} %)" for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    )
+    seen = ", ".join(f"{k} ({100 * p:.0f} %)" for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True))
     return album(
         t,
         tokens,
@@ -137,9 +131,7 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
             colour = opened.convert("RGBA")
             paper = Image.new("RGBA", colour.size, "white")
             small = (
-                Image.alpha_composite(paper, colour)
-                .convert("RGB")
-                .resize((width, height), Image.Resampling.LANCZOS)
+                Image.alpha_composite(paper, colour).convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
             )
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise DataError(f"{given} cannot be read as a picture: {str(error).splitlines()[0]}") from error

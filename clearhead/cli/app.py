@@ -23,8 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order that `--help` shows them, but for those with commands of their own, which it shows last. Each module registers
-# its command on import.
+# In the order that `--help` shows them, but for those with commands of their own, which it shows last. Each module
+# registers its command on import.
 _COMMANDS = (
     "translate",
     "train",
@@ -67,7 +67,8 @@ def _without_a_reader() -> NoReturn:
 
 
 def run() -> None:
-    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for wrong usage."""
+    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for
+    wrong usage."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
     try:

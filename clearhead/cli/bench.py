@@ -32,9 +32,7 @@ def core(
 
     with Progress(console=console, transient=True, disable=json) as progress:
         task = progress.add_task("measuring", total=None)
-        rows = measure(
-            repeats, on_round=lambda done, total: progress.update(task, completed=done, total=total)
-        )
+        rows = measure(repeats, on_round=lambda done, total: progress.update(task, completed=done, total=total))
     if json:
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
@@ -54,9 +52,7 @@ def core(
 
 @bench.command()
 def sparse(
-    out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path(
-        "sparse.json"
-    ),
+    out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path("sparse.json"),
     quick: Annotated[bool, typer.Option("--quick", help="16,384 tokens of width 64 only.")] = False,
     flex: Annotated[bool, typer.Option(help="Measure FlexAttention too (it has to be compiled).")] = True,
     lengths: Annotated[
@@ -79,9 +75,7 @@ def sparse(
 
     device = device_here(device)
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
-    options = replace(
-        options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths)
-    )
+    options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
     kept = read_rows(earlier) if earlier is not None else ()
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept)
     if json:
@@ -92,9 +86,7 @@ def sparse(
 
 @bench.command()
 def auto(
-    out: Annotated[Path, typer.Option(help="The results file; written after every length.")] = Path(
-        "auto.json"
-    ),
+    out: Annotated[Path, typer.Option(help="The results file; written after every length.")] = Path("auto.json"),
     seconds: Annotated[float, typer.Option(help="Begin no further mask after this long.")] = 240.0,
     width: Annotated[int, typer.Option(help="Width of a head.", min=1)] = 64,
     dtype: Annotated[

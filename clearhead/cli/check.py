@@ -13,7 +13,7 @@ from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, show_json, table
 
 if TYPE_CHECKING:
-    from clearhead.check import Report
+    from clearhead.checks import Report
 
 
 @app.command()
@@ -24,19 +24,17 @@ def check(
             help="A model in the box (en-es), the folder of one, or package.module:factory, which is imported and called."
         ),
     ],
-    only: Annotated[
-        list[str] | None, typer.Option(help="Test only this property; may be given again.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Test only this property; may be given again.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the inputs that are tried.")] = 0,
     length: Annotated[int, typer.Option(help="Tokens in an input.", min=1)] = 11,
     json: Json = False,
 ) -> None:
     """Test a model for future leaks, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
 
-    The status is 1 if anything fails. A factory takes no arguments and returns a module, or a clearhead.check.Subject that
-    says how it is called; a module itself may be named too. Its code is imported only then, from the folder you are in.
-    """
-    from clearhead.check import check as run
+    The status is 1 if anything fails. A factory takes no arguments and returns a module, or a clearhead.checks.Subject
+    that says how it is called; a module itself may be named too. Its code is imported only then, from the folder you
+    are in."""
+    from clearhead.checks import check as run
 
     report = run(_named(model), only=only or None, seed=seed, length=length)
     if json:
@@ -47,8 +45,8 @@ def check(
 
 
 def _show(model: str, report: Report) -> None:
-    from clearhead.check import Verdict
-    from clearhead.check.report import number
+    from clearhead.checks import Verdict
+    from clearhead.checks.report import number
 
     rows = [
         (f.property, f.verdict.value, number(f.difference), number(f.tolerance))
@@ -84,7 +82,7 @@ def _imported(name: str) -> Any:
     """What `package.module:factory` makes. This runs the user's code, which was asked for by naming it."""
     from torch import nn
 
-    from clearhead.check import Subject
+    from clearhead.checks import Subject
     from clearhead.errors import ConfigError
 
     place, _, attribute = name.partition(":")
@@ -97,9 +95,7 @@ def _imported(name: str) -> Any:
         raise ConfigError(f"{place!r} cannot be imported from {here}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigError(
-                f"{place} has no {attribute!r}; give module:factory, a function that returns the model"
-            )
+            raise ConfigError(f"{place} has no {attribute!r}; give module:factory, a function that returns the model")
         found = getattr(found, part)
     if isinstance(found, (nn.Module, Subject)):
         return found

@@ -14,9 +14,7 @@ from clearhead.cli.output import Json, console, show_json, show_picture, table, 
 if TYPE_CHECKING:
     from clearhead.claims import Claim, Outcome
 
-claims = typer.Typer(
-    help="Statements of courses and exams about attention, each tried by code, with a verdict."
-)
+claims = typer.Typer(help="Statements of courses and exams about attention, each tried by code, with a verdict.")
 app.add_typer(claims, name="claims")
 
 Seed = Annotated[int, typer.Option(help="Where chance begins; the same seed gives the same outcome.", min=0)]
@@ -35,9 +33,7 @@ def overview(context: typer.Context) -> None:
 
 @claims.command()
 def run(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Which claims; all if none is named.", metavar="ID")
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Which claims; all if none is named.", metavar="ID")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -94,8 +90,7 @@ def _run(ids: list[str], seed: int) -> list[Outcome]:
     chosen: list[Claim] = find(ids)
     errors = Console(stderr=True)  # progress is not part of the answer
     return [
-        c.run(seed)
-        for c in track(chosen, "trying", console=errors, transient=True, disable=not errors.is_terminal)
+        c.run(seed) for c in track(chosen, "trying", console=errors, transient=True, disable=not errors.is_terminal)
     ]
 
 

@@ -11,8 +11,8 @@ from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, show_json, show_picture, table
 
 if TYPE_CHECKING:
-    from clearhead.cost import Cost
-    from clearhead.cost.result import Part
+    from clearhead.costs import Cost
+    from clearhead.costs.result import Part
 
 # Of --bias, --batch, --dtype, --train, --impl and --formulas.
 _DEFAULTS = (False, 1, "float32", False, "auto", False)
@@ -21,15 +21,11 @@ _DEFAULTS = (False, 1, "float32", False, "auto", False)
 @app.command()
 def cost(
     model: Annotated[str | None, typer.Argument(help="A preset, such as base, gpt2 or vit-small.")] = None,
-    d_model: Annotated[
-        int | None, typer.Option(help="Instead of a model: one attention layer of this width.")
-    ] = None,
+    d_model: Annotated[int | None, typer.Option(help="Instead of a model: one attention layer of this width.")] = None,
     n_heads: Annotated[int | None, typer.Option(help="Its heads.")] = None,
     n_kv_heads: Annotated[int | None, typer.Option(help="Its key/value heads, if fewer.")] = None,
     d_head: Annotated[int | None, typer.Option(help="Its heads' width, if not d_model / n_heads.")] = None,
-    bias: Annotated[
-        bool, typer.Option("--bias/--no-bias", help="Whether its projections have biases.")
-    ] = False,
+    bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Whether its projections have biases.")] = False,
     tokens: Annotated[
         int | None, typer.Option("--tokens", "-n", help="Length of the sequence (of the target).")
     ] = None,
@@ -40,9 +36,7 @@ def cost(
         bool, typer.Option("--train", help="A training step with AdamW instead of a forward pass.")
     ] = False,
     mask: Annotated[str | None, typer.Option(help="A mask, such as 'causal() & window(256, 0)'.")] = None,
-    impl: Annotated[
-        str, typer.Option(help="How attention is computed: auto, fused, gathered or reference.")
-    ] = "auto",
+    impl: Annotated[str, typer.Option(help="How attention is computed: auto, fused, gathered or reference.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; --measure needs it here.")] = None,
     measure: Annotated[
         bool,
@@ -55,16 +49,14 @@ def cost(
         Path | None, typer.Option(help="Without a model: the results file; written after every row.")
     ] = None,
     fit: Annotated[str | None, typer.Option(help="Largest batch and length that fit, in 24GiB say.")] = None,
-    formulas: Annotated[
-        bool, typer.Option("--formulas", help="Show the formulas beside the numbers.")
-    ] = False,
+    formulas: Annotated[bool, typer.Option("--formulas", help="Show the formulas beside the numbers.")] = False,
     json: Json = False,
 ) -> None:
     """Parameters, operations, bytes and memory of a model or of one attention layer, before anything is built.
 
     Operations are those of the matrix products, two for each multiplication with its addition.
     """
-    from clearhead.cost import cost as predict
+    from clearhead.costs import cost as predict
     from clearhead.errors import ConfigError
 
     everything = measure and model is None and d_model is None and n_heads is None and tokens is None
@@ -79,9 +71,7 @@ def cost(
         _measure_everything(device, out, json)
         return
     if source is not None and tokens is None:
-        raise ConfigError(
-            "--source is the length of what is read; give --tokens, that of what is written, too"
-        )
+        raise ConfigError("--source is the length of what is read; give --tokens, that of what is written, too")
     subject = _subject(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
     how = _how(dtype, train, mask, impl, device, measure)
     length: Any = tokens if source is None or tokens is None else (source, tokens)
@@ -102,7 +92,7 @@ def cost(
 
 def _subject(model: str | None, d_model: int | None, n_heads: int | None, others: dict[str, Any]) -> Any:
     """A preset's configuration, or one attention layer by its sizes."""
-    from clearhead.cost import AttentionSizes, preset
+    from clearhead.costs import AttentionSizes, preset
     from clearhead.errors import ConfigError
 
     if model is not None:
@@ -110,15 +100,11 @@ def _subject(model: str | None, d_model: int | None, n_heads: int | None, others
             raise ConfigError("got a model and the sizes of a layer; give one of them")
         return preset(model)
     if d_model is None or n_heads is None:
-        raise ConfigError(
-            "give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8"
-        )
+        raise ConfigError("give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8")
     return AttentionSizes(d_model, n_heads, **others)
 
 
-def _how(
-    dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool
-) -> dict[str, Any]:
+def _how(dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool) -> dict[str, Any]:
     """What `cost` wants beside the sizes."""
     import torch
 
@@ -155,7 +141,7 @@ def _device(device: str | None, *, measure: bool) -> str:
 
 
 def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    from clearhead.cost.fit import bytes_of, fit
+    from clearhead.costs.fit import bytes_of, fit
 
     found = fit(subject, bytes_of(budget), tokens=tokens, batch=batch, **how)
     return {
@@ -171,8 +157,8 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from clearhead.cost.measure import beside, machine_here
-    from clearhead.cost.trial import measure
+    from clearhead.costs.measure import beside, machine_here
+    from clearhead.costs.trial import measure
 
     machine = machine_here(how["device"], (how["dtype"],))
     real = measure(subject, tokens=tokens, batch=batch, **how)
@@ -183,8 +169,8 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     """Every model and size that the project answers for, a line each as it is measured."""
     import torch
 
-    from clearhead.cost.measure import cases, document_of, machine_here
-    from clearhead.cost.report import line, worst, write
+    from clearhead.costs.measure import cases, document_of, machine_here
+    from clearhead.costs.report import line, worst, write
 
     where = _device(device, measure=True)
     which = cases("full" if where == "cuda" else "small")
@@ -211,7 +197,7 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
 
 
 def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
-    from clearhead.cost.result import Part, readable_bytes, readable_count
+    from clearhead.costs.result import Part, readable_bytes, readable_count
 
     sizes = ", ".join(f"{letter} = {value:,}" for letter, value in found.sizes.items())
     what = "training step" if found.training else "forward pass"
@@ -247,7 +233,7 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
 
 
 def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:
-    from clearhead.cost.result import readable_bytes
+    from clearhead.costs.result import readable_bytes
 
     def count(n: int) -> str:
         return f"{n:,}" if n else ""
@@ -290,7 +276,7 @@ def _show_attention(found: Cost) -> None:
 
 
 def _show_fit(found: dict[str, Any]) -> None:
-    from clearhead.cost.result import readable_bytes
+    from clearhead.costs.result import readable_bytes
 
     console.print()
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
@@ -300,13 +286,11 @@ def _show_fit(found: dict[str, Any]) -> None:
     )
     if found["longest"] is not None:
         end = ", the model's longest" if found["longest_is_models"] else ""
-        console.print(
-            f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}", markup=False
-        )
+        console.print(f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}", markup=False)
 
 
 def _show_measured(found: dict[str, Any]) -> None:
-    from clearhead.cost.result import readable_bytes
+    from clearhead.costs.result import readable_bytes
 
     predicted, measured, ratio = found["predicted"], found["measured"], found["ratio"]
     rows = (

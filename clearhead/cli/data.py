@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def data(
-    name: Annotated[
-        str | None, typer.Argument(help="Fetch this data set (where there is a network).")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Fetch this data set (where there is a network).")] = None,
     out: Annotated[Path, typer.Option(help="The folder to put it in.")] = Path("data"),
     json: Json = False,
 ) -> None:

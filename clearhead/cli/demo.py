@@ -14,9 +14,7 @@ SENTENCES = ("Hello world", "Where is the library?", "I have two cats and a dog.
 
 @app.command(hidden=True)
 def demo(
-    text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences to translate after Hello world.")
-    ] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="Sentences to translate after Hello world.")] = None,
 ) -> None:
     """Draw and count a mask, then translate "Hello world" and two more sentences and show who looks at whom."""
     from clearhead import masks, pretrained
@@ -41,7 +39,5 @@ def demo(
     made = pretrained.translate(trained, texts)
     console.print(table(("English", "Spanish"), list(zip(texts, made, strict=True))))
     for source, target in zip(texts, made, strict=True):
-        console.print(
-            f"\n[bold]Cross-attention[/bold]: what each written token (left) looked at in “{source}”\n"
-        )
+        console.print(f"\n[bold]Cross-attention[/bold]: what each written token (left) looked at in “{source}”\n")
         show_picture(cross_attention(trained, source, target))

@@ -17,9 +17,7 @@ _WANTED = 300  # tokens, where nobody says how many
 
 @app.command()
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")
-    ],
+    prompt: Annotated[str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")],
     model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "shakespeare",
     max_new: Annotated[
         int | None,
@@ -50,9 +48,7 @@ def generate(
     wanted = _WANTED if max_new is None else max_new
     longest = getattr(trained.model.config, "max_len", len(ids) + wanted)
     if len(ids) >= longest:
-        raise DataError(
-            f"the prompt has {len(ids):,} tokens and {model} reads at most {longest:,}; give a shorter one"
-        )
+        raise DataError(f"the prompt has {len(ids):,} tokens and {model} reads at most {longest:,}; give a shorter one")
     room = min(wanted, longest - len(ids))
     steps = stream(trained.model, torch.tensor([ids]), how=how, max_new=room, stop=tokenizer.eos_id)
     made: list[int] = []
@@ -61,8 +57,8 @@ def generate(
         made.append(int(step.ids[0]))
         if json or made[-1] == tokenizer.eos_id:
             continue
-        # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as �,
-        # which is held back until the rest has come.
+        # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
+        # �, which is held back until the rest has come.
         text = tokenizer.decode(made).rstrip("\N{REPLACEMENT CHARACTER}")
         sys.stdout.write(text.removeprefix(shown))
         sys.stdout.flush()

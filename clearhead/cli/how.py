@@ -14,9 +14,7 @@ BeamWidth = Annotated[
     int | None,
     typer.Option("--beam", help="Beam search of this width; 1 is greedy. By default 5, to evaluate 1."),
 ]
-LengthPenalty = Annotated[
-    float, typer.Option(help="In beam search: scores are divided by length to this power.")
-]
+LengthPenalty = Annotated[float, typer.Option(help="In beam search: scores are divided by length to this power.")]
 Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature instead of greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
 TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")]

@@ -47,13 +47,9 @@ def look(
     row: Annotated[
         int | None, typer.Option(help="The query of which contributions or patches are shown.", min=0)
     ] = None,
-    view: Annotated[
-        View | None, typer.Option(help="What is drawn.", show_default="heatmap or patches")
-    ] = None,
+    view: Annotated[View | None, typer.Option(help="What is drawn.", show_default="heatmap or patches")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page with all layers and heads here.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")] = None,
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,
@@ -145,9 +141,7 @@ def show(album: Album, picture: Picture, view: View, head: int | None, row: int 
         console.print()
         if view is View.measures:
             console.print(f"{picture.title}, layer {picture.layer}\n", markup=False)
-        console.print(
-            table(("head", "pattern", "score", "entropy", "distance"), terminal.head_table(picture))
-        )
+        console.print(table(("head", "pattern", "score", "entropy", "distance"), terminal.head_table(picture)))
     if picture.difference is not None and view not in (View.rollout, View.norms):
         console.print(
             f"\nrecomputed weights × values differ from what the run produced by {picture.difference:.1g} at most "
@@ -213,9 +207,7 @@ def _contributions(picture: Picture, row: int | None) -> list[Any]:
     from clearhead.look.measures import contributions
 
     if picture.written is None:
-        raise ConfigError(
-            f"what {picture.path} adds is not known: its output projection is none that we can read"
-        )
+        raise ConfigError(f"what {picture.path} adds is not known: its output projection is none that we can read")
     return contributions(picture.row(_row(picture, row)), picture.written)
 
 
@@ -224,9 +216,7 @@ def _rollout(album: Album, picture: Picture) -> tuple[Picture, Tensor]:
     found = album.rollouts()
     group = picture.group if picture.group in found else next(iter(found), None)
     if group is None:
-        raise ConfigError(
-            "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
-        )
+        raise ConfigError("rollout needs two or more layers of self-attention over the same tokens, 1,024 at most")
     return album.groups[group][0], found[group]
 
 

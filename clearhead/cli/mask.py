@@ -20,9 +20,7 @@ def mask(
     expression: Annotated[str, typer.Argument(help="For example: 'causal() & (window(256, 0) | every(64))'")],
     n: Annotated[int, typer.Option("--n", "-n", help="How many queries (and keys).", min=0)] = 16,
     keys: Annotated[int | None, typer.Option(help="How many keys, if not as many as queries.", min=0)] = None,
-    offset: Annotated[
-        int | None, typer.Option(help="Position of the first query among the keys.", min=0)
-    ] = None,
+    offset: Annotated[int | None, typer.Option(help="Position of the first query among the keys.", min=0)] = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the drawing to this SVG file.")] = None,
     plan: Annotated[
         bool,
@@ -66,9 +64,7 @@ def mask(
     show_picture(str(parsed.draw(n, S, offset=offset)))
     console.print(f"\n{parsed}", markup=False, soft_wrap=True)
     console.print(
-        f"{allowed:,} of {n * S:,} pairs, density {density:.3f}, saving {1.0 - density:.1%}".replace(
-            "%", " %"
-        )
+        f"{allowed:,} of {n * S:,} pairs, density {density:.3f}, saving {1.0 - density:.1%}".replace("%", " %")
     )
     if made is not None:
         show_picture(f"\n{words}\n\n{made.draw()}")

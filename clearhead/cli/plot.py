@@ -37,9 +37,7 @@ def schedule(
 @plot.command("run")
 def run_(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; by default loss.png in the run.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; by default loss.png in the run.")] = None,
 ) -> None:
     """Loss and learning rate of a run, from its log."""
     from clearhead.training import draw_run

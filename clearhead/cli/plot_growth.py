@@ -24,18 +24,16 @@ def growth(
     """How self-attention, recurrence and convolution grow with the length: lines are predicted, dots are measured."""
     from rich.progress import Progress
 
-    from clearhead.cost.compare import lengths
-    from clearhead.cost.growth import growth as measure_growth
-    from clearhead.cost.plots import plot_growth
+    from clearhead.costs.compare import lengths
+    from clearhead.costs.growth import growth as measure_growth
+    from clearhead.costs.plots import plot_growth
 
     device = device_here(device)
     with writing(out, FIGURES):
         steps = lengths(min(32, longest), longest)
         with Progress(console=console, transient=True, disable=json) as progress:
             task = progress.add_task("measuring", total=3 * len(steps))
-            found = measure_growth(
-                d, steps, k=k, batch=batch, device=device, on_point=lambda _: progress.advance(task)
-            )
+            found = measure_growth(d, steps, k=k, batch=batch, device=device, on_point=lambda _: progress.advance(task))
         path = plot_growth(found, out)
     if json:
         show_json({**found.to_dict(), "picture": str(path)})

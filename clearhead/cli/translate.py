@@ -26,9 +26,7 @@ def translate(
     file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,
-    look: Annotated[
-        bool, typer.Option("--look", help="Show the cross-attention beside each translation.")
-    ] = False,
+    look: Annotated[bool, typer.Option("--look", help="Show the cross-attention beside each translation.")] = False,
     json: Json = False,
 ) -> None:
     """Translate sentences with a trained model (English to Spanish comes in the box)."""
@@ -75,5 +73,6 @@ def _texts(text: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """One entry a line. `splitlines` would also cut at signs that may stand inside one, such as U+2028 or a form feed."""
+    """One entry a line. `splitlines` would also cut at signs that may stand inside one, such as U+2028 or a
+    form feed."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -31,9 +31,7 @@ def work(
         str | None,
         typer.Argument(help="A problem file (.toml) or the name of a shipped one; none lists them."),
     ] = None,
-    format: Annotated[
-        Format, typer.Option("--format", "-f", help="How the sheet is written.")
-    ] = Format.terminal,
+    format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
     blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
     check: Annotated[
@@ -42,9 +40,8 @@ def work(
 ) -> None:
     """Work a small problem step by step, in exact numbers beside decimals.
 
-    Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell may
-    be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)".
-    """
+    Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
+    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)"."""
     from clearhead.work import mark, shipped, solve
 
     if problem is None:

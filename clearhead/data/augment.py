@@ -53,9 +53,7 @@ class Affine:
 
     def __post_init__(self) -> None:
         if self.shift < 0 or self.degrees < 0 or not 0 <= self.scale < 1:
-            raise ConfigError(
-                f"{self}: expected shift and degrees of at least 0, and scale from 0 to below 1"
-            )
+            raise ConfigError(f"{self}: expected shift and degrees of at least 0, and scale from 0 to below 1")
 
     def __call__(
         self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]

@@ -51,9 +51,7 @@ class Batch(ABC):
     def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
         """The same batch with every tensor changed alike; its counts stay as they are."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors: dict[str, Any] = {
-            name: change(value) for name, value in fields.items() if isinstance(value, Tensor)
-        }
+        tensors: dict[str, Any] = {name: change(value) for name, value in fields.items() if isinstance(value, Tensor)}
         return dataclasses.replace(self, **tensors)
 
     def to(self: AnyBatch, device: torch.device | str, *, non_blocking: bool = False) -> AnyBatch:
@@ -77,9 +75,9 @@ class PairBatch(Batch):
     """
 
     source: Int[Tensor, "B S"]
-    source_lengths: Int[Tensor, "B"]
+    source_lengths: Int[Tensor, " B"]
     target: Int[Tensor, "B T"]
-    target_lengths: Int[Tensor, "B"]
+    target_lengths: Int[Tensor, " B"]
     labels: Int[Tensor, "B T"]
     weights: Float[Tensor, "B T"]
 
@@ -90,7 +88,8 @@ class PairBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedPairBatch(Batch):
-    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each one's start."""
+    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each
+    one's start."""
 
     source: Int[Tensor, "R S"]
     source_documents: Int[Tensor, "R S"]
@@ -107,9 +106,7 @@ class PackedPairBatch(Batch):
             self.target,
             source_mask=documents(self.source_documents),
             target_mask=documents(self.target_documents),
-            memory_mask=allow(
-                self.target_documents[:, None, :, None] == self.source_documents[:, None, None, :]
-            ),
+            memory_mask=allow(self.target_documents[:, None, :, None] == self.source_documents[:, None, None, :]),
             source_positions=self.source_positions,
             target_positions=self.target_positions,
         )
@@ -120,7 +117,7 @@ class TokenBatch(Batch):
     """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`."""
 
     ids: Int[Tensor, "B T"]
-    lengths: Int[Tensor, "B"]
+    lengths: Int[Tensor, " B"]
     labels: Int[Tensor, "B T"]
     weights: Float[Tensor, "B T"]
 
@@ -133,8 +130,8 @@ class ImageBatch(Batch):
     """Normalised pictures and their classes."""
 
     images: Float[Tensor, "B C height width"]
-    labels: Int[Tensor, "B"]
-    weights: Float[Tensor, "B"]
+    labels: Int[Tensor, " B"]
+    weights: Float[Tensor, " B"]
 
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B classes"]:
         return model(self.images)

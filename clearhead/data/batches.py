@@ -67,7 +67,7 @@ class ByTokens:
         if self.budget < 1 or self.multiple < 1 or (self.pool is not None and self.pool < 1):
             raise ConfigError(f"{self}: budget, multiple and pool must be at least 1")
 
-    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
         widths = -(-lengths // self.multiple) * self.multiple
         order = order[widths[order].sum(1) <= self.budget]
@@ -88,15 +88,13 @@ class ByTokens:
             key = key * (int(column.max()) + 1) + column
         return torch.argsort(key, stable=True)
 
-    def _cut(self, widths: Int[Tensor, "n sides"], order: Int[Tensor, "n"]) -> list[Tensor]:
+    def _cut(self, widths: Int[Tensor, "n sides"], order: Int[Tensor, " n"]) -> list[Tensor]:
         groups = []
         start = 0
         while start < len(order):
             # A group is at least as wide as its first row, so it cannot hold more rows than this.
             most = max(1, self.budget // max(1, int(widths[start].sum())))
-            wide = (
-                widths[start : start + most].cummax(0).values.sum(1)
-            )  # (m,) width of the first 1 … m rows together
+            wide = widths[start : start + most].cummax(0).values.sum(1)  # (m,) width of the first 1 … m rows together
             fits = int((wide * torch.arange(1, len(wide) + 1) <= self.budget).sum())
             groups.append(order[start : start + fits])
             start += fits
@@ -114,7 +112,7 @@ class ByCount:
         if self.examples < 1 or self.multiple < 1:
             raise ConfigError(f"{self}: examples and multiple must be at least 1")
 
-    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a (shuffled) order."""
         return list(order.split(self.examples)) if len(order) else []
 
@@ -123,9 +121,8 @@ class ByCount:
 class Packed:
     """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
 
-    Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order of
-    the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out.
-    """
+    Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order
+    of the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out."""
 
     rows: int
     width: int
@@ -134,7 +131,7 @@ class Packed:
         if self.rows < 1 or self.width < 1:
             raise ConfigError(f"{self}: rows and width must be at least 1")
 
-    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, "N"]) -> list[Tensor]:
+    def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """For each batch, (rows, most): the numbers of the examples in each row, and −1 where there are no more."""
         order = order[lengths[order].amax(1) <= self.width]
         if not len(order):
@@ -147,7 +144,7 @@ class Packed:
         table[row, torch.arange(len(order)) - firsts[row]] = order
         return list(table.split(self.rows))
 
-    def _firsts(self, lengths: Int[Tensor, "n sides"]) -> Int[Tensor, "rows"]:
+    def _firsts(self, lengths: Int[Tensor, "n sides"]) -> Int[Tensor, " rows"]:
         """The place of each row's first example."""
         ends = lengths.cumsum(0)
         # For a row that began with example i: the first that is too much for one of its sides.
@@ -160,7 +157,7 @@ class Packed:
         return torch.tensor(firsts)
 
 
-def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, "n"]:
+def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
     """The numbers of a batch's examples, one after the other, however they lie in its rows."""
     return group[group >= 0]
 
@@ -200,9 +197,7 @@ class Batches(Generic[B_co]):
                 "use batch=ByTokens(…) or ByCount(…)"
             )
         if not self.groups():
-            raise DataError(
-                f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}"
-            )
+            raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
     def _plan(self) -> tuple[list[Tensor], Tensor]:
         """The row numbers of each batch of this epoch, and the lengths they were planned by."""
@@ -291,9 +286,7 @@ class Batches(Generic[B_co]):
         """
         missing = {"epoch", "position", *self._identity()} - state.keys()
         if missing:
-            raise ConfigError(
-                f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches"
-            )
+            raise ConfigError(f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches")
         for name, here in self._identity().items():
             if state[name] != here:
                 raise ConfigError(

@@ -46,14 +46,12 @@ class ImageSplit(Split[ImageBatch]):
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
         return torch.ones(len(self), 1, dtype=torch.int64)
 
-    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> ImageBatch:
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> ImageBatch:
         there = rows.to(self.labels.device)
         images = self.pixels[there][:, None].to(torch.float32) / 255
         for number, change in enumerate(self.augment):
             columns = torch.arange(change.n_draws, device=there.device)
-            images = change(
-                images, draws.uniform(_AUGMENT, self.seed, epoch, number, there[:, None], columns)
-            )
+            images = change(images, draws.uniform(_AUGMENT, self.seed, epoch, number, there[:, None], columns))
         return ImageBatch(
             images=self.normalise(images),
             labels=self.labels[there],

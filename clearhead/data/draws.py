@@ -59,6 +59,6 @@ def below(limit: int | Int[Tensor, "..."], *keys: int | Int[Tensor, "..."]) -> I
     return (_unsigned_shift(bits(*keys), 32) * limit) >> 32
 
 
-def permutation(n: int, *keys: int) -> Int[Tensor, "n"]:
+def permutation(n: int, *keys: int) -> Int[Tensor, " n"]:
     """The numbers 0 … n − 1 in an order that the keys decide."""
     return torch.argsort(bits(*keys, torch.arange(n)), stable=True)

@@ -120,9 +120,7 @@ def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress 
             start, total = _content_range(answer.headers.get("Content-Range", ""))
             if start != have:
                 _forget(part)
-                raise _BrokenOffError(
-                    f"asked for the bytes from {have}, got those from {start}; starting anew"
-                )
+                raise _BrokenOffError(f"asked for the bytes from {have}, got those from {start}; starting anew")
         else:
             have, total = 0, _number(answer.headers.get("Content-Length"))
         _remember(part, remote, answer.headers.get("ETag") or answer.headers.get("Last-Modified"))
@@ -156,9 +154,7 @@ def _note(part: Path) -> Path:
 
 
 def _remember(part: Path, remote: Remote, version: str | None) -> None:
-    strong = (
-        version if version and not version.startswith("W/") else None
-    )  # a weak tag may not be used with ranges
+    strong = version if version and not version.startswith("W/") else None  # a weak tag may not be used with ranges
     files.write_atomically(_note(part), json.dumps({"url": remote.url, "version": strong}).encode())
 
 

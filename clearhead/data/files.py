@@ -86,9 +86,7 @@ def _is_tar(path: Path) -> bool:
 def _largest_text(path: Path, sizes: dict[str, int]) -> str:
     texts = {name: size for name, size in sizes.items() if name.lower().endswith(_TEXT_ENDINGS)}
     if not texts:
-        raise DataError(
-            f"{path} holds no .txt or .tsv file, but {len(sizes)} others: unpack it and name the right one"
-        )
+        raise DataError(f"{path} holds no .txt or .tsv file, but {len(sizes)} others: unpack it and name the right one")
     return max(texts, key=lambda name: (texts[name], name))
 
 

@@ -36,7 +36,7 @@ class Images:
     """Grey pictures, 0 to 255, and the class of each, 0 to 9."""
 
     pixels: Tensor  # (N, height, width) uint8
-    labels: Int[Tensor, "N"]
+    labels: Int[Tensor, " N"]
     source: str = "pictures"
 
     def __post_init__(self) -> None:
@@ -81,9 +81,7 @@ def read_mat(path: Path) -> Images:
         raise DataError(f"{path} lacks X or y: expected the cropped digits (32×32), not the full pictures")
     X, y = (_tensor(content[name], path) for name in ("X", "y"))
     if X.ndim != 4 or X.shape[2] != 3 or X.dtype != torch.uint8:
-        raise DataError(
-            f"{path}: X has shape {tuple(X.shape)} and {X.dtype}, expected (32, 32, 3, N) of uint8"
-        )
+        raise DataError(f"{path}: X has shape {tuple(X.shape)} and {X.dtype}, expected (32, 32, 3, N) of uint8")
     labels = y.flatten().to(torch.int64)
     return Images(grey(X.permute(3, 0, 1, 2)), labels.where(labels != _N_CLASSES, 0), path.name)
 
@@ -100,9 +98,7 @@ def read_npz(path: Path) -> tuple[Images, Images]:
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise StorageError(f"{path} cannot be read as npz ({error}): fetch it again") from error
     if len(found) != len(_NPZ_NAMES):
-        raise DataError(
-            f"{path} has {', '.join(found) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}"
-        )
+        raise DataError(f"{path} has {', '.join(found) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}")
     tensors = {name: _tensor(array, path) for name, array in found.items()}
     train = Images(tensors["x_train"], tensors["y_train"].to(torch.int64), f"{path.name}, train")
     return train, Images(tensors["x_val"], tensors["y_val"].to(torch.int64), f"{path.name}, val")
@@ -126,9 +122,7 @@ def read_idx(path: Path) -> Tensor:
     with files.open_bytes(path) as file:
         content = file.read()
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise DataError(
-            f"{path} does not start as an idx file of bytes: expected 00 00 08, got {content[:3].hex(' ')}"
-        )
+        raise DataError(f"{path} does not start as an idx file of bytes: expected 00 00 08, got {content[:3].hex(' ')}")
     rank = content[3]
     sizes = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
     values = bytearray(content[4 + 4 * rank :])
@@ -137,11 +131,7 @@ def read_idx(path: Path) -> Tensor:
         expected *= size
     if len(values) != expected:
         raise StorageError(f"{path} has {len(values):,} values, its header says {expected:,}: fetch it again")
-    return (
-        torch.frombuffer(values, dtype=torch.uint8).view(sizes)
-        if values
-        else torch.zeros(sizes, dtype=torch.uint8)
-    )
+    return torch.frombuffer(values, dtype=torch.uint8).view(sizes) if values else torch.zeros(sizes, dtype=torch.uint8)
 
 
 def sklearn_digits() -> tuple[Images, Images]:
@@ -149,16 +139,12 @@ def sklearn_digits() -> tuple[Images, Images]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependencyError(
-            "these digits come with scikit-learn: pip install scikit-learn"
-        ) from error
+        raise MissingDependencyError("these digits come with scikit-learn: pip install scikit-learn") from error
     data = load_digits()
     pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)
     labels = torch.from_numpy(data.target).to(torch.int64)
     cut = len(labels) - len(labels) // 5
-    return Images(pixels[:cut], labels[:cut], "digits, train"), Images(
-        pixels[cut:], labels[cut:], "digits, val"
-    )
+    return Images(pixels[:cut], labels[:cut], "digits, train"), Images(pixels[cut:], labels[cut:], "digits, val")
 
 
 def load_images(path: Path | str | None) -> tuple[Images, Images]:
@@ -176,9 +162,7 @@ def load_images(path: Path | str | None) -> tuple[Images, Images]:
         raise StorageError(
             f"there is no file or folder {path}; give the pictures, or no path for scikit-learn's digits"
         )
-    raise DataError(
-        f"{path}: expected an npz (or npz.xz), or a folder with {' and '.join(_MAT_NAMES)} or idx files"
-    )
+    raise DataError(f"{path}: expected an npz (or npz.xz), or a folder with {' and '.join(_MAT_NAMES)} or idx files")
 
 
 def _from_folder(folder: Path) -> tuple[Images, Images]:

@@ -21,14 +21,15 @@ def round_up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
 
 
-def inside(lengths: Int[Tensor, "B"], width: int) -> Bool[Tensor, "B width"]:
+def inside(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B width"]:
     """True where a column belongs to its row and is not padding."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position in it.
+    """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position
+    in it.
 
     The places after a row's last example make up one more, of nothing: `real` is False there.
     """
@@ -44,7 +45,7 @@ class Ragged:
     Starts and lengths stay on the CPU, so that the width of a batch is known without waiting for a device.
     """
 
-    def __init__(self, values: Int[Tensor, "total"], lengths: Int[Tensor, "N"]) -> None:
+    def __init__(self, values: Int[Tensor, " total"], lengths: Int[Tensor, " N"]) -> None:
         self.values = values.to(torch.int32)
         self.lengths = lengths.to(torch.int64)
         self.starts = self.lengths.cumsum(0) - self.lengths
@@ -69,7 +70,7 @@ class Ragged:
         """The same rows with their ids on a device."""
         return Ragged(self.values.to(device), self.lengths)
 
-    def select(self, keep: Int[Tensor, "n"]) -> Ragged:
+    def select(self, keep: Int[Tensor, " n"]) -> Ragged:
         """The chosen rows alone, in the order of the choice."""
         lengths = self.lengths[keep]
         starts = self.starts[keep] - (lengths.cumsum(0) - lengths)
@@ -77,8 +78,8 @@ class Ragged:
         return Ragged(self.values[index.to(self.values.device)], lengths)
 
     def padded(
-        self, rows: Int[Tensor, "B"], *, fill: int, skip: int = 0, drop: int = 0, multiple: int = 1
-    ) -> tuple[Int[Tensor, "B width"], Int[Tensor, "B"]]:
+        self, rows: Int[Tensor, " B"], *, fill: int, skip: int = 0, drop: int = 0, multiple: int = 1
+    ) -> tuple[Int[Tensor, "B width"], Int[Tensor, " B"]]:
         """The rows side by side, filled up on the right, and their lengths (on the CPU).
 
         The first `skip` and last `drop` ids of every row are left out; the width is a multiple of `multiple`.

@@ -227,9 +227,7 @@ def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     for item in known:
         if item.name == name:
             return item
-    raise ConfigError(
-        f"no data set is called {name!r}: expected one of {', '.join(item.name for item in known)}"
-    )
+    raise ConfigError(f"no data set is called {name!r}: expected one of {', '.join(item.name for item in known)}")
 
 
 def fetch(
@@ -269,9 +267,7 @@ def _check_structure(item: DataSet, path: Path) -> None:
     except (DataError, StorageError) as error:
         aside = path.with_name(f"{path.name}.bad")
         path.replace(aside)
-        raise StorageError(
-            f"what arrived for {item.name} is not such data ({error}); it is kept as {aside}"
-        ) from error
+        raise StorageError(f"what arrived for {item.name} is not such data ({error}); it is kept as {aside}") from error
 
 
 def recognise(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataSet, str] | None:

@@ -51,8 +51,8 @@ def vocabulary(n_symbols: int) -> Symbols:
 
 
 def sorted_without_repeats(
-    letters: Int[Tensor, "B T"], lengths: Int[Tensor, "B"]
-) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """Each row's distinct letters in order, and how many; what stands to their right means nothing."""
     beyond = int(letters.max()) + 1 if letters.numel() else 1
     real = inside(lengths, letters.shape[1])
@@ -83,8 +83,8 @@ class Inputs:
             raise ConfigError(f"narrow {self.narrow}: expected a share from 0 to 1")
 
     def draw(
-        self, rows: Int[Tensor, "B"], *, stream: int, trial: int = 0
-    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+        self, rows: Int[Tensor, " B"], *, stream: int, trial: int = 0
+    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
         """Random letters (as wide as the longest length there is) and lengths, for each row of a stream."""
         keys = (self.seed, stream, trial, rows)
         wide = (self.seed, stream, trial, rows[:, None])
@@ -99,7 +99,7 @@ class Inputs:
         return order.gather(1, draws.below(known[:, None], _LETTER, *wide, columns)), lengths
 
 
-def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
+def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Whether an input is one of those kept for validation: a property of its letters alone."""
     columns = torch.arange(letters.shape[1], device=letters.device)
     content = draws.bits(_CONTENT, letters, columns).masked_fill(~inside(lengths, letters.shape[1]), 0).sum(1)
@@ -116,7 +116,7 @@ class SortSplit(Split[TokenBatch]):
         self._lengths: tuple[int, Tensor] | None = None  # of the epoch last asked for
 
     @abstractmethod
-    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
         """The input of each row as letters and their number."""
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
@@ -128,13 +128,13 @@ class SortSplit(Split[TokenBatch]):
             self._lengths = epoch, torch.cat(parts)[:, None]
         return self._lengths[1]
 
-    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
         letters, n_in = self.letters(rows.to(self.device), epoch)
         return make_batch(letters, n_in, self.tokenizer, multiple=multiple)
 
 
 def make_batch(
-    letters: Int[Tensor, "B T"], n_in: Int[Tensor, "B"], tokenizer: Symbols, *, multiple: int = 1
+    letters: Int[Tensor, "B T"], n_in: Int[Tensor, " B"], tokenizer: Symbols, *, multiple: int = 1
 ) -> TokenBatch:
     """`letters <START> output` as input; `output <STOP>` as the labels that count, from <START> on."""
     output, n_out = sorted_without_repeats(letters, n_in)
@@ -175,7 +175,7 @@ class TrainingSplit(SortSplit):
     def __len__(self) -> int:
         return self.n_examples
 
-    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
         letters, n_in = self.inputs.draw(rows, stream=epoch)
         for trial in range(1, _TRIES):
             again = is_held_out(letters, n_in).nonzero().flatten()
@@ -183,8 +183,7 @@ class TrainingSplit(SortSplit):
                 return letters, n_in
             letters[again], n_in[again] = self.inputs.draw(rows[again], stream=epoch, trial=trial)
         raise DataError(
-            f"{self.inputs}: too few different inputs, nearly all of them held out: "
-            "raise n_symbols or the lengths"
+            f"{self.inputs}: too few different inputs, nearly all of them held out: raise n_symbols or the lengths"
         )
 
     def to(self, device: torch.device | str) -> TrainingSplit:
@@ -207,16 +206,14 @@ class HeldOutSplit(SortSplit):
                 break
         chosen = list(found)[:n_examples]
         if not chosen:
-            raise DataError(
-                f"{inputs}: too few different inputs to hold any out: raise n_symbols or the lengths"
-            )
+            raise DataError(f"{inputs}: too few different inputs to hold any out: raise n_symbols or the lengths")
         self._n_in = torch.tensor([len(row) for row in chosen])
         self._letters = torch.tensor([(*row, *[0] * (max(inputs.lengths) - len(row))) for row in chosen])
 
     def __len__(self) -> int:
         return len(self._n_in)
 
-    def letters(self, rows: Int[Tensor, "B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
         return self._letters[rows], self._n_in[rows]
 
     def to(self, device: torch.device | str) -> HeldOutSplit:
@@ -248,9 +245,7 @@ class SortDedup:
         lengths = tuple(range(1, max_length + 1))
         seen = tuple(length for length in lengths if length not in set(unseen_lengths))
         if not seen:
-            raise ConfigError(
-                f"max_length {max_length} without {tuple(unseen_lengths)}: no length is left to train on"
-            )
+            raise ConfigError(f"max_length {max_length} without {tuple(unseen_lengths)}: no length is left to train on")
         self.max_length = max_length
         self.longest = max_length + 1 + min(n_symbols, max_length)  # tokens of an example, in any epoch
         self.tokenizer = vocabulary(n_symbols)

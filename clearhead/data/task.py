@@ -33,7 +33,7 @@ class Split(ABC, Generic[B_co]):
         """The tokens of each example, a column for each side that is padded by itself."""
 
     @abstractmethod
-    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
         """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
 
     def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:

@@ -34,7 +34,7 @@ class RandomWindows:
     def count(self, n_ids: int, context: int) -> int:
         return -(-(n_ids - 1) // context)
 
-    def starts(self, rows: Int[Tensor, "B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, "B"]:
+    def starts(self, rows: Int[Tensor, " B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, " B"]:
         return draws.below(max(1, n_ids - context), _STARTS, self.seed, epoch, rows)
 
 
@@ -53,7 +53,7 @@ class ConsecutiveWindows:
             return -(-(n_ids - 1) // context)
         return max(1, (n_ids - 1) // context - 1)
 
-    def starts(self, rows: Int[Tensor, "B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, "B"]:
+    def starts(self, rows: Int[Tensor, " B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, " B"]:
         if self.seed is None:
             return rows * context
         room = max(0, n_ids - 1 - self.count(n_ids, context) * context)
@@ -86,7 +86,7 @@ class WindowSplit(Split[TokenBatch]):
 
     def __init__(
         self,
-        ids: Int[Tensor, "N"],
+        ids: Int[Tensor, " N"],
         *,
         context: int,
         windows: RandomWindows | ConsecutiveWindows,
@@ -104,7 +104,7 @@ class WindowSplit(Split[TokenBatch]):
     def __len__(self) -> int:
         return self.windows.count(len(self.ids), self.context)
 
-    def _bounds(self, rows: Int[Tensor, "B"], epoch: int) -> tuple[Tensor, Tensor]:
+    def _bounds(self, rows: Int[Tensor, " B"], epoch: int) -> tuple[Tensor, Tensor]:
         """First input of each window and the one after its last."""
         start = self.windows.starts(rows, epoch, len(self.ids), self.context)
         return start, (start + self.context).clamp(max=len(self.ids) - 1)
@@ -113,7 +113,7 @@ class WindowSplit(Split[TokenBatch]):
         start, end = self._bounds(torch.arange(len(self)), epoch)
         return (end - start)[:, None]
 
-    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
         device = self.ids.device
         start, end = self._bounds(rows, epoch)
         lengths = end - start
@@ -136,9 +136,7 @@ class WindowSplit(Split[TokenBatch]):
         )
 
     def to(self, device: torch.device | str) -> WindowSplit:
-        return WindowSplit(
-            self.ids.to(device), context=self.context, windows=self.windows, pad_id=self._pad_id
-        )
+        return WindowSplit(self.ids.to(device), context=self.context, windows=self.windows, pad_id=self._pad_id)
 
 
 class Text:
@@ -146,9 +144,7 @@ class Text:
 
     name = "text"
 
-    def __init__(
-        self, train: WindowSplit, validation: WindowSplit, tokenizer: Tokenizer, report: Report
-    ) -> None:
+    def __init__(self, train: WindowSplit, validation: WindowSplit, tokenizer: Tokenizer, report: Report) -> None:
         self.train = train
         self.validation = validation
         self.tokenizer = tokenizer
@@ -177,9 +173,7 @@ class Text:
             tokenizer = Characters.of(text)
 
         def split(part: str, how: RandomWindows | ConsecutiveWindows) -> WindowSplit:
-            return WindowSplit(
-                tokenizer.encode_long(part), context=context, windows=how, pad_id=tokenizer.pad_id
-            )
+            return WindowSplit(tokenizer.encode_long(part), context=context, windows=how, pad_id=tokenizer.pad_id)
 
         train = split(text[:cut], windows or RandomWindows())
         return cls(train, split(text[cut:], ConsecutiveWindows()), tokenizer, rows)

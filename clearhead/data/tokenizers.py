@@ -47,11 +47,11 @@ class Tokenizer(ABC):
         """The ids of a text."""
 
     @abstractmethod
-    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         """The text of ids, without special tokens."""
 
     @abstractmethod
-    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         """A readable label for each id, special ones by name: for pictures and tables."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Tokenizer(ABC):
         """`encode` of each text; much faster than one by one where the tokenizer can run in parallel."""
         return [self.encode(text) for text in texts]
 
-    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+    def encode_long(self, text: str) -> Int[Tensor, " T"]:
         """`encode` of a text as long as a corpus, as one int32 tensor."""
         return torch.tensor(self.encode(text), dtype=torch.int32)
 
@@ -92,9 +92,7 @@ def visible(piece: str) -> str:
     if piece and not piece.strip(" "):
         return "␣" * len(piece)
     return "".join(
-        _VISIBLE.get(
-            c, c if c == " " or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
-        )
+        _VISIBLE.get(c, c if c == " " or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode())
         for c in piece
     )
 
@@ -103,9 +101,7 @@ def _byte_of_letter() -> dict[str, int]:
     """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(_N_BYTES) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {
-        chr(_N_BYTES + i): byte for i, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in printable} | {chr(_N_BYTES + i): byte for i, byte in enumerate(others)}
 
 
 class BytePairs(Tokenizer):
@@ -122,8 +118,7 @@ class BytePairs(Tokenizer):
         missing = [name for name, number in ids.items() if number is None]
         if missing:
             raise ConfigError(
-                f"this tokenizer has no {', '.join(missing)}; expected {PAD}, "
-                f"{BOS} and {EOS}: train one with train_bpe"
+                f"this tokenizer has no {', '.join(missing)}; expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
             )
         self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
         self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
@@ -144,7 +139,7 @@ class BytePairs(Tokenizer):
             raise DataError(_why_not_text(texts)) from error
         return [row.ids for row in encoded]
 
-    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+    def encode_long(self, text: str) -> Int[Tensor, " T"]:
         # Where a single line end stands between two words no token can reach across it, so the ids are those
         # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
         # at a time.
@@ -155,10 +150,10 @@ class BytePairs(Tokenizer):
                 parts.append(torch.tensor(ids, dtype=torch.int32))
         return torch.cat(parts)
 
-    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         return self._inner.decode(_as_list(ids, self.vocab_size), skip_special_tokens=True)
 
-    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         return [self._label(i) for i in _as_list(ids, self.vocab_size)]
 
     def _label(self, number: int) -> str:
@@ -200,10 +195,7 @@ def _why_not_text(texts: Sequence[str]) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return (
-                f"text {i} holds half a surrogate pair at character {error.start}, "
-                "which is no text: remove it"
-            )
+            return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
     return "the texts could not be encoded: expected a sequence of str"
 
 
@@ -229,14 +221,11 @@ def train_bpe(
         )
     names = [PAD, BOS, EOS, *specials]
     if len(set(names)) != len(names):
-        raise ConfigError(
-            f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are"
-        )
+        raise ConfigError(f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are")
     least = len(names) + _N_BYTES
     if vocab_size < least:
         raise ConfigError(
-            f"vocab_size {vocab_size} is too small: "
-            f"{len(names)} special tokens and {_N_BYTES} bytes need {least}"
+            f"vocab_size {vocab_size} is too small: {len(names)} special tokens and {_N_BYTES} bytes need {least}"
         )
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -292,7 +281,7 @@ class Characters(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return self.encode_long(text).tolist()
 
-    def encode_long(self, text: str) -> Int[Tensor, "T"]:
+    def encode_long(self, text: str) -> Int[Tensor, " T"]:
         ids = self._id_of[_code_points(_text(text))]
         strange = (ids < 0).nonzero()
         if len(strange):
@@ -304,7 +293,7 @@ class Characters(Tokenizer):
             )
         return ids
 
-    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         first = len(self._names)
         unknown = first - 1 if self.unknown else -1
         letters = []
@@ -315,15 +304,13 @@ class Characters(Tokenizer):
                 letters.append("\N{REPLACEMENT CHARACTER}")
         return "".join(letters)
 
-    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)
         numbers = _as_list(ids, self.vocab_size)
         return [visible(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"type": "characters", "alphabet": self.alphabet, "unknown": self.unknown}, indent=1
-        )
+        return json.dumps({"type": "characters", "alphabet": self.alphabet, "unknown": self.unknown}, indent=1)
 
 
 def _code_points(text: str) -> Tensor:
@@ -353,9 +340,7 @@ class Symbols(Tokenizer):
                 )
         self.special = (pad, bos, eos)
         if len(set(self.special)) != 3 or not self._id_of.keys() >= set(self.special):
-            raise ConfigError(
-                f"pad, bos and eos are {self.special}: expected three different symbols of the list"
-            )
+            raise ConfigError(f"pad, bos and eos are {self.special}: expected three different symbols of the list")
         self.pad_id, self.bos_id, self.eos_id = (self._id_of[name] for name in self.special)
 
     @property
@@ -371,18 +356,16 @@ class Symbols(Tokenizer):
                 f"symbol {error.args[0]!r} is not in the vocabulary: expected blanks between {shown}"
             ) from error
 
-    def decode(self, ids: Sequence[int] | Int[Tensor, "T"]) -> str:
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         special = {self.pad_id, self.bos_id, self.eos_id}
         return " ".join(self.symbols[i] for i in _as_list(ids, self.vocab_size) if i not in special)
 
-    def tokens(self, ids: Sequence[int] | Int[Tensor, "T"]) -> list[str]:
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         return [self.symbols[i] for i in _as_list(ids, self.vocab_size)]
 
     def to_json(self) -> str:
         pad, bos, eos = self.special
-        return json.dumps(
-            {"type": "symbols", "symbols": self.symbols, "pad": pad, "bos": bos, "eos": eos}, indent=1
-        )
+        return json.dumps({"type": "symbols", "symbols": self.symbols, "pad": pad, "bos": bos, "eos": eos}, indent=1)
 
 
 def load(folder: Path | str) -> Tokenizer:
@@ -398,9 +381,7 @@ def load(folder: Path | str) -> Tokenizer:
             raise ConfigError(f"its content is a {type(fields).__name__}, expected an object")
         return _from_fields(fields, text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StorageError(
-            f"{path} is not a tokenizer of this project: {type(error).__name__}: {error}"
-        ) from error
+        raise StorageError(f"{path} is not a tokenizer of this project: {type(error).__name__}: {error}") from error
 
 
 def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:

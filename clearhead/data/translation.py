@@ -140,7 +140,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
         return torch.stack([self._source.lengths, self._target.lengths - 1], dim=1)
 
-    def batch(self, rows: Int[Tensor, "B"], *, epoch: int = 0, multiple: int = 1) -> PairBatch:
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> PairBatch:
         source, source_lengths = self._source.padded(rows, fill=self._pad_id, multiple=multiple)
         target, target_lengths = self._target.padded(rows, fill=self._pad_id, drop=1, multiple=multiple)
         labels, _ = self._target.padded(rows, fill=self._pad_id, skip=1, multiple=multiple)
@@ -257,7 +257,5 @@ def find_files(path: Path) -> tuple[Path, Path | None]:
 
     train = first(_TRAIN_NAMES)
     if train is None:
-        raise StorageError(
-            f"{path} has no file of pairs: expected one of {', '.join(_TRAIN_NAMES)} (or .xz, .gz)"
-        )
+        raise StorageError(f"{path} has no file of pairs: expected one of {', '.join(_TRAIN_NAMES)} (or .xz, .gz)")
     return train, first(_VALIDATION_NAMES)

@@ -34,9 +34,7 @@ from clearhead.positions.learned import LearnedPositions
 
 __all__ = ["evaluating", "stepper_for"]
 
-_EVERYTHING_AFTER = (
-    2**31 - 1
-)  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
+_EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; beyond, it grows
 
 
@@ -53,26 +51,19 @@ def stepper_for(
             "(anything else that gives logits can be searched as a Stepper, with `search`)"
         )
     if start is not None:
-        raise ConfigError(
-            f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out"
-        )
+        raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
     return _continuing(model, kind, prompt, max_new, use_cache)
 
 
 # ---------------------------------------------------------------------- models that continue
 
 
-def _continuing(
-    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool
-) -> Stepper:
+def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool) -> Stepper:
     if isinstance(kind, Recurrent) and not isinstance(kind.config.task, NextToken):
-        raise ConfigError(
-            "this Recurrent classifies; expected one made with task=NextToken(), which predicts ids"
-        )
+        raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
     if isinstance(kind, Decoder) and kind.config.cross_attention:
         raise ConfigError(
-            "this Decoder reads a memory (cross_attention=True); "
-            "give generate the EncoderDecoder that it belongs to"
+            "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs to"
         )
     rows = rows_of(prompt, kind.config.vocab_size, _device(kind))
     for place, row in enumerate(rows):
@@ -280,14 +271,12 @@ def _cache(kind: nn.Module, prompt: int, max_new: int) -> KVCache | RecurrentCac
 def _start(start: int | Sequence[int] | None, vocab_size: int) -> list[int]:
     if start is None:
         raise ConfigError(
-            "an encoder-decoder writes after a start: "
-            "give start=, the id that every target of its training begins with"
+            "an encoder-decoder writes after a start: give start=, the id that every target of its training begins with"
         )
     ids = [start] if isinstance(start, int) else list(start)
     if not ids or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
         raise ConfigError(
-            f"start is {start!r}; expected one id, or several, "
-            f"from the target's vocabulary, 0 … {vocab_size - 1}"
+            f"start is {start!r}; expected one id, or several, from the target's vocabulary, 0 … {vocab_size - 1}"
         )
     return ids
 

@@ -48,8 +48,8 @@ def _check_penalty(beam: Beam, max_new: int) -> None:
         divisor = math.inf
     if not 0 < divisor < math.inf:
         raise ConfigError(
-            f"Beam: length_penalty is {beam.length_penalty!r} and max_new {max_new}; expected a power of the length that "
-            "a float can hold: usual are 0 to 2"
+            f"Beam: length_penalty is {beam.length_penalty!r} and max_new {max_new}; expected a power of the length "
+            "that a float can hold: usual are 0 to 2"
         )
 
 
@@ -89,9 +89,7 @@ class _Sequences:
 
     def best(self, others: _Sequences, width: int) -> _Sequences:
         """The best `width` of these and the others; of equals, the earlier."""
-        both = _Sequences(
-            *(torch.cat(pair, dim=1) for pair in zip(self.parts(), others.parts(), strict=True))
-        )
+        both = _Sequences(*(torch.cat(pair, dim=1) for pair in zip(self.parts(), others.parts(), strict=True)))
         order = both.scores.sort(dim=1, descending=True, stable=True).indices
         return both.take(order[:, :width])
 
@@ -125,9 +123,7 @@ class _Search:
         self.open = torch.arange(B, device=device)  # (P,) which prompt each row of the state is
         nothing = logits.new_zeros(B, 1, 0, dtype=wide(logits[:0]).dtype)
         zero = torch.zeros(B, 1, dtype=torch.int64, device=device)
-        self.live = _Sequences(
-            zero.double(), nothing.long(), nothing, zero, zero.bool()
-        )  # one empty beginning
+        self.live = _Sequences(zero.double(), nothing.long(), nothing, zero, zero.bool())  # one empty beginning
         self.pool = _Sequences(*(part[:, :0] for part in self.live.parts()))
         self.n_ended = torch.zeros(B, dtype=torch.int64, device=device)
         self.closed: list[_Sequences | None] = [None] * B
@@ -150,9 +146,7 @@ class _Search:
         self._into_pool(candidates, ends, finished=True)
         # Live on: the best that are no stop, in their order. The sort puts them first; an empty place may
         # follow.
-        order = (
-            (~is_stop & possible).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
-        )
+        order = (~is_stop & possible).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
         self.live = candidates.take(order)
         self.live.scores.masked_fill_(is_stop.gather(1, order), -math.inf)
         W_old = len(logits) // len(self.open)

@@ -52,9 +52,7 @@ class Sample:
         if self.top_k is not None:
             _whole("Sample", "top_k", self.top_k, least=1)
         if self.top_p is not None and not (_is_real(self.top_p) and 0 < self.top_p <= 1):
-            raise ConfigError(
-                f"Sample: top_p is {self.top_p!r}; expected a probability above 0 and at most 1"
-            )
+            raise ConfigError(f"Sample: top_p is {self.top_p!r}; expected a probability above 0 and at most 1")
         if self.min_p is not None and not (_is_real(self.min_p) and 0 <= self.min_p <= 1):
             raise ConfigError(f"Sample: min_p is {self.min_p!r}; expected a fraction from 0 to 1")
         _whole("Sample", "seed", self.seed, least=0)

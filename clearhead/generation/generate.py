@@ -103,7 +103,6 @@ def search(
 def _refuse_beam(how: How) -> None:
     if isinstance(how, Beam):
         raise ConfigError(
-            f"{how} cannot be streamed: until its end, any id may still change; "
-            "use generate, or Greedy() or Sample(…)"
+            f"{how} cannot be streamed: until its end, any id may still change; use generate, or Greedy() or Sample(…)"
         )
     check_how(how, (Greedy, Sample))

@@ -71,9 +71,7 @@ def _split(prompt: Any) -> list[Any]:
 def _row(row: Any, place: int) -> Tensor:
     if not isinstance(row, Tensor):
         if isinstance(row, (str, bytes)) or not isinstance(row, Sequence):
-            raise DtypeError(
-                f"prompt {place} is {row!r}; expected a row of ids (a tokenizer turns text into ids)"
-            )
+            raise DtypeError(f"prompt {place} is {row!r}; expected a row of ids (a tokenizer turns text into ids)")
         if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in row):
             raise DtypeError(f"prompt {place} is {list(row)!r}; expected whole numbers, token ids")
         row = torch.tensor(row, dtype=torch.int64)

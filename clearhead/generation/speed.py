@@ -1,8 +1,7 @@
 """What the cache is worth: the same greedy decoding with it and without it, timed side by side.
 
-Without a cache, step n reads all of its ids again; with one, only the newest. The gain grows with the length, and with the
-share of the time that goes into arithmetic and not into calling it.
-"""
+Without a cache, step n reads all of its ids again; with one, only the newest. The gain grows with the length, and with
+the share of the time that goes into arithmetic and not into calling it."""
 
 from __future__ import annotations
 
@@ -58,7 +57,8 @@ def cache_speed(
     repeats: int = 1,
     seed: int = 0,
 ) -> CacheSpeed:
-    """Times `max_new` new ids after `batch` random prompts of `prompt` ids, in the threads that torch has been given."""
+    """Times `max_new` new ids after `batch` random prompts of `prompt` ids, in the threads that torch has
+    been given."""
     if repeats < 1:
         raise ConfigError(f"repeats is {repeats}; expected at least 1")
     model = usual_decoder() if model is None else model
@@ -70,9 +70,7 @@ def cache_speed(
 
     def best(use_cache: bool) -> tuple[float, Generated]:
         decode(use_cache, min(2, max_new))  # allocations and first calls are not timed
-        return min(
-            (_timed(lambda: decode(use_cache, max_new)) for _ in range(repeats)), key=lambda run: run[0]
-        )
+        return min((_timed(lambda: decode(use_cache, max_new)) for _ in range(repeats)), key=lambda run: run[0])
 
     (cached, with_cache), (recomputed, without) = best(True), best(False)
     return CacheSpeed(cached, recomputed, max_new, bool(torch.equal(with_cache.ids, without.ids)))

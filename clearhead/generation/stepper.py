@@ -115,9 +115,7 @@ def stop_ids(stop: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def check_max_new(max_new: int) -> None:
     if isinstance(max_new, bool) or not isinstance(max_new, int) or max_new < 1:
-        raise ConfigError(
-            f"max_new is {max_new!r}; expected a whole number of at least 1: how many ids to add at most"
-        )
+        raise ConfigError(f"max_new is {max_new!r}; expected a whole number of at least 1: how many ids to add at most")
 
 
 def check_logits(logits: Tensor, stops: tuple[int, ...]) -> None:
@@ -125,14 +123,11 @@ def check_logits(logits: Tensor, stops: tuple[int, ...]) -> None:
     if not logits.is_floating_point():
         raise DtypeError(f"the stepper's logits are {logits.dtype}; expected floating point")
     if logits.dim() != 2 or 0 in logits.shape:
-        raise ShapeError(
-            f"the stepper's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)"
-        )
+        raise ShapeError(f"the stepper's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)")
     vocabulary = logits.shape[1]
     if stops and stops[-1] >= vocabulary:
         raise ConfigError(
-            f"stop id {stops[-1]} can never be generated: "
-            f"the vocabulary has {vocabulary} ids (0 … {vocabulary - 1})"
+            f"stop id {stops[-1]} can never be generated: the vocabulary has {vocabulary} ids (0 … {vocabulary - 1})"
         )
 
 

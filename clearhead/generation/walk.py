@@ -37,8 +37,7 @@ def collect(steps: Iterator[Step], stops: tuple[int, ...]) -> Generated:
     """All the steps of a walk as one result."""
     made = list(steps)
     ids, log_probs, running = (
-        torch.stack(column, dim=1)
-        for column in zip(*((s.ids, s.log_probs, s.running) for s in made), strict=True)
+        torch.stack(column, dim=1) for column in zip(*((s.ids, s.log_probs, s.running) for s in made), strict=True)
     )  # (B, T)
     lengths = running.sum(1)
     last = ids.gather(1, lengths[:, None] - 1).squeeze(1)

@@ -39,8 +39,7 @@ class TokenEmbedding(nn.Embedding):
         """(B, T) ids to (B, T, M)."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
-                f"ids are {ids.dtype}; expected whole numbers, torch.int64 or torch.int32. Convert them with "
-                "`.long()`."
+                f"ids are {ids.dtype}; expected whole numbers, torch.int64 or torch.int32. Convert them with `.long()`."
             )
         wrong = stray(ids, self.num_embeddings)
         if wrong is not None:
@@ -88,20 +87,15 @@ class PatchEmbedding(nn.Module):
     def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
         """The flattened patches (B, N, C · patch²), before the projection."""
         if images.ndim != 4 or images.shape[1] != self.channels:
-            raise ShapeError(
-                f"images have shape {tuple(images.shape)}; expected (B, {self.channels}, height, width)."
-            )
+            raise ShapeError(f"images have shape {tuple(images.shape)}; expected (B, {self.channels}, height, width).")
         if not images.is_floating_point():
             raise DtypeError(
-                f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / "
-                "255`."
+                f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / 255`."
             )
         B, C, height, width = images.shape
         rows, columns = self.grid(height, width)
         p = self.patch
-        cut = images.reshape(B, C, rows, p, columns, p).permute(
-            0, 2, 4, 1, 3, 5
-        )  # (B, rows, columns, C, p, p)
+        cut = images.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, p, p)
         return cut.reshape(B, rows * columns, C * p * p)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N M"]:

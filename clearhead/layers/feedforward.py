@@ -80,8 +80,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
         if x.ndim < 1 or x.shape[-1] != self.up.in_features:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this "
-                "feed-forward."
+                f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this feed-forward."
             )
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (…, F)

@@ -163,9 +163,7 @@ def pictures(
     return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
 
 
-def _picture(
-    trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int
-) -> Picture:
+def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int) -> Picture:
     made = trace.heads(path, run=run)  # (B, H, T, E): only its sizes are wanted
     values = _of_batch(trace.values(path, run=run), batch, 3)  # (H, S, E)
     H, T, S = made.shape[-3], made.shape[-2], values.shape[-2]
@@ -207,8 +205,8 @@ def _fit(
     rows = rows[len(rows) - T :] if not cross and len(rows) == S else rows
     if (len(rows), len(columns)) != (T, S):
         raise ShapeError(
-            f"{path} has {T} queries and {S} keys, and there are names for {len(rows)} and {len(columns)}; give a token for "
-            "each, by pattern of module path where layers differ"
+            f"{path} has {T} queries and {S} keys, and there are names for {len(rows)} and {len(columns)}; give a "
+            "token for each, by pattern of module path where layers differ"
         )
     return rows, columns, cross
 
@@ -235,7 +233,5 @@ def _of_batch(x: Tensor, batch: int, dims: int) -> Tensor:
     if x.dim() == dims:
         return x
     if not 0 <= batch < x.shape[0]:
-        raise ShapeError(
-            f"sequence {batch} was asked for and the batch has {x.shape[0]}: 0 … {x.shape[0] - 1}"
-        )
+        raise ShapeError(f"sequence {batch} was asked for and the batch has {x.shape[0]}: 0 … {x.shape[0] - 1}")
     return x[batch]

@@ -58,7 +58,8 @@ class Moved:
 
 @dataclass(frozen=True, eq=False)
 class MovedLogits:
-    """How the model's own answer moved: KL(before ‖ after) in nats and whether the first choice changed, each (B, T)."""
+    """How the model's own answer moved: KL(before ‖ after) in nats and whether the first choice changed, each
+    (B, T)."""
 
     kl: Float[Tensor, "B T"]
     changed: Bool[Tensor, "B T"]
@@ -96,9 +97,7 @@ class Comparison:
         if self.logits is not None:
             found = self.logits.to_dict()
             where = f"first choice changed at {found['top1_changed']} of {found['positions']} positions"
-            rows.append(
-                ("KL of the logits, nats", f"{found['kl_largest']:.3g}", f"{found['kl_mean']:.3g}", where)
-            )
+            rows.append(("KL of the logits, nats", f"{found['kl_largest']:.3g}", f"{found['kl_mean']:.3g}", where))
         return table(rows, right=(1, 2))
 
     def _repr_html_(self) -> str:
@@ -126,7 +125,8 @@ def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
 
 
 def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
-    """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight went elsewhere."""
+    """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight
+    went elsewhere."""
     shape, other = (t.heads(path, run=which).shape[:-1] for t in (run, edited))
     if shape != other:
         raise _unequal(path, shape, other)

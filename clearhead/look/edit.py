@@ -5,10 +5,9 @@
         t.edit("blocks.1", look.Patch(clean, positions=[4]))    # take position 4 from another run
         model(ids)
 
-An edit with `heads` works on what these heads of an attention layer give, (B, H, T, E), before the output projection; one
-without works on the output of any module, (B, T, M). `positions` are places in the sequence, also in generation with a
-cache, where a step computes only the newest. The attention itself runs as it always does.
-"""
+An edit with `heads` works on what these heads of an attention layer give, (B, H, T, E), before the output projection;
+one without works on the output of any module, (B, T, M). `positions` are places in the sequence, also in generation
+with a cache, where a step computes only the newest. The attention itself runs as it always does."""
 
 from __future__ import annotations
 
@@ -122,9 +121,7 @@ class Replace(Edit):
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, Tensor) and not callable(self.value):
-            raise DtypeError(
-                f"Replace got a {type(self.value).__name__}; expected a tensor, or a function of one"
-            )
+            raise DtypeError(f"Replace got a {type(self.value).__name__}; expected a tensor, or a function of one")
 
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         new = self.value if isinstance(self.value, Tensor) else self.value(part)
@@ -149,17 +146,13 @@ class Patch(Edit):
             return x
         if max(places) >= x.shape[-2]:
             raise ShapeError(
-                f"position {max(places)} of {path or 'the model'} is to be patched from a run of {x.shape[-2]} positions; "
-                "give positions that both runs have"
+                f"position {max(places)} of {path or 'the model'} is to be patched from a run of {x.shape[-2]} "
+                "positions; give positions that both runs have"
             )
         return x[..., torch.tensor(places, device=x.device), :]
 
 
 def _taken(edit: Edit, source: Source, path: str, run: int) -> Tensor:
     if not isinstance(source, Source):
-        raise ConfigError(
-            f"{type(edit).__name__} got a {type(source).__name__}; expected the trace of another run"
-        )
-    return (
-        source.output(path, run=run) if edit.heads is None else source.heads(path, heads=edit.heads, run=run)
-    )
+        raise ConfigError(f"{type(edit).__name__} got a {type(source).__name__}; expected the trace of another run")
+    return source.output(path, run=run) if edit.heads is None else source.heads(path, heads=edit.heads, run=run)

@@ -38,9 +38,7 @@ _INK, _SOFT, _HEAT = "#1c2127", "#5f6873", "#1d5fa8"
 _SHADES = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")
 
 
-def heat(
-    weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = ""
-) -> Figure:
+def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Queries down, keys across, darker for more weight."""
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
@@ -74,17 +72,13 @@ def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
             if head >= picture.n_heads:
                 continue
             axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
-            axes.set_title(
-                f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT
-            )
+            axes.set_title(f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT)
     if title:
         figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
-def arcs(
-    weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = ""
-) -> Figure:
+def arcs(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Queries at the left, keys at the right, a line for each weight, stronger for more of it."""
     if max(len(rows), len(columns)) > _LABELLED:
         raise ShapeError(
@@ -107,9 +101,7 @@ def arcs(
             points = [(0.0, left[i]), (0.45, left[i]), (0.55, right[j]), (1.0, right[j])]
             curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
             axes.add_patch(
-                PathPatch(
-                    curve, fill=False, edgecolor=_HEAT, alpha=min(1.0, weight), linewidth=0.4 + 2.6 * weight
-                )
+                PathPatch(curve, fill=False, edgecolor=_HEAT, alpha=min(1.0, weight), linewidth=0.4 + 2.6 * weight)
             )
     for place, label in zip(left, rows, strict=True):
         axes.text(-0.03, place, _plain(label), ha="right", va="center", fontsize=9, color=_INK)
@@ -157,9 +149,7 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     stacks = [path.rpartition(".")[0] for path, _ in found]
     for number, stack in enumerate(dict.fromkeys(stacks)):
         mine = [i for i in places if stacks[i] == stack]
-        low, mean, high = (
-            [float(getattr(found[i][1], what)()) for i in mine] for what in ("min", "mean", "max")
-        )
+        low, mean, high = ([float(getattr(found[i][1], what)()) for i in mine] for what in ("min", "mean", "max"))
         said = ("shortest to longest", "mean") if not number else (None, None)
         axes.fill_between(mine, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=said[0])
         axes.plot(mine, mean, "o-", color=_HEAT, markersize=4, label=said[1])
@@ -204,7 +194,8 @@ def patches(
     chosen: int | None = None,
     title: str = "",
 ) -> Figure:
-    """The grey picture, and beside it the weights of each head over its patches; `chosen` frames the patch that looks."""
+    """The grey picture, and beside it the weights of each head over its patches; `chosen` frames the patch
+    that looks."""
     rows, columns = grid
     if weights.shape[1] != rows * columns:
         raise ShapeError(
@@ -246,9 +237,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
     # Without these, an SVG holds the date and random names.
-    told: dict[str, Any] = (
-        {} if path.suffix.lower() == ".png" else {"metadata": {_DATE[path.suffix.lower()]: None}}
-    )
+    told: dict[str, Any] = {} if path.suffix.lower() == ".png" else {"metadata": {_DATE[path.suffix.lower()]: None}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "path"}):

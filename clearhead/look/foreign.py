@@ -1,9 +1,8 @@
 """Attention that is not ours, in our words: torch's function and torch's layer as a `Call` of attention.
 
 `F.scaled_dot_product_attention` takes a bool mask whose True may attend, or a float mask that is added; its causal flag
-counts from the first key. `nn.MultiheadAttention` takes bool masks whose True is hidden. Both become the mask and bias of a
-`Call`, from which weights follow as they do for our own layers.
-"""
+counts from the first key. `nn.MultiheadAttention` takes bool masks whose True is hidden. Both become the mask and bias
+of a `Call`, from which weights follow as they do for our own layers."""
 
 from __future__ import annotations
 
@@ -80,9 +79,8 @@ def call_of_sdpa(
 class OfTorchLayer(Attended):
     """One call of `nn.MultiheadAttention`, seen from outside: its inputs, and its output (B, T, M).
 
-    Queries, keys and values are projected again when they are asked for, with the weights that the layer has then; weights
-    that were changed in between (by an optimiser, say) are refused.
-    """
+    Queries, keys and values are projected again when they are asked for, with the weights that the layer has then;
+    weights that were changed in between (by an optimiser, say) are refused."""
 
     whole: ClassVar[bool] = True
 
@@ -95,9 +93,7 @@ class OfTorchLayer(Attended):
             hidden, bias = nested_padding(output), layer.out_proj.bias
             filler = 0.0 if bias is None else bias.detach()
             output = torch.where(hidden[..., None], filler, plain(output))
-            self._mask = (
-                hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
-            )
+            self._mask = hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
         self._out = output
         self._edited: Tensor | None = None
         self._differentiable = True
@@ -106,9 +102,7 @@ class OfTorchLayer(Attended):
         self._gave = Unchanged("what this nn.MultiheadAttention gave has", output)
 
     @staticmethod
-    def arguments(
-        layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
+    def arguments(layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The layer's arguments by name."""
         given = dict(inspect.signature(layer.forward).bind(*args, **kwargs).arguments)
         if given["key"].is_nested:  # as nn.TransformerEncoder makes of padded batches
@@ -160,9 +154,7 @@ class OfTorchLayer(Attended):
         if call.bias is not None:
             bias = call.bias.to(call.q.dtype)
             allowed = bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
-        return F.scaled_dot_product_attention(
-            call.q, call.k, call.v, attn_mask=allowed, dropout_p=dropout_of(call)
-        )
+        return F.scaled_dot_product_attention(call.q, call.k, call.v, attn_mask=allowed, dropout_p=dropout_of(call))
 
     def joined(self, heads: Tensor) -> Tensor:
         """(B, H, r, D) → (B, r, M), through the layer's output projection."""

@@ -1,8 +1,8 @@
 """What a head does, as far as a few simple patterns can say it: computed from its weights, with a score for each.
 
 A score is a share from 0 to 1. For a pattern that names keys (the previous token, the first, …) it is the share of the
-weight that those keys get. "broad" is the number of keys in effect (e to the entropy) as a share of the keys that can be
-seen. A head is called by its best pattern if that reaches one half, and "mixed" otherwise.
+weight that those keys get. "broad" is the number of keys in effect (e to the entropy) as a share of the keys that can
+be seen. A head is called by its best pattern if that reaches one half, and "mixed" otherwise.
 
     H heads   T queries   S keys
 """
@@ -55,7 +55,7 @@ class Places:
     cross: bool = False
     grid: tuple[int, int] | None = None  # rows and columns of patches; tokens before them stand outside
 
-    def at(self, start: int, stop: int) -> Float[Tensor, "r"]:
+    def at(self, start: int, stop: int) -> Float[Tensor, " r"]:
         """The place of each of these queries on the line of keys."""
         rows = torch.arange(start, stop, dtype=torch.float32)
         if self.cross:
@@ -110,14 +110,11 @@ class Tally:
     _sums: dict[str, Tensor] = field(default_factory=dict)  # each (H,)
     _counts: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(
-        self, weights: Float[Tensor, "H r S"], start: int, spread: Float[Tensor, "H r"] | None = None
-    ) -> None:
+    def add(self, weights: Float[Tensor, "H r S"], start: int, spread: Float[Tensor, "H r"] | None = None) -> None:
         """Count rows start, start + 1, … in. A row that sees fewer than two keys has no choice and is left out.
 
-        A key is seen where any head gives it weight: one head's zero may be its choice, a zero in all of them is a mask.
-        `spread` is the weights' entropy, where it is known already.
-        """
+        A key is seen where any head gives it weight: one head's zero may be its choice, a zero in all of them is a
+        mask. `spread` is the weights' entropy, where it is known already."""
         weights = weights.float().cpu()
         stop = start + weights.shape[1]
         seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)

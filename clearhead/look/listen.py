@@ -39,9 +39,7 @@ class Listener:
         if given is not None:
             self._kept.keep(self._kept.input, path, plain(_lasting(given).detach()), moment)
 
-    def leaving(
-        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
-    ) -> Any:
+    def leaving(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment) -> Any:
         """A module returns."""
         module, before = self._modules[path], output
         if isinstance(module, nn.MultiheadAttention):
@@ -104,8 +102,8 @@ class Listener:
             return output
         if inner and output[0].is_nested:
             raise ConfigError(
-                f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder with "
-                "enable_nested_tensor=False"
+                f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder "
+                "with enable_nested_tensor=False"
             )
         seen = OfTorchLayer(layer, OfTorchLayer.arguments(layer, args, kwargs), output[0])
         edited = self._edited(seen.heads(), inner, path, moment) if inner else None
@@ -120,8 +118,8 @@ def _lasting(x: Tensor) -> Tensor:
     """x, if it will still have its numbers when it is asked for them."""
     if not torch.compiler.is_compiling() and not has_numbers(x):
         raise ConfigError(
-            "the model runs inside of torch.func or a FakeTensorMode, whose tensors are nothing outside of it, and a trace "
-            "keeps tensors; call the model itself in the `with` block"
+            "the model runs inside of torch.func or a FakeTensorMode, whose tensors are nothing outside of it, and a "
+            "trace keeps tensors; call the model itself in the `with` block"
         )
     return x
 

@@ -24,9 +24,7 @@ def entropy(weights: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T"]:
     return torch.special.entr(weights).sum(-1)
 
 
-def distance(
-    weights: Float[Tensor, "*B T S"], apart: Float[Tensor, "T S"] | None = None
-) -> Float[Tensor, "*B T"]:
+def distance(weights: Float[Tensor, "*B T S"], apart: Float[Tensor, "T S"] | None = None) -> Float[Tensor, "*B T"]:
     """How far from itself each query looks on average. `apart` is the distance of every pair, |i − j| unless given."""
     if apart is None:
         T, S = weights.shape[-2:]
@@ -48,8 +46,8 @@ def rollout(layers: Sequence[Float[Tensor, "_ T T"]], *, residual: float = 0.5) 
     for number, layer in enumerate(layers):
         if layer.dim() != 3 or layer.shape[1:] != layers[0].shape[1:] or layer.shape[1] != layer.shape[2]:
             raise ShapeError(
-                f"layer {number} of the rollout is {tuple(layer.shape)} and the first {tuple(layers[0].shape)}; expected "
-                "self-attention of one length, (H, T, T)"
+                f"layer {number} of the rollout is {tuple(layer.shape)} and the first {tuple(layers[0].shape)}; "
+                "expected self-attention of one length, (H, T, T)"
             )
         mean = layer.mean(0)
         step = residual * torch.eye(len(mean), dtype=mean.dtype, device=mean.device) + (1 - residual) * mean
@@ -60,9 +58,7 @@ def rollout(layers: Sequence[Float[Tensor, "_ T T"]], *, residual: float = 0.5) 
     return total
 
 
-def lengths_written(
-    values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"]
-) -> Float[Tensor, "H S"]:
+def lengths_written(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"]) -> Float[Tensor, "H S"]:
     """‖v_j W_O‖ for each head and key: how long the vector is that a key would add at a weight of 1.
 
     `projection` is the weight of the output projection, which puts the heads side by side; K is H or a divisor of it.
@@ -70,8 +66,8 @@ def lengths_written(
     D = values.shape[-1]
     if projection.shape[1] % D or (projection.shape[1] // D) % values.shape[0]:
         raise ShapeError(
-            f"values are {tuple(values.shape)} and the output projection {tuple(projection.shape)}; expected (K, S, D) and "
-            "(M, H·D) with H a multiple of K"
+            f"values are {tuple(values.shape)} and the output projection {tuple(projection.shape)}; expected (K, S, D) "
+            "and (M, H·D) with H a multiple of K"
         )
     heads = projection.unflatten(1, (-1, D))  # (M, H, D)
     values = values.repeat_interleave(heads.shape[1] // values.shape[0], dim=0)  # (H, S, D)
@@ -80,7 +76,8 @@ def lengths_written(
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one key added through one head: its weight, the length of the vector it added, and its share of all lengths."""
+    """What one key added through one head: its weight, the length of the vector it added, and its share of
+    all lengths."""
 
     head: int
     key: int
@@ -89,18 +86,14 @@ class Contribution:
     share: float
 
 
-def contributions(
-    weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10
-) -> list[Contribution]:
+def contributions(weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10) -> list[Contribution]:
     """The largest contributions to one output, of all heads and keys: weight × ‖v W_O‖, largest first.
 
     `weights` is one query's row in each head; `written` comes from `lengths_written`. A large weight on a key whose
     value is short adds little: this is what the weights alone do not show.
     """
     if weights.shape != written.shape:
-        raise ShapeError(
-            f"weights are {tuple(weights.shape)} and lengths {tuple(written.shape)}; expected both (H, S)"
-        )
+        raise ShapeError(f"weights are {tuple(weights.shape)} and lengths {tuple(written.shape)}; expected both (H, S)")
     lengths = weights * written
     total = float(lengths.sum())
     found = lengths.flatten().topk(min(top, lengths.numel()))

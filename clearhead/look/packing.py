@@ -34,7 +34,8 @@ _KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """How weights are stored: whole (`side` is None), or as tiles of a grid up to side × side with `kept` keys a row."""
+    """How weights are stored: whole (`side` is None), or as tiles of a grid up to side × side with `kept` keys
+    a row."""
 
     bits: int = 16
     side: int | None = None
@@ -52,9 +53,7 @@ def plan(pictures: list[Picture], budget: int = BUDGET) -> Plan:
     for side in _SIDES:
         for kept in _KEPT:
             tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
-            rows = sum(
-                3 * H * T * min(S, kept) for H, T, S in sizes
-            )  # two bytes for the key, one for the weight
+            rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
             # Neither half may crowd out the other: an overview takes a third at most.
             if tiles <= budget / 3 and tiles + rows <= budget:
                 return Plan(bits=8, side=side, kept=kept)

@@ -120,9 +120,7 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
                 "entropy": round(entropy, 4),
                 "distance": round(distance, 4),
             }
-            for label, entropy, distance in zip(
-                summary.labels, summary.entropy, summary.distance, strict=True
-            )
+            for label, entropy, distance in zip(summary.labels, summary.entropy, summary.distance, strict=True)
         ],
     }
 
@@ -174,8 +172,8 @@ def _foot(pictures: list[Picture]) -> str:
     if known:
         worst, allowed = max(known)
         said.append(
-            "The run stayed on its fast path; the weights were recomputed from what each layer was given. Times the values, "
-            f"they differ from what the run itself produced by {worst:.1g} at most (allowed: {allowed:.1g})."
+            "The run stayed on its fast path; the weights were recomputed from what each layer was given. Times the "
+            f"values, they differ from what the run itself produced by {worst:.1g} at most (allowed: {allowed:.1g})."
         )
     if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in pictures):
         said.append(f"Rollout is left out above {ROLLOUT_LIMIT:,} tokens.")

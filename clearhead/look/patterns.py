@@ -5,9 +5,8 @@
     head.input                     what this module is given
     blocks.*.attention             no ending: weights of an attention layer, the output of anything else
 
-`*` stands for one name between dots (or a part of one), `**` for any number of names. The model itself has the empty path:
-`output` is what it returns. A module that is really called `output` is meant before the ending is.
-"""
+`*` stands for one name between dots (or a part of one), `**` for any number of names. The model itself has the empty
+path: `output` is what it returns. A module that is really called `output` is meant before the ending is."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def _name(pattern: str) -> str:
     parts = re.split(r"(\*|\?|\[!?[^\]]+\])", pattern)
     special = {"*": "[^.]*", "?": "[^.]"}
     return "".join(
-        special.get(part)
-        or (part.replace("[!", "[^") if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
+        special.get(part) or (part.replace("[!", "[^") if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
         for part in parts
     )
 

@@ -1,7 +1,7 @@
 """A `Picture` of one attention layer: its tokens at both sides, and who attends to whom between them.
 
-A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being in
-memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
+A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being
+in memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
 `Picture.of(weights, rows, columns)`.
 
     H heads   T queries   S keys   r some rows
@@ -59,9 +59,7 @@ class Measuring:
         self._tally.add(block, start, spread)
 
     def result(self) -> Summary:
-        return Summary(
-            (self._entropy / self._n).tolist(), (self._distance / self._n).tolist(), self._tally.labels()
-        )
+        return Summary((self._entropy / self._n).tolist(), (self._distance / self._n).tolist(), self._tally.labels())
 
 
 @dataclass(frozen=True, kw_only=True)

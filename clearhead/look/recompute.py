@@ -1,8 +1,7 @@
 """Weights for the heads and rows asked for, from what a call of attention was given: never T × T for a few rows.
 
-The arithmetic is the reference's (`attention/kernels/reference.py`): scores, bias and softmax in float32 or wider, and the
-mask asked for these rows only. The letters are the design's; h heads and r rows are those that were chosen.
-"""
+The arithmetic is the reference's (`attention/kernels/reference.py`): scores, bias and softmax in float32 or wider, and
+the mask asked for these rows only. The letters are the design's; h heads and r rows are those that were chosen."""
 
 from __future__ import annotations
 
@@ -43,16 +42,14 @@ class Unchanged:
 
     def __init__(self, what: str, *tensors: Tensor | None) -> None:
         self._what = what
-        self._tensors = [
-            x for x in tensors if x is not None and x.is_floating_point() and not x.is_inference()
-        ]
+        self._tensors = [x for x in tensors if x is not None and x.is_floating_point() and not x.is_inference()]
         self._versions = [x._version for x in self._tensors]
 
     def check(self) -> None:
         if [x._version for x in self._tensors] != self._versions:
             raise ConfigError(
-                f"{self._what} changed since it ran, and a trace keeps references; ask before the next optimiser step, and "
-                "where the model itself writes into a tensor, let it make a new one: x = x + y, not x += y"
+                f"{self._what} changed since it ran, and a trace keeps references; ask before the next optimiser step, "
+                "and where the model itself writes into a tensor, let it make a new one: x = x + y, not x += y"
             )
 
 
@@ -149,9 +146,7 @@ def chosen(choice: Choice, size: int, what: str) -> list[int]:
     wanted = [choice] if isinstance(choice, int) else list(choice)
     for i in wanted:
         if isinstance(i, bool) or not isinstance(i, int):
-            raise DtypeError(
-                f"{what} are {choice!r}; expected a whole number, several, a slice, or None for all"
-            )
+            raise DtypeError(f"{what} are {choice!r}; expected a whole number, several, a slice, or None for all")
         if not -size <= i < size:
             raise ShapeError(f"{what} {i} was asked for; this layer has {size}: 0 … {size - 1}")
     return [i % size for i in wanted]
@@ -222,9 +217,8 @@ def tolerance_of(attended: Attended, heads: list[int], rows: list[int]) -> float
     """How large `difference_of` may be.
 
     The house lets a fast path err at most twice as much against float64 as the reference does in that dtype, and two
-    roundings of the largest entry; the recomputation is the reference's arithmetic and may err once more. In float64 the
-    reference is the yardstick itself: there the bound is that of summing in another order, over D and over S.
-    """
+    roundings of the largest entry; the recomputation is the reference's arithmetic and may err once more. In float64
+    the reference is the yardstick itself: there the bound is that of summing in another order, over D and over S."""
     call, error, largest = attended.call, 0.0, 0.0
     for part in row_blocks(call, len(heads), rows):
         exact = attended.joined(_averaged(call, heads, part, torch.float64, torch.float64))

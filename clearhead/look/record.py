@@ -1,9 +1,9 @@
 """What a trace has kept, in order: steps of runs, so that generation with a cache makes one picture.
 
-A *run* is one sequence (or batch of them) through a module. Without a cache every call is a run of its own. With one, the
-calls that go on from it are steps of the same run, their rows one under another. When a search reorders the cache, the rows
-that were kept follow it; rows of the batch that are dropped because they have ended stay in the picture, as they are.
-"""
+A *run* is one sequence (or batch of them) through a module. Without a cache every call is a run of its own. With one,
+the calls that go on from it are steps of the same run, their rows one under another. When a search reorders the cache,
+the rows that were kept follow it; rows of the batch that are dropped because they have ended stay in the picture, as
+they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Views for the terminal: shaded cells between tokens, all heads side by side, links, bars and patches.
 
-Each is plain text, made from plain tensors or a picture. `heatmap(..., colour=True)` writes terminal colours instead of
-shades. What is wider than `width` is made narrower: first the labels are cut, then cells are put together by their largest.
+Each is plain text, made from plain tensors or a picture. `heatmap(..., colour=True)` writes terminal colours instead
+of shades. What is wider than `width` is made narrower: first the labels are cut, then cells are put together by
+their largest.
 
     H heads   T queries   S keys
 """
@@ -55,11 +56,7 @@ def heatmap(
     columns = columns if width is None else _cut(rows, columns, width)
     margin = max(map(_size, rows), default=0)
     widths = [max(_size(column), 2) for column in columns]
-    lines = [
-        " " * margin
-        + " "
-        + " ".join(_left(column, size) for column, size in zip(columns, widths, strict=True))
-    ]
+    lines = [" " * margin + " " + " ".join(_left(column, size) for column, size in zip(columns, widths, strict=True))]
     for label, row in zip(rows, weights.tolist(), strict=True):
         cells = [_cell(weight, size, colour) for weight, size in zip(row, widths, strict=True)]
         lines.append(_right(label, margin) + " " + " ".join(cells))
@@ -94,9 +91,7 @@ def head_table(picture: Picture) -> list[tuple[str, str, str, str, str]]:
     found = picture.summary
     return [
         (str(head), name.name, f"{name.score:.2f}", f"{entropy:.2f}", f"{distance:.2f}")
-        for head, (name, entropy, distance) in enumerate(
-            zip(found.labels, found.entropy, found.distance, strict=True)
-        )
+        for head, (name, entropy, distance) in enumerate(zip(found.labels, found.entropy, found.distance, strict=True))
     ]
 
 
@@ -114,9 +109,7 @@ def link_list(
     best = weights.topk(min(most, len(columns)), dim=-1)
     lines = []
     for label, values, keys in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
-        links = [
-            f"{columns[key]} {value:.2f}" for key, value in zip(keys, values, strict=True) if value >= least
-        ]
+        links = [f"{columns[key]} {value:.2f}" for key, value in zip(keys, values, strict=True) if value >= least]
         lines.append(f"{_right(label, margin)} → {', '.join(links) or '(spread out)'}")
     return "\n".join(lines)
 
@@ -134,9 +127,7 @@ def norm_bars(norms: Sequence[tuple[str, Tensor]], *, width: int = 80) -> str:
     return "\n".join(lines)
 
 
-def patch_map(
-    image: Tensor, weights: Float[Tensor, "N"], grid: tuple[int, int], *, colour: bool = False
-) -> str:
+def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int], *, colour: bool = False) -> str:
     """A grey picture (height, width) of bytes at the left, and the weight of each of its patches at the right."""
     rows, columns = grid
     if weights.numel() != rows * columns:
@@ -149,17 +140,13 @@ def patch_map(
     heat = heat.repeat_interleave(2, dim=0).repeat_interleave(4, dim=1)
     return "\n".join(
         (
-            "".join(_cell(value, 1, colour) for value in left)
-            + "   "
-            + "".join(_cell(v, 1, colour) for v in right)
+            "".join(_cell(value, 1, colour) for value in left) + "   " + "".join(_cell(v, 1, colour) for v in right)
         ).rstrip()
         for left, right in zip(small.tolist(), heat.tolist(), strict=True)
     )
 
 
-def contribution_table(
-    found: Sequence[Contribution], columns: Sequence[str]
-) -> list[tuple[str, str, str, str]]:
+def contribution_table(found: Sequence[Contribution], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """A row a contribution: key, head, weight, and its share of all that was added."""
     return [
         (
@@ -178,10 +165,9 @@ def _plain(labels: Sequence[str]) -> list[str]:
 
 
 def _size(text: str) -> int:
-    """How many columns of a terminal a text takes: two for the wide letters of Asian scripts, none for accents alone."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    """How many columns of a terminal a text takes: two for the wide letters of Asian scripts, none for
+    accents alone."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _left(text: str, size: int) -> str:
@@ -228,7 +214,5 @@ def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width:
     lines = [" " * margin + " " + ticks[:wide]]
     for label, row in zip(labels, (small / top).tolist(), strict=True):
         lines.append(_right(label, margin) + " " + "".join(_cell(cell, 1, colour) for cell in row))
-    lines.append(
-        " " * margin + f" {T} × {S}, a letter for {-(-T // high)} × {-(-S // wide)} cells: their largest"
-    )
+    lines.append(" " * margin + f" {T} × {S}, a letter for {-(-T // high)} × {-(-S // wide)} cells: their largest")
     return "\n".join(line.rstrip() for line in lines)

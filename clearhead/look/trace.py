@@ -1,10 +1,9 @@
 """A recording of a run, made from outside: `with look.trace(model) as t: model(...)`.
 
 The run itself stays on the fast path, which never has the attention weights. A trace keeps what attention was given (by
-reference: nothing is copied or computed while the model runs) and the outputs and inputs that were asked for. Weights are
-recomputed from that with the reference equation when they are asked for, for those heads and rows only, and `difference`
-says how far they are from what really ran. What the model has written over since (x += y) is refused.
-"""
+reference: nothing is copied or computed while the model runs) and the outputs and inputs that were asked for. Weights
+are recomputed from that with the reference equation when they are asked for, for those heads and rows only, and
+`difference` says how far they are from what really ran. What the model has written over since (x += y) is refused."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ Kept = TypeVar("Kept")
 class Trace:
     """What was kept of the runs inside its `with` block, by module path.
 
-    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture. `run=-1` is
-    the last, 0 the first. After a beam search the rows of a picture are the beams that were alive at the last step.
-    """
+    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture.
+    `run=-1` is the last, 0 the first. After a beam search the rows of a picture are the beams that were alive at the
+    last step."""
 
     def __init__(self, model: nn.Module, *patterns: str, runs: int | None = None) -> None:
         if runs is not None and runs < 1:
@@ -81,9 +80,9 @@ class Trace:
     def edit(self, path: str, edit: Edit) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
 
-        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one without
-        changes the output of the module, whatever it is. Edits of one path are made in the order they were given.
-        """
+        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
+        without changes the output of the module, whatever it is. Edits of one path are made in the order they were
+        given."""
         if not isinstance(edit, Edit):
             raise DtypeError(
                 f"got a {type(edit).__name__} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)"
@@ -91,9 +90,7 @@ class Trace:
         path = self._known(path, "output")
         if edit.heads is not None and not may_attend(self._modules[path]):
             layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
-            raise ConfigError(
-                f"{path} has no heads; edit an attention layer: {layers or 'this model has none'}"
-            )
+            raise ConfigError(f"{path} has no heads; edit an attention layer: {layers or 'this model has none'}")
         self._edits.setdefault(path, []).append(edit)
         if self._watch.on:
             for module in (self._modules[path], *self._attending([path] if edit.heads is not None else [])):
@@ -110,8 +107,8 @@ class Trace:
 
     def _attending(self, paths: Sequence[str]) -> list[nn.Module]:
         """The modules to watch for attention at these paths. A layer is watched alone; of others it is known only when
-        they attend that they do, and a call is filed under the innermost module that runs: all that may attend are watched.
-        """
+        they attend that they do, and a call is filed under the innermost module that runs: all that may attend are
+        watched."""
         wanted = [self._modules[path] for path in paths]
         if all(is_attention(module) for module in wanted):
             return wanted
@@ -143,7 +140,8 @@ class Trace:
         """The module of the model at this path."""
         return self._modules[self._known(path)]
 
-    # -- attention ------------------------------------------------------------------------------------------------------
+    # -- attention
+    # ------------------------------------------------------------------------------------------------------
 
     def weights(
         self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1
@@ -212,7 +210,8 @@ class Trace:
         note = "The weights are recomputed from what attention was given."
         return table(lines, right=(1, 2, 4, 5)) + f"\n{note}"
 
-    # -- outputs and inputs -----------------------------------------------------------------------------------------------
+    # -- outputs and inputs
+    # -----------------------------------------------------------------------------------------------
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
@@ -225,23 +224,20 @@ class Trace:
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
         parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
-        blocks = [
-            path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))
-        ]
+        blocks = [path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))]
         if not blocks:
             raise ConfigError(
                 'no block is recorded; ask for their outputs, for example look.trace(model, "**.blocks.*.output")'
             )
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 
-    # -- finding ----------------------------------------------------------------------------------------------------------
+    # -- finding
+    # ----------------------------------------------------------------------------------------------------------
 
     def _steps(self, path: str, run: int) -> Run[Attended]:
         return self._run(self._kept.attention, self._asked.weights, path, run, "weights")
 
-    def _run(
-        self, tapes: Mapping[str, Tape[Kept]], asked: set[str], path: str, run: int, kind: str
-    ) -> Run[Kept]:
+    def _run(self, tapes: Mapping[str, Tape[Kept]], asked: set[str], path: str, run: int, kind: str) -> Run[Kept]:
         path = self._known(path, kind)
         if path not in asked:
             recorded = self.paths if kind == "weights" else sorted(asked)
@@ -256,9 +252,7 @@ class Trace:
             )
         found = tapes[path].runs
         if not -len(found) <= run < len(found):
-            raise ShapeError(
-                f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}"
-            )
+            raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
         return found[run]
 
     def _choose(self, run: Run[Attended], heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
@@ -278,8 +272,8 @@ class Trace:
         last = made.steps[-1].value
         if dropout_of(last.call):
             raise ConfigError(
-                f"{path or 'the model'} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be done "
-                "again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
+                f"{path or 'the model'} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be "
+                "done again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
             )
         if last.whole and len(picked) != last.call.q.shape[-3]:
             raise ConfigError(
@@ -305,7 +299,6 @@ class Trace:
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
     """Record a run of `model`: what the patterns name, or without any the weights of every attention layer.
 
-    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.patterns`. `runs` is how many
-    of the latest runs to keep; by default all of them.
-    """
+    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.patterns`. `runs` is how
+    many of the latest runs to keep; by default all of them."""
     return Trace(model, *patterns, runs=runs)

@@ -2,14 +2,15 @@
 
 What a layer's `attend` really received (q, k, v, mask, bias) cannot be had from a hook on the layer, because it is made
 inside. So, while a watch is on, the names by which the model's own source files call `attend` and torch's
-`scaled_dot_product_attention` lead to a stand-in that calls the real function and hands its arguments on: references, no
-copies, nothing computed, nothing waited for. Hooks say which module is running, which is the name the call is filed under,
-and how far its cache had come. `nn.MultiheadAttention` has several ways to run, some of them a single operator, so it is
-watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is torch's own rule.)
+`scaled_dot_product_attention` lead to a stand-in that calls the real function and hands its arguments on: references,
+no copies, nothing computed, nothing waited for. Hooks say which module is running, which is the name the call is filed
+under, and how far its cache had come. `nn.MultiheadAttention` has several ways to run, some of them a single operator,
+so it is watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is
+torch's own rule.)
 
-Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by the thread's
-own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were not there.
-"""
+Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by the
+thread's own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were not
+there."""
 
 from __future__ import annotations
 
@@ -99,12 +100,8 @@ class Watch:
             return
         self._hooked.add(module)
         path = self._paths[module]
-        before = module.register_forward_pre_hook(
-            functools.partial(self._enter, path), with_kwargs=True, prepend=True
-        )
-        after = module.register_forward_hook(
-            functools.partial(self._leave, path), with_kwargs=True, always_call=True
-        )
+        before = module.register_forward_pre_hook(functools.partial(self._enter, path), with_kwargs=True, prepend=True)
+        after = module.register_forward_hook(functools.partial(self._leave, path), with_kwargs=True, always_call=True)
         self._stack.callback(before.remove)
         self._stack.callback(after.remove)
 
@@ -130,9 +127,7 @@ class Watch:
         running.append(Running(path, next(self._calls), cache, past))
         self._listener.entering(path, args, kwargs, _moment(running))
 
-    def _leave(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
+    def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module not in self._hooked:
             return None
         running = self._here.running
@@ -148,7 +143,8 @@ class Watch:
             running.pop()
 
     def _method(self) -> Running | None:
-        """Nothing is running, yet something attended: a method of the model that is not its forward, or somebody else."""
+        """Nothing is running, yet something attended: a method of the model that is not its forward, or
+        somebody else."""
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
@@ -225,9 +221,7 @@ def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
             what, instead = "was compiled in place by .compile()", "a copy that was not"
         else:
             continue
-        raise ConfigError(
-            f"{path or 'the model'} {what}, and a compiled graph cannot be watched; trace {instead}"
-        )
+        raise ConfigError(f"{path or 'the model'} {what}, and a compiled graph cannot be watched; trace {instead}")
 
 
 def _outermost_with_cache(paths: Mapping[nn.Module, str]) -> list[nn.Module]:

@@ -1,9 +1,8 @@
 """`Mask`: who may attend to whom, as an immutable expression and not as a tensor.
 
-A mask is a predicate over a query position p and a key position j; True means "may attend". Query row i stands at position
-p = i + offset, key column j at position j. Everything a mask can do (tests, dense tensors, counts, pictures, text) is
-declared here; the kinds of masks are in `structural.py`, `data.py` and `operators.py`.
-"""
+A mask is a predicate over a query position p and a key position j; True means "may attend". Query row i stands at
+position p = i + offset, key column j at position j. Everything a mask can do (tests, dense tensors, counts, pictures,
+text) is declared here; the kinds of masks are in `structural.py`, `data.py` and `operators.py`."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ MAX_INTEGER = 2**31 - 1
 class Mask(ABC):
     """An immutable, hashable expression that says which queries may attend to which keys (True = may attend).
 
-    Compose with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal when they
-    are built the same way; masks made from tensors are equal when they hold the very same tensors.
-    """
+    Compose with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal when
+    they are built the same way; masks made from tensors are equal when they hold the very same tensors."""
 
     depth: int = 1
     nodes: int = 1
@@ -47,13 +45,15 @@ class Mask(ABC):
 
     @property
     def depends_on_query(self) -> bool:
-        """Whether queries may differ at all. If not, one row (…, 1, S) says everything, as for `every` and `padding`."""
+        """Whether queries may differ at all. If not, one row (…, 1, S) says everything, as for `every`
+        and `padding`."""
         return self._varies(False)
 
     @property
     @abstractmethod
     def is_structural(self) -> bool:
-        """Whether it holds no tensor: then it is the same for every batch and prints as text that `parse` reads back."""
+        """Whether it holds no tensor: then it is the same for every batch and prints as text that `parse`
+        reads back."""
 
     @property
     @abstractmethod
@@ -67,7 +67,8 @@ class Mask(ABC):
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        """How often each tensor inside was changed in place, for those who keep what they made of it; None: not known."""
+        """How often each tensor inside was changed in place, for those who keep what they made of it; None:
+        not known."""
         return ()
 
     # -- tests and tensors --------------------------------------------------------------------------------------------
@@ -90,14 +91,11 @@ class Mask(ABC):
     ) -> Bool[Tensor, "..."]:
         """The definition: may the query at position p attend to the key at position j, when there are `keys` keys?
 
-        p and j broadcast; the mask's `batch_shape` comes in front of their common shape. `offset` is the position of query
-        row 0; only `allow` and `block` need it, whose tensors are laid out by row.
-        """
+        p and j broadcast; the mask's `batch_shape` comes in front of their common shape. `offset` is the position of
+        query row 0; only `allow` and `block` need it, whose tensors are laid out by row."""
         for name, positions in (("p", p), ("j", j)):
             if positions.dtype.is_floating_point or positions.dtype == torch.bool:
-                raise DtypeError(
-                    f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)"
-                )
+                raise DtypeError(f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)")
         p, j = p.long(), j.long()  # narrower numbers would wrap around in differences and hashes
         allowed = self._test(p, j, Grid(keys, offset))
         return allowed.broadcast_to((*self.batch_shape, *_common_shape(tuple(p.shape), tuple(j.shape))))
@@ -154,7 +152,8 @@ class Mask(ABC):
     # -- for people ---------------------------------------------------------------------------------------------------
 
     def draw(self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
-        """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); `cells` a side at most, shaded beyond."""
+        """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); `cells` a side at most,
+        shaded beyond."""
         from clearhead.masks.shading import draw
 
         return draw(self, T, S, offset=offset, cells=cells)
@@ -343,8 +342,8 @@ def _check_size(what: str, value: Any) -> None:
 def _refuse_unknown_offset(mask: Mask, T: int, S: int) -> NoReturn:
     hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
     raise MaskError(
-        f"{brief(mask)} depends on where a query stands among the keys, and T={T} queries with S={S} keys leave that open: "
-        f"give offset, the position of the first query among the keys{hint}"
+        f"{brief(mask)} depends on where a query stands among the keys, and T={T} queries with S={S} keys leave that "
+        f"open: give offset, the position of the first query among the keys{hint}"
     )
 
 
@@ -359,6 +358,6 @@ def _operand(value: object, sign: str | None) -> Mask:
             "scaled_dot_product_attention, or block(tensor) if True is hidden, as in nn.MultiheadAttention"
         )
     raise MaskTypeError(
-        f"got {type(value).__name__} {place}; expected a Mask such as causal() or window(2, 2), or a bool tensor inside "
-        "allow(tensor) (True may attend) or block(tensor) (True is hidden)"
+        f"got {type(value).__name__} {place}; expected a Mask such as causal() or window(2, 2), or a bool tensor "
+        "inside allow(tensor) (True may attend) or block(tensor) (True is hidden)"
     )

@@ -1,10 +1,9 @@
 """Exact counts of allowed pairs, without building T × S.
 
 An expression becomes a sum of products of atoms (`polynomial`): a & b is the product, a | b is a + b − ab, ~a is 1 − a.
-A product is an intersection, and for most masks what a query sees is an interval and a residue class, so an intersection
-is one too and its size is a formula. That leaves work for each row, not for each pair. What has no such form is listed
-(`scattered`) or, at worst, tested pair by pair in pieces of bounded memory.
-"""
+A product is an intersection, and for most masks what a query sees is an interval and a residue class, so an
+intersection is one too and its size is a formula. That leaves work for each row, not for each pair. What has no such
+form is listed (`scattered`) or, at worst, tested pair by pair in pieces of bounded memory."""
 
 from __future__ import annotations
 
@@ -69,11 +68,11 @@ def atoms(mask: Mask) -> list[Atom]:
 
 
 def polynomial(mask: Mask, limit: int = MAX_TERMS) -> dict[Term, int] | None:
-    """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over `limit` terms.
+    """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over
+    `limit` terms.
 
-    Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by themselves.
-    The empty product is 1: every pair.
-    """
+    Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
+    themselves. The empty product is 1: every pair."""
     try:
         return _expand(mask, False, limit)
     except _TooManyTermsError:
@@ -147,9 +146,7 @@ def count(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None
     counter = Counter(mask, grid, straight)
     total = _total(counter, rows, columns)
     if turned and not counter.by_pairs:  # where every pair was tested, nothing is left to add
-        flipped = {
-            frozenset([factor.flipped() for factor in term]): number for term, number in turned.items()
-        }
+        flipped = {frozenset([factor.flipped() for factor in term]): number for term, number in turned.items()}
         total += _total(Counter(mask.T, grid.flipped(), flipped), columns, rows)
     return total
 

@@ -1,8 +1,8 @@
 """Masks that hold tensors: padding, documents, allow, block.
 
-They are equal only to masks that hold the very same tensors, print the name of their tensor (`padding(lengths)`), and add
-its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you gave away.
-"""
+They are equal only to masks that hold the very same tensors, print the name of their tensor (`padding(lengths)`), and
+add its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you gave
+away."""
 
 from __future__ import annotations
 
@@ -214,11 +214,10 @@ def padding(lengths: Tensor | Sequence[int], *, before: Tensor | Sequence[int] |
         ■ ■ ■ ■ ■ · · ·
         ■ ■ ■ ■ ■ · · ·
 
-    `lengths` is an integer tensor of any batch shape, or a list; `before`, of the same shape, is for padding on the left.
-    `dense` gives (*batch, 1, T, S), the 1 for the heads. It hides keys only: what queries in the padding compute is for the
-    caller to ignore (`padding(l) & padding(l).T` hides their rows too). A length of 0 or less allows nothing, one beyond S
-    all keys. T ≠ S needs no offset.
-    """
+    `lengths` is an integer tensor of any batch shape, or a list; `before`, of the same shape, is for padding on the
+    left. `dense` gives (*batch, 1, T, S), the 1 for the heads. It hides keys only: what queries in the padding compute
+    is for the caller to ignore (`padding(l) & padding(l).T` hides their rows too). A length of 0 or less allows
+    nothing, one beyond S all keys. T ≠ S needs no offset."""
     sizes = _integers(lengths, "lengths", "padding")
     if before is None:
         return Padding((sizes,), ("lengths",))
@@ -244,10 +243,9 @@ def documents(ids: Tensor | Sequence[Any]) -> Mask:
         · · · · · · ■ ■
         · · · · · · ■ ■
 
-    `ids` is an integer tensor (…, N), or a list; N must cover the keys and the queries' positions. A negative id belongs to
-    no document: it sees nothing and is not seen. A document may come in several pieces. `dense` gives (*batch, 1, T, S),
-    the 1 for the heads, and (T, S) for ids (N,). T ≠ S needs `offset`.
-    """
+    `ids` is an integer tensor (…, N), or a list; N must cover the keys and the queries' positions. A negative id
+    belongs to no document: it sees nothing and is not seen. A document may come in several pieces. `dense` gives
+    (*batch, 1, T, S), the 1 for the heads, and (T, S) for ids (N,). T ≠ S needs `offset`."""
     tensor = _integers(ids, "ids", "documents")
     if tensor.ndim == 0:
         raise ShapeError("documents got a single number; expected ids (…, N), one for each position")
@@ -264,9 +262,8 @@ def allow(tensor: Tensor) -> Mask:
         · · · ■
 
     Its size must match T and S exactly where it is used; row i belongs to query i whatever the offset is. Leading
-    dimensions are kept: (B, 1, T, S) is one pattern a sequence, (H, T, S) one a head. Only bool is taken, because 0/1 and
-    0/−∞ tensors say opposite things.
-    """
+    dimensions are kept: (B, 1, T, S) is one pattern a sequence, (H, T, S) one a head. Only bool is taken, because 0/1
+    and 0/−∞ tensors say opposite things."""
     return Allow((_bools(tensor, "allow"),), ("tensor",))
 
 
@@ -288,9 +285,7 @@ def _integers(value: Any, name: str, owner: str) -> Tensor:
     if not isinstance(value, Tensor):
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             hint = "; for one length that all sequences share use prefix(n)" if owner == "padding" else ""
-            raise DtypeError(
-                f"the {name} of {owner} is {value!r}; expected a tensor or list of whole numbers{hint}"
-            )
+            raise DtypeError(f"the {name} of {owner} is {value!r}; expected a tensor or list of whole numbers{hint}")
         try:
             value = torch.tensor(value) if len(value) else torch.zeros(0, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -298,9 +293,7 @@ def _integers(value: Any, name: str, owner: str) -> Tensor:
                 f"the {name} of {owner} cannot be made a tensor: {error}; expected whole numbers"
             ) from None
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise DtypeError(
-            f"the {name} of {owner} have dtype {value.dtype}; expected whole numbers (torch.int64)"
-        )
+        raise DtypeError(f"the {name} of {owner} have dtype {value.dtype}; expected whole numbers (torch.int64)")
     return value
 
 

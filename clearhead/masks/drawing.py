@@ -1,8 +1,7 @@
 """A picture of a mask, for the terminal, for a notebook and as SVG.
 
-A `Drawing` holds finished numbers: for each cell the fraction of its pairs that are allowed. Small masks have a cell for
-each pair; large ones are shaded (see `shading.py`, which makes the numbers).
-"""
+A `Drawing` holds finished numbers: for each cell the fraction of its pairs that are allowed. Small masks have a cell
+for each pair; large ones are shaded (see `shading.py`, which makes the numbers)."""
 
 from __future__ import annotations
 
@@ -103,9 +102,7 @@ class Drawing:
                 if x > 0:
                     # Even one pair among a million should be seen, so that nothing allowed looks hidden.
                     opacity = f"{max(x, 0.08):.2f}"
-                    square = (
-                        f"M{left + column * side} {top + row * side}h{side - gap}v{side - gap}h-{side - gap}z"
-                    )
+                    square = f"M{left + column * side} {top + row * side}h{side - gap}v{side - gap}h-{side - gap}z"
                     paths.setdefault(opacity, []).append(square)
         return {opacity: "".join(squares) for opacity, squares in paths.items()}
 

@@ -1,8 +1,7 @@
 """The few plain values that masks are reasoned about with: a grid of pairs, a region of it, and the keys of one row.
 
-None of them holds a tensor of T × S. `Grid` says where a test of single pairs takes place, `Region` is a set of pairs that
-a mask can judge at once, and `Keys` describes what one query may see as an interval and a residue class.
-"""
+None of them holds a tensor of T × S. `Grid` says where a test of single pairs takes place, `Region` is a set of pairs
+that a mask can judge at once, and `Keys` describes what one query may see as an interval and a residue class."""
 
 from __future__ import annotations
 
@@ -17,9 +16,8 @@ UNBOUNDED = 1 << 40
 class Grid(NamedTuple):
     """Where pairs are tested: how many keys there are, and at which position the first query stands.
 
-    `swapped` is set inside `.T`, where queries and keys have changed places. `whole` says that the positions given are all
-    T × S pairs in order, which lets a mask that owns such a tensor give it back as it is.
-    """
+    `swapped` is set inside `.T`, where queries and keys have changed places. `whole` says that the positions given are
+    all T × S pairs in order, which lets a mask that owns such a tensor give it back as it is."""
 
     keys: int
     offset: int = 0
@@ -64,9 +62,7 @@ class Region(NamedTuple):
 
     def flipped(self) -> Region:
         """The same pairs with queries and keys exchanged."""
-        return Region(
-            self.first_key, self.last_key, self.first_query, self.last_query, -self.most, -self.least
-        )
+        return Region(self.first_key, self.last_key, self.first_query, self.last_query, -self.most, -self.least)
 
 
 class Keys(NamedTuple):

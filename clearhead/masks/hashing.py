@@ -32,9 +32,9 @@ def mix(x: Tensor) -> Tensor:
 def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     """For each position p a permutation of 0 … keys − 1: where x goes, or (back) which element goes to x.
 
-    p and x broadcast. A rotation is followed by rounds in which x may change places with its partner c − x (mod keys), c
-    drawn once a row and round; a bit hashed from the larger of the two decides, so both sides agree and a round undoes
-    itself. This works for every number of keys without tables, sorting or rejected draws.
+    p and x broadcast. A rotation is followed by rounds in which x may change places with its partner c − x (mod keys),
+    c drawn once a row and round; a bit hashed from the larger of the two decides, so both sides agree and a round
+    undoes itself. This works for every number of keys without tables, sorting or rejected draws.
 
     It is an operator of its own so that torch.compile takes it as one step: unrolled, it would compile for minutes.
     """

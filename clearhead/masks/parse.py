@@ -1,7 +1,8 @@
 """Reads the text of a mask: `parse("causal() & (window(256, 0) | every(64))")`.
 
-A grammar of its own, never `eval`: nothing in the text can run code. Reading is one pass with an explicit stack, so it takes
-linear time and no text can exhaust Python's recursion. `~` binds tighter than `&`, `&` tighter than `|`, as in Python:
+A grammar of its own, never `eval`: nothing in the text can run code. Reading is one pass with an explicit stack, so
+it takes linear time and no text can exhaust Python's recursion. `~` binds tighter than `&`, `&` tighter than `|`, as
+in Python:
 
     either  = both ("|" both)*
     both    = item ("&" item)*
@@ -26,9 +27,7 @@ from clearhead.masks.operators import And, Or, join
 MAX_TEXT = 65_536
 """The longest text that is read, in characters: room for every expression that can be built."""
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))"
-)
+_TOKEN = re.compile(r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))")
 _BLANK = re.compile(r"\s*")
 
 
@@ -68,9 +67,9 @@ def parse(text: str, /, **data: Any) -> Mask:
     """The mask that `text` describes; `parse(str(m)) == m` for every structural mask.
 
     Names inside `padding`, `documents`, `allow` and `block` stand for tensors and are given as keywords:
-    `parse("causal() & padding(lengths)", lengths=lengths)`. Whatever is wrong with the text is a `ParseError`, whose message
-    shows the place and whose `column` (from 1) names it. Text is at most 65,536 characters, nesting at most 100 deep.
-    """
+    `parse("causal() & padding(lengths)", lengths=lengths)`. Whatever is wrong with the text is a `ParseError`, whose
+    message shows the place and whose `column` (from 1) names it. Text is at most 65,536 characters, nesting at most 100
+    deep."""
     if not isinstance(text, str):
         raise ParseError(f"got {type(text).__name__}; expected the text of a mask such as 'causal()'")
     if len(text) > MAX_TEXT:
@@ -192,9 +191,7 @@ class _Reader:
         constructor = _CONSTRUCTORS.get(name.text)
         if constructor is None:
             known = ", ".join(_CONSTRUCTORS)
-            self._fail(
-                f"there is no mask {_shown(name.text)}{_guess(name.text, _CONSTRUCTORS)}", name.column, known
-            )
+            self._fail(f"there is no mask {_shown(name.text)}{_guess(name.text, _CONSTRUCTORS)}", name.column, known)
         if not self._skip("("):
             self._fail(f"expected ( after {name.text}", self.tokens[self.at].column)
         values: dict[str, Any] = {}
@@ -212,9 +209,7 @@ class _Reader:
             mask = dataclasses.replace(mask, names=names)
         return mask
 
-    def _argument(
-        self, owner: str, constructor: _Constructor, values: dict[str, Any], labels: dict[str, str]
-    ) -> None:
+    def _argument(self, owner: str, constructor: _Constructor, values: dict[str, Any], labels: dict[str, str]) -> None:
         token = self._next()
         if token.kind == "name" and self._skip("="):
             parameter, where = token.text, token.column

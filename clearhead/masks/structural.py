@@ -1,9 +1,8 @@
 """Masks that follow from positions alone: full, causal, window, every, stride, prefix, blocks, scattered.
 
-Each kind is a small frozen class with its predicate (`_test`), its judgement of whole regions (`verdict`) and its keys as
-an interval and a residue class (`keys_of`), and a function that checks the arguments and makes one. In the drawings rows
-are queries, columns are keys, and ■ may attend.
-"""
+Each kind is a small frozen class with its predicate (`_test`), its judgement of whole regions (`verdict`) and its keys
+as an interval and a residue class (`keys_of`), and a function that checks the arguments and makes one. In the drawings
+rows are queries, columns are keys, and ■ may attend."""
 
 from __future__ import annotations
 
@@ -274,9 +273,8 @@ def window(before: int, after: int) -> Mask:
         · · · · ■ ■ ■ ■
         · · · · · ■ ■ ■
 
-    `window(2, 2)` is five keys, `window(0, 0)` the diagonal; at the ends there are fewer. Both numbers are at least 0; for
-    "everything before" use `causal()`. T ≠ S needs `offset`; a query far beyond the keys sees none.
-    """
+    `window(2, 2)` is five keys, `window(0, 0)` the diagonal; at the ends there are fewer. Both numbers are at least 0;
+    for "everything before" use `causal()`. T ≠ S needs `offset`; a query far beyond the keys sees none."""
     return Window(whole_number(before, "window's before"), whole_number(after, "window's after"))
 
 
@@ -296,9 +294,7 @@ def every(stride: int, offset: int = 0) -> Mask:
     `offset` is the first of these keys (not the position of a query) and may exceed `stride`; where it is S or more, no
     key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`.
     """
-    return Every(
-        whole_number(stride, "the stride of every", least=1), whole_number(offset, "the offset of every")
-    )
+    return Every(whole_number(stride, "the stride of every", least=1), whole_number(offset, "the offset of every"))
 
 
 def stride(step: int) -> Mask:
@@ -351,9 +347,8 @@ def blocks(size: int) -> Mask:
         · · · · · · ■ ■
         · · · · · · ■ ■
 
-    The last block is smaller where `size` does not divide the length. T ≠ S needs `offset`; a query in a block beyond the
-    keys sees none.
-    """
+    The last block is smaller where `size` does not divide the length. T ≠ S needs `offset`; a query in a block beyond
+    the keys sees none."""
     return Blocks(whole_number(size, "the size of blocks", least=1))
 
 
@@ -370,11 +365,11 @@ def scattered(per_row: int, seed: int) -> Mask:
         ■ ■ · · · · · ·
         · ■ · ■ · · · ·
 
-    The choice is the same on every device and in every version of torch, and uses no random generator. It depends on the
-    number of keys S: with one key more, the rows are drawn anew (`depends_on_length` is True), so it suits a fixed length
-    and does not suit decoding with a growing cache. The keys may lie after the query: add `causal() &` where that matters;
-    rows can then be empty. T ≠ S needs `offset`. Under `.T` each key is seen by min(per_row, S) of the positions below S.
-    """
+    The choice is the same on every device and in every version of torch, and uses no random generator. It depends on
+    the number of keys S: with one key more, the rows are drawn anew (`depends_on_length` is True), so it suits a fixed
+    length and does not suit decoding with a growing cache. The keys may lie after the query: add `causal() &` where
+    that matters; rows can then be empty. T ≠ S needs `offset`. Under `.T` each key is seen by min(per_row, S) of the
+    positions below S."""
     return Scattered(
         whole_number(per_row, "the per_row of scattered", least=1),
         whole_number(seed, "the seed of scattered"),

@@ -1,9 +1,8 @@
 """What a model is made of, as data: frozen, keyword-only dataclasses that check themselves and round-trip through TOML.
 
-A subclass of `Config` is one kind of model. Its annotations are the whole schema: they say which types a field takes, and
-which typed choices (`norm: LayerNorm | RMSNorm`) it allows. `config.build()` makes the model. Reading a configuration
-runs no code but the constructors that the annotations name.
-"""
+A subclass of `Config` is one kind of model. Its annotations are the whole schema: they say which types a field takes,
+and which typed choices (`norm: LayerNorm | RMSNorm`) it allows. `config.build()` makes the model. Reading a
+configuration runs no code but the constructors that the annotations name."""
 
 from __future__ import annotations
 
@@ -26,12 +25,11 @@ from clearhead.masks import Mask, parse
 
 __all__ = ["Config", "require"]
 
-# TOML has no null. A field that is None is left out where None is its default, and written as this word where it is not.
+# TOML has no null. A field that is None is left out where None is its default, and written as this word where it
+# is not.
 _NONE = "none"
 
-C = TypeVar(
-    "C", bound="Config"
-)  # not Self, which the run-time checks of the tests do not take outside of a class
+C = TypeVar("C", bound="Config")  # not Self, which the run-time checks of the tests do not take outside of a class
 
 
 def require(condition: bool, message: str) -> None:
@@ -44,9 +42,8 @@ def require(condition: bool, message: str) -> None:
 class Config:
     """The base of every model's configuration.
 
-    A subclass is a `@dataclass(frozen=True, kw_only=True)` that adds fields, refuses what contradicts itself in `validate`,
-    and names its model in `build`. It is found again by its class name when a stored model is read.
-    """
+    A subclass is a `@dataclass(frozen=True, kw_only=True)` that adds fields, refuses what contradicts itself in
+    `validate`, and names its model in `build`. It is found again by its class name when a stored model is read."""
 
     _kinds: ClassVar[dict[str, type[Config]]] = {}
 
@@ -67,8 +64,7 @@ class Config:
             value = getattr(self, field.name)
             require(
                 _fits(value, hints[field.name]),
-                f"{type(self).__name__}.{field.name}: got {_shown(value)}, "
-                f"expected {_words(hints[field.name])}",
+                f"{type(self).__name__}.{field.name}: got {_shown(value)}, expected {_words(hints[field.name])}",
             )
         self.validate()
 
@@ -267,9 +263,7 @@ def _decode_fields(data: Mapping[str, Any], cls: type, where: str) -> Any:
     given = {key: value for key, value in data.items() if key != "type"}
     _refuse_unknown(given, _names(cls), f"{where}{cls.__name__}")
     for field in dataclasses.fields(cls):
-        optional = (
-            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        )
+        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         require(
             optional or field.name in given,
             f"{where}{cls.__name__} lacks the field {field.name!r}, which has no default; add it",

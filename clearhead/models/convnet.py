@@ -161,9 +161,7 @@ def _fit(
     try:
         height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
     except ShapeError as error:
-        raise ShapeError(
-            f"the image is too small for layer {layer}, which is given {_by(size)}: {error}"
-        ) from error
+        raise ShapeError(f"the image is too small for layer {layer}, which is given {_by(size)}: {error}") from error
     return height, width
 
 

@@ -24,7 +24,8 @@ __all__ = ["Decoder", "DecoderConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TextConfig):
-    """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() & window(256, 0)`."""
+    """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() &
+    window(256, 0)`."""
 
     n_layers: int
     mask: Mask = causal()
@@ -46,9 +47,7 @@ class Decoder(Stack):
 
     def __init__(self, config: DecoderConfig) -> None:
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
-        super().__init__(
-            config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention
-        )
+        super().__init__(config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention)
         self.config = config
         self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
         config.init.apply(self, config.n_layers)
@@ -66,15 +65,12 @@ class Decoder(Stack):
         """Logits of the token after each of `ids`.
 
         `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
-        stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says which
-        of the memory's tokens count, usually `padding(source_lengths)`.
-        """
+        stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
+        which of the memory's tokens count, usually `padding(source_lengths)`."""
         check_ids(ids)
         self._check_memory(memory)
         x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
-        x = self.run(
-            x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache
-        )
+        x = self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
         return self.embedding.logits(x) if self.head is None else self.head(x)
 
     def _check_memory(self, memory: Tensor | None) -> None:

@@ -119,9 +119,7 @@ class EncoderDecoder(nn.Module):
         if not self.encoder.adds_positions:
             source_positions = target_positions = None
         memory = self.encode(source, mask=source_mask, positions=source_positions)
-        return self.decode(
-            target, memory, memory_mask=memory_mask, mask=target_mask, positions=target_positions
-        )
+        return self.decode(target, memory, memory_mask=memory_mask, mask=target_mask, positions=target_positions)
 
     def encode(
         self,
@@ -144,9 +142,7 @@ class EncoderDecoder(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
-        return self.decoder(
-            target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask
-        )
+        return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
 
     def extra_repr(self) -> str:
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"

@@ -113,7 +113,7 @@ class SquaredInfinity:
 def logistic_loss(
     model: LogisticRegression,
     x: Float[Tensor, "N features"],
-    classes: Int[Tensor, "N"],
+    classes: Int[Tensor, " N"],
     penalty: Callable[[LogisticRegression], Tensor] | None = None,
 ) -> Float[Tensor, ""]:
     """The mean cross-entropy of `classes` (numbers from 0), plus `penalty(model)` where one is given.
@@ -123,9 +123,7 @@ def logistic_loss(
     """
     logits = model(x)
     if classes.shape != logits.shape[:1]:
-        raise ShapeError(
-            f"got {tuple(classes.shape)} classes for {logits.shape[0]} examples, expected one number each"
-        )
+        raise ShapeError(f"got {tuple(classes.shape)} classes for {logits.shape[0]} examples, expected one number each")
     if classes.is_floating_point() or classes.dtype == torch.bool:
         raise DtypeError(
             f"got classes of {classes.dtype}, expected class numbers from 0; convert them with classes.long()"

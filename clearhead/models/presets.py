@@ -167,16 +167,12 @@ def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
 
 def tiny_encoder() -> EncoderConfig:
     """A small encoder for tests and first steps."""
-    return EncoderConfig(
-        vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal()
-    )
+    return EncoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal())
 
 
 def tiny_decoder() -> DecoderConfig:
     """A small decoder for tests and first steps."""
-    return DecoderConfig(
-        vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Learned(max_len=64)
-    )
+    return DecoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Learned(max_len=64))
 
 
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
@@ -195,9 +191,7 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
 
 def tiny_vision() -> VisionConfig:
     """A small vision Transformer for 32×32 grey digits."""
-    return VisionConfig(
-        image_size=(32, 32), patch_size=8, channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4
-    )
+    return VisionConfig(image_size=(32, 32), patch_size=8, channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4)
 
 
 PRESETS: dict[str, Callable[[], Config]] = {

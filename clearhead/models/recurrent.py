@@ -179,9 +179,7 @@ class RecurrentStack(nn.Module):
         self.d_out = 2 * d_state if bidirectional else d_state
         widths = [d_in] + [self.d_out] * (n_layers - 1)
         self.layers = nn.ModuleList(cell.build(width, d_state) for width in widths)
-        self.reverse_layers = (
-            nn.ModuleList(cell.build(width, d_state) for width in widths) if bidirectional else None
-        )
+        self.reverse_layers = nn.ModuleList(cell.build(width, d_state) for width in widths) if bidirectional else None
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -234,9 +232,7 @@ class RecurrentStack(nn.Module):
             cache.length += x.shape[1]
         return x
 
-    def summary(
-        self, x: Float[Tensor, "B T W"], real: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B W"]:
+    def summary(self, x: Float[Tensor, "B T W"], real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B W"]:
         """The outputs that know the whole: forward at the last real token, backward at the first."""
         ahead, behind = x[..., : self.d_state], x[..., self.d_state :]
         if real is None:
@@ -272,9 +268,7 @@ def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None
         )
     B, T = ids.shape
     if mask.batch_shape not in ((), (1,), (1, 1), (B, 1)):  # the last axis is the heads
-        raise ShapeError(
-            f"the mask was made for a batch of {tuple(mask.batch_shape)} and the ids have a batch of {B}"
-        )
+        raise ShapeError(f"the mask was made for a batch of {tuple(mask.batch_shape)} and the ids have a batch of {B}")
     seen = mask.dense(1, start + T, device=ids.device)  # (1, S), or (B, 1, 1, S) where the mask has a batch
     return seen.flatten(0, -2)[:, start:].expand(B, T)
 
@@ -282,9 +276,7 @@ def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None
 def check_ids(name: str, ids: Tensor) -> None:
     """Ids are (B, T), and not empty."""
     if ids.dim() != 2:
-        raise ShapeError(
-            f"{name} have shape {tuple(ids.shape)}; expected (batch, tokens): add an axis with ids[None]"
-        )
+        raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected (batch, tokens): add an axis with ids[None]")
     if ids.shape[1] == 0:
         raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected at least one token a sequence")
 
@@ -307,9 +299,7 @@ class Classify:
 
     def __post_init__(self) -> None:
         if not isinstance(self.n_classes, int) or self.n_classes < 2:
-            raise ConfigError(
-                f"Classify.n_classes: got {self.n_classes!r}, expected a whole number of at least 2"
-            )
+            raise ConfigError(f"Classify.n_classes: got {self.n_classes!r}, expected a whole number of at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What every Transformer of this room shares: the configuration of its blocks, and the walk through them.
 
-An encoder, a decoder and a vision Transformer differ in what comes in (ids or patches), in the mask and in what goes out.
-Between those, all are the same: positions, a stack of blocks, and for pre-norm blocks one last norm.
+An encoder, a decoder and a vision Transformer differ in what comes in (ids or patches), in the mask and in what goes
+out. Between those, all are the same: positions, a stack of blocks, and for pre-norm blocks one last norm.
 
     B batch   T queries   S keys   H heads   M model width
 """
@@ -129,13 +129,14 @@ class TextConfig(TransformerConfig):
             )
             require(
                 self.positions.length == self.max_len,
-                f"{name}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} rows; "
-                f"give max_len={self.positions.length}, or positions=Learned(max_len={self.max_len})",
+                f"{name}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} "
+                f"rows; give max_len={self.positions.length}, or positions=Learned(max_len={self.max_len})",
             )
 
 
 class Stack(nn.Module):
-    """Positions, blocks and the last norm. The Transformers of this room are Stacks that add an entrance and an exit."""
+    """Positions, blocks and the last norm. The Transformers of this room are Stacks that add an entrance and
+    an exit."""
 
     def __init__(
         self,
@@ -180,8 +181,8 @@ class Stack(nn.Module):
             x = self.positions(x, positions)
         elif positions is not None:
             raise ShapeError(
-                f"got positions {tuple(positions.shape)}, but this model adds none to its embeddings: it knows distances "
-                "only (or nothing), which left-padding does not change; leave positions out"
+                f"got positions {tuple(positions.shape)}, but this model adds none to its embeddings: it knows "
+                "distances only (or nothing), which left-padding does not change; leave positions out"
             )
         return self.dropout(self.embedding_norm(x))
 

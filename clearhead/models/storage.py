@@ -1,8 +1,7 @@
 """A model in a folder: `config.toml` says what it is, `model.safetensors` holds its weights.
 
-Nothing is ever unpickled, so a file from anywhere is only data. A save that is interrupted at any moment leaves either the
-old model or the new one, whole; everything that a stored model can get wrong is one `StorageError`.
-"""
+Nothing is ever unpickled, so a file from anywhere is only data. A save that is interrupted at any moment leaves either
+the old model or the new one, whole; everything that a stored model can get wrong is one `StorageError`."""
 
 from __future__ import annotations
 
@@ -37,9 +36,8 @@ _DTYPES = _FLOATS | _OTHERS | {"BOOL": torch.bool}
 def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Store a model and its configuration in `folder`, which may hold an older model and other files.
 
-    `dtype=torch.float16` (or bfloat16) stores a smaller copy; the model itself is not changed. Weights that are tied are
-    stored once. One process at a time may save to a folder.
-    """
+    `dtype=torch.float16` (or bfloat16) stores a smaller copy; the model itself is not changed. Weights that are tied
+    are stored once. One process at a time may save to a folder."""
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and would rename every weight
     config = getattr(model, "config", None)
     if not isinstance(config, Config):
@@ -77,9 +75,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
             # One Parameter object under all its names keeps tied weights tied.
-            shared = (
-                nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
-            )
+            shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
             weights.update(dict.fromkeys(names, shared))
     model = skeleton
     if _has_computed_buffers(skeleton):
@@ -102,9 +98,7 @@ def _check_device(device: str | torch.device) -> None:
     except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
         usable = False
     if not usable:
-        raise StorageError(
-            f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"'
-        )
+        raise StorageError(f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"')
 
 
 # ---------------------------------------------------------------------- what is stored
@@ -208,9 +202,7 @@ def _read_config(folder: Path) -> Config:
 
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise StorageError(
-            f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it"
-        )
+        raise StorageError(f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it")
     path = folder / (CONFIG + _NEW if _is_decided(folder) else CONFIG)
     if not path.is_file():
         raise StorageError(f"{folder} has no {CONFIG}, expected a folder that save() wrote")
@@ -237,9 +229,7 @@ def _open(path: Path, device: str | torch.device) -> Iterator[safe_open]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise StorageError(
-            f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again"
-        )
+        raise StorageError(f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield file
@@ -264,9 +254,7 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
         if tuple(view.get_shape()) != tuple(tensor.shape):
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())
-        if stored is None or (
-            stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())
-        ):
+        if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
             kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
     faults += [f"shapes: {_few(shapes)}"] if shapes else []
     faults += [f"dtypes: {_few(kinds)}"] if kinds else []

@@ -125,9 +125,7 @@ class VisionTransformer(Stack):
 
     def _check(self, images: Tensor) -> None:
         if not images.is_floating_point():
-            raise DtypeError(
-                f"images are {images.dtype}; expected floating-point numbers: images.float() / 255"
-            )
+            raise DtypeError(f"images are {images.dtype}; expected floating-point numbers: images.float() / 255")
         wanted = (self.config.channels, *self.config.image_size)
         if images.dim() != 4 or images.shape[1] != wanted[0]:
             raise ShapeError(
@@ -136,14 +134,12 @@ class VisionTransformer(Stack):
         size = (images.shape[2], images.shape[3])
         if size != self.config.image_size:
             raise ShapeError(
-                f"images are {_size(size)}; this model was made for {_size(self.config.image_size)}. Resize the images, or "
-                f"make a model for this size with model.resized({size})"
+                f"images are {_size(size)}; this model was made for {_size(self.config.image_size)}. Resize the "
+                f"images, or make a model for this size with model.resized({size})"
             )
 
 
-def _moved(
-    positions: Positions | None, config: VisionConfig, image_size: tuple[int, int]
-) -> Positions | None:
+def _moved(positions: Positions | None, config: VisionConfig, image_size: tuple[int, int]) -> Positions | None:
     """The same choice of positions for another image size."""
     if not isinstance(positions, Learned):
         return positions

@@ -44,7 +44,7 @@ class LinearBias(nn.Module):
         super().__init__()
         self.n_heads = whole("ALiBi", "n_heads", n_heads, at_least=1)
 
-    def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, "H"]:
+    def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
         """One slope a head, float32."""
         n = 1 << (self.n_heads.bit_length() - 1)  # the largest power of two that is at most H
         head = torch.arange(self.n_heads, device=device, dtype=torch.float32)

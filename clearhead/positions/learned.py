@@ -42,8 +42,7 @@ class Learned:
             return
         if self.max_len is not None:
             raise ConfigError(
-                f"Learned: got max_len={self.max_len} and grid={self.grid}; expected one of them, a line or "
-                "a grid."
+                f"Learned: got max_len={self.max_len} and grid={self.grid}; expected one of them, a line or a grid."
             )
         if not isinstance(self.grid, (tuple, list)) or len(self.grid) != 2:
             raise ConfigError(f"Learned: grid is {self.grid!r}; expected two whole numbers, (rows, columns).")
@@ -74,9 +73,7 @@ class LearnedPositions(nn.Module):
     def __init__(self, choice: Learned, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(
-            torch.empty(choice.length, whole("Learned", "d_model", d_model, at_least=1))
-        )
+        self.weight = nn.Parameter(torch.empty(choice.length, whole("Learned", "d_model", d_model, at_least=1)))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
     def forward(
@@ -93,9 +90,7 @@ class LearnedPositions(nn.Module):
                 raise self._too_far(f"a sequence of {x.shape[-2]} tokens")
             return x + self.weight[: x.shape[-2]].to(x.dtype)
         if positions.is_floating_point() or positions.dtype == torch.bool:
-            raise DtypeError(
-                f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T)."
-            )
+            raise DtypeError(f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T).")
         wrong = stray(positions, length)
         if wrong is not None:
             raise self._too_far(f"position {wrong}")

@@ -102,9 +102,7 @@ class BucketedBias(nn.Module):
     def __init__(self, choice: RelativeBias, n_heads: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(
-            torch.empty(choice.n_buckets, whole("RelativeBias", "n_heads", n_heads, at_least=1))
-        )
+        self.weight = nn.Parameter(torch.empty(choice.n_buckets, whole("RelativeBias", "n_heads", n_heads, at_least=1)))
         self._edges = choice.edges()
         nn.init.normal_(self.weight, std=0.02)
 

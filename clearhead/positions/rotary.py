@@ -54,9 +54,7 @@ class Rotary:
             )
         return turned
 
-    def rotate(
-        self, x: Float[Tensor, "... T D"], positions: Int[Tensor, "... T"]
-    ) -> Float[Tensor, "... T D"]:
+    def rotate(self, x: Float[Tensor, "... T D"], positions: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:
         """x (…, T, D) with each token turned by its position; `positions` are (T,), or (B, T) for x (B, …,
         T, D).
         """

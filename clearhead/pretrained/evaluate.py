@@ -1,8 +1,7 @@
 """How good a trained model is, on data that it has not seen: the numbers on its card.
 
-Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by sacrebleu,
-with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs.
-"""
+Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by
+sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Where trained models are found: a name in the box, the folder of a run, or the folder of a model.
 
-A model's folder holds its weights and configuration, its tokenizer, the recipe it was trained by, and for those in the box a
-card: data and licence, metrics, the command, the time. All of it is data; loading runs no code from it.
-"""
+A model's folder holds its weights and configuration, its tokenizer, the recipe it was trained by, and for those in the
+box a card: data and licence, metrics, the command, the time. All of it is data; loading runs no code from it."""
 
 from __future__ import annotations
 
@@ -54,9 +53,7 @@ class Trained:
     def require(self, *tasks: str) -> None:
         """Raise unless the model was trained for one of these tasks."""
         if self.task not in tasks:
-            raise DataError(
-                f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}"
-            )
+            raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
 
 def names() -> list[str]:
@@ -80,9 +77,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{path} is not a card: {error}") from error
 
 
-def load(
-    name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
-) -> Trained:
+def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A trained model by its name in the box, or from the folder of a run or of a model, ready to be used."""
     folder = find(name)
     model: nn.Module = storage.load(folder, device=device, dtype=dtype)

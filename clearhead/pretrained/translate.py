@@ -44,9 +44,7 @@ def translate(
         ids, found = sources.padded(torch.tensor(part), fill=tokenizer.pad_id)
         prompt = [ids[i, : int(found[i])].to(device) for i in range(len(part))]
         limit = 2 * max(lengths[i] for i in part) + 8 if max_new is None else max_new
-        made = generate(
-            trained.model, prompt, how=how, max_new=limit, start=tokenizer.bos_id, stop=tokenizer.eos_id
-        )
+        made = generate(trained.model, prompt, how=how, max_new=limit, start=tokenizer.bos_id, stop=tokenizer.eos_id)
         for i, new in zip(part, made.best, strict=True):
             results[rows[i]] = tokenizer.decode(new.tolist()).strip()
         on_done(min(start + batch, len(order)))

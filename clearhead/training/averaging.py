@@ -127,11 +127,7 @@ class _Snapshots:
         return mean
 
     def tensors(self) -> Weights:
-        return {
-            f"{step}/{name}": weight
-            for step, all_ in self._snapshots.items()
-            for name, weight in all_.items()
-        }
+        return {f"{step}/{name}": weight for step, all_ in self._snapshots.items() for name, weight in all_.items()}
 
     def shapes(self, weights: Weights, names: Iterable[str]) -> Weights:
         return {name: torch.empty_like(weights[name.partition("/")[2]]) for name in names}

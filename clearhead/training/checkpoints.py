@@ -1,10 +1,10 @@
-"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before they are used.
+"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before they
+are used.
 
 A checkpoint is one flat collection of named tensors (`encoder.norm.weight`, `exp_avg/encoder.norm.weight`, …) and one
-`state.json` of plain values. The part of a name before a "/" says which file a tensor lies in; names without one are the
-model's weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each
-process its own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's.
-"""
+`state.json` of plain values. The part of a name before a "/" says which file a tensor lies in; names without one are
+the model's weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each
+process its own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def write(
 ) -> Path:
     """Store a checkpoint under `run`; all processes of the world call it.
 
-    Everything is written to a folder of another name, forced to the disk, and then renamed: an interruption at any moment
-    leaves the checkpoints that were there before.
-    """
+    Everything is written to a folder of another name, forced to the disk, and then renamed: an interruption at any
+    moment leaves the checkpoints that were there before."""
     world = World() if world is None else world
     final = run / f"step-{step:08d}"
     new = run / f".{final.name}.new"
@@ -81,7 +80,8 @@ def write(
 
 
 def prune(run: Path, keep: int, *, at: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what interrupted saves left.
+    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what interrupted
+    saves left.
 
     Those beyond it could not be used when the run was resumed: they must not take the places of good ones.
     """
@@ -90,9 +90,7 @@ def prune(run: Path, keep: int, *, at: int) -> None:
     for step in set(found) - set(kept):
         folder = run / f"step-{step:08d}"
         doomed = run / f".{folder.name}.old"
-        os.replace(
-            folder, doomed
-        )  # first out of sight: a half-removed checkpoint must not look like a torn one
+        os.replace(folder, doomed)  # first out of sight: a half-removed checkpoint must not look like a torn one
         shutil.rmtree(doomed, ignore_errors=True)
     for left in run.glob(".step-*.*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -166,11 +164,7 @@ def warn_of(error: Exception) -> None:
 def _steps(run: Path) -> list[int]:
     if not run.is_dir():
         return []
-    return [
-        int(match.group(1))
-        for path in run.iterdir()
-        if path.is_dir() and (match := _NAME.fullmatch(path.name))
-    ]
+    return [int(match.group(1)) for path in run.iterdir() if path.is_dir() and (match := _NAME.fullmatch(path.name))]
 
 
 def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
@@ -238,9 +232,7 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
     places: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it remarks on a single process, which is meant
-        dcp.load(
-            places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized()
-        )
+        dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
 
 
 # ---------------------------------------------------------------------- files
@@ -249,9 +241,7 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
 def _files(folder: Path) -> list[str]:
     """Every file of a checkpoint but the manifest itself, by its path in the folder."""
     return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != _MANIFEST
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST
     )
 
 

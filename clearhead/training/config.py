@@ -21,7 +21,8 @@ __all__ = ["DDP", "FSDP", "EarlyStopping", "TrainConfig"]
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """End the run when the validation loss has not fallen by more than `min_delta` for `patience` validations in a row."""
+    """End the run when the validation loss has not fallen by more than `min_delta` for `patience` validations in
+    a row."""
 
     patience: int = 5
     min_delta: float = 0.0
@@ -41,7 +42,8 @@ class DDP:
 
 @dataclass(frozen=True)
 class FSDP:
-    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block as needed."""
+    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block
+    as needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +102,7 @@ class TrainConfig(Config):
             all(0.0 <= beta < 1.0 for beta in self.betas),
             f"TrainConfig.betas: got {self.betas}, expected two numbers, at least 0 and below 1",
         )
-        require(
-            0 <= self.seed < 2**63, f"TrainConfig.seed: got {self.seed}, expected a number from 0 to 2⁶³ − 1"
-        )
+        require(0 <= self.seed < 2**63, f"TrainConfig.seed: got {self.seed}, expected a number from 0 to 2⁶³ − 1")
         least = 1 if self.schedule == "inverse-root" else 0
         require(
             self.warmup_steps >= least,

@@ -1,9 +1,9 @@
-"""One run on one process or on many: who this process is, what the processes tell each other, how the model is shared out.
+"""One run on one process or on many: who this process is, what the processes tell each other, how the model is
+shared out.
 
-`torchrun` starts the processes and says by environment variables which is which. A run alone is a world of one, so the loop
-is written once. Every batch is divided among the processes row by row, losses are sums and divisors are counts over all
-processes, so the numbers do not depend on how many there are.
-"""
+`torchrun` starts the processes and says by environment variables which is which. A run alone is a world of one, so the
+loop is written once. Every batch is divided among the processes row by row, losses are sums and divisors are counts
+over all processes, so the numbers do not depend on how many there are."""
 
 from __future__ import annotations
 
@@ -79,9 +79,8 @@ class World:
     def share(self, model: nn.Module, *, compile: bool = False, one_shape: bool = False) -> nn.Module:
         """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped.
 
-        What is compiled is one block at a time: all blocks of a kind share their code, so a deep model takes no longer to
-        compile than a shallow one, and unless batches have `one_shape`, one graph serves batches of every shape.
-        """
+        What is compiled is one block at a time: all blocks of a kind share their code, so a deep model takes no longer
+        to compile than a shallow one, and unless batches have `one_shape`, one graph serves batches of every shape."""
         blocks = [block for module in model.modules() for block in getattr(module, "blocks", ())]
         if compile:
             for part in blocks or [model]:
@@ -96,7 +95,8 @@ class World:
         mesh = init_device_mesh(self.device.type, (self.size,))
         for block in blocks:
             fully_shard(block, mesh=mesh)
-        # Also after the last forward pass: weights that are changed between steps must not be hidden by a gathered copy.
+        # Also after the last forward pass: weights that are changed between steps must not be hidden by a
+        # gathered copy.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
         return model
 
@@ -172,9 +172,7 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f'device: got {name!r}, expected "auto", "cpu", "cuda" or "cuda:1"') from error
     if device.type == "meta":
-        raise ConfigError(
-            'device: got "meta", where tensors have no numbers to train; use "cpu", "cuda" or "auto"'
-        )
+        raise ConfigError('device: got "meta", where tensors have no numbers to train; use "cpu", "cuda" or "auto"')
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f'device: got {name!r}, but torch sees no GPU here; use "cpu" or "auto"')

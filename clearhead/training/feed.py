@@ -1,8 +1,7 @@
 """Batches one after the other, with a note of which examples each was made of.
 
-On a GPU a batch is gathered there from data that lie there already. The few small index tensors that travel would make the
-CPU wait for everything queued before them, so they travel on a stream of their own.
-"""
+On a GPU a batch is gathered there from data that lie there already. The few small index tensors that travel would make
+the CPU wait for everything queued before them, so they travel on a stream of their own."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ __all__ = ["Feed", "kernels_for"]
 def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
     """What is set in torch for the shapes that batches have.
 
-    Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which takes
-    longer than many steps: other kernels are used, as they are for packed rows, whose masks they run faster. Sizes that
-    happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph serves both.
-    """
+    Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which
+    takes longer than many steps: other kernels are used, as they are for packed rows, whose masks they run faster.
+    Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
+    serves both."""
     if isinstance(size, ByCount):
         yield
         return

@@ -1,8 +1,8 @@
-"""What a run writes down as it goes: `log.jsonl`, one JSON object a line, and TensorBoard's files where it is installed.
+"""What a run writes down as it goes: `log.jsonl`, one JSON object a line, and TensorBoard's files where it
+is installed.
 
-A resumed run first drops the rows beyond its step (and a last line torn by a kill), so the finished log has the rows of a
-run that was never interrupted.
-"""
+A resumed run first drops the rows beyond its step (and a last line torn by a kill), so the finished log has the rows of
+a run that was never interrupted."""
 
 from __future__ import annotations
 

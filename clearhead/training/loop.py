@@ -1,9 +1,9 @@
 """The training loop: batches in, updates made, numbers written down, checkpoints kept.
 
-The loop knows nothing of tasks or files of data: a batch knows how to call its model, and every loss is a sum with a count.
-On a GPU nothing waits for the device but logging, validation and checkpoints; on the CPU every step is checked at once.
-A checkpoint holds all that the next step depends on, so that on the CPU a resumed run is bit for bit the unbroken one.
-"""
+The loop knows nothing of tasks or files of data: a batch knows how to call its model, and every loss is a sum with a
+count. On a GPU nothing waits for the device but logging, validation and checkpoints; on the CPU every step is checked
+at once. A checkpoint holds all that the next step depends on, so that on the CPU a resumed run is bit for bit the
+unbroken one."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class Trainer:
         loss = torch.zeros_like(self._loss_since)
         for batch in batches:
             with self.world.accumulating(self.model, last=batch is batches[-1]):
-                # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
+                # Processes average their gradients; times their number that is the sum, as a loss over all
+                # labels wants.
                 loss += self._pass(batch, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
         self._note_if_not_finite(loss, step)
@@ -283,7 +284,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
-        """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights if given."""
+        """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights
+        if given."""
         model = self.inner.eval()
         sums = torch.zeros(2, dtype=_widest(self.world.device), device=self.world.device)
         labels = 0
@@ -369,9 +371,7 @@ class Trainer:
             places = self.average.shapes(own, names)
             checkpoints.read(checkpoint, state.prefixed("average", places))
             self.average.restore(places)
-        self.best = {
-            name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)
-        }
+        self.best = {name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)}
         checkpoints.read(checkpoint, state.prefixed("best", self.best))
         self.batches.load_state_dict(checkpoint.state["data"])
         self.at = Standing(**checkpoint.state["standing"])
@@ -390,9 +390,7 @@ class Trainer:
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.world.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"
-        )
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
 
 
 def _widest(device: torch.device) -> torch.dtype:

@@ -1,9 +1,9 @@
 """AdamW with weight decay only where it belongs, and the gradient's norm.
 
-Decay pulls weights towards zero. That is wanted of the matrices that multiply (projections, convolutions), where it limits
-how much a layer can amplify; it is not wanted of biases and of norms' scales, whose right size is not zero, nor of tables
-that are looked up (token and position embeddings, [CLS]): a row that no batch touches would fade for no reason.
-"""
+Decay pulls weights towards zero. That is wanted of the matrices that multiply (projections, convolutions), where it
+limits how much a layer can amplify; it is not wanted of biases and of norms' scales, whose right size is not zero, nor
+of tables that are looked up (token and position embeddings, [CLS]): a row that no batch touches would fade for no
+reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,10 @@ _TABLES = (nn.Embedding, LearnedPositions, BucketedBias)
 def decay_groups(model: nn.Module) -> tuple[list[str], list[str]]:
     """The names of the parameters that decay, and of those that do not; together, each trainable one exactly once.
 
-    A parameter decays if it has two dimensions or more and stands in no table. An embedding that is tied to the logits is
-    still a table.
-    """
+    A parameter decays if it has two dimensions or more and stands in no table. An embedding that is tied to the logits
+    is still a table."""
     tables = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, _TABLES)
-        for parameter in module.parameters()
+        id(parameter) for module in model.modules() if isinstance(module, _TABLES) for parameter in module.parameters()
     }
     decay: list[str] = []
     keep: list[str] = []

@@ -1,9 +1,8 @@
-"""Recipes with a name. Each task's "small" is a first step of about a minute on two CPU cores; the others made the models
-that are shipped.
+"""Recipes with a name. Each task's "small" is a first step of about a minute on two CPU cores; the others made the
+models that are shipped.
 
-A preset is a function that returns a recipe; any part of it is changed with `recipe.changed({...})`, or from the command
-line with `--set`.
-"""
+A preset is a function that returns a recipe; any part of it is changed with `recipe.changed({...})`, or from the
+command line with `--set`."""
 
 from __future__ import annotations
 

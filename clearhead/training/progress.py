@@ -66,9 +66,7 @@ class ProgressBar(Progress):
         from rich.progress import Progress as Bars
 
         console = console if console is not None else Console(stderr=True)
-        self._is_narrow = (
-            console.width < _NARROW
-        )  # then every column is as short as it can be, and none is cut
+        self._is_narrow = console.width < _NARROW  # then every column is as short as it can be, and none is cut
         self._bars = Bars(
             *([] if self._is_narrow else [TextColumn("{task.description}")]),
             BarColumn(5 if self._is_narrow else 40),
@@ -100,9 +98,7 @@ class ProgressBar(Progress):
             self._bars.console.print(note, markup=False, emoji=False)
         if info.first_step:
             self._bars.console.print(f"resumed after step {info.first_step:,}")
-        self._bar = self._bars.add_task(
-            "training", total=info.total_steps, completed=info.first_step, numbers=""
-        )
+        self._bar = self._bars.add_task("training", total=info.total_steps, completed=info.first_step, numbers="")
 
     def stepped(self, step: int) -> None:
         self._bars.update(self._bar, completed=step)

@@ -1,8 +1,8 @@
 """A recipe: everything that decides a run's numbers (data, model, training) in one value and one TOML file.
 
-Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked for in
-the training settings, then in the data's, then in the model's; `train.`, `data.` or `model.` before it says which is meant.
-"""
+Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked
+for in the training settings, then in the data's, then in the model's; `train.`, `data.` or `model.` before it says
+which is meant."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ class Recipe:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"this is not TOML: {error}") from error
         if missing := [name for name in ("preset", *_SECTIONS) if name not in document]:
-            raise ConfigError(
-                f"a recipe needs preset, [data], [model] and [train]; missing: {', '.join(missing)}"
-            )
+            raise ConfigError(f"a recipe needs preset, [data], [model] and [train]; missing: {', '.join(missing)}")
         return cls(
             preset=document["preset"],
             data=DataConfig.from_dict(document["data"]),
@@ -87,9 +85,7 @@ class Recipe:
 
         path = Path(folder) / FILE_NAME
         if not path.is_file():
-            raise StorageError(
-                f"{folder} has no {FILE_NAME}: expected the folder of a run, as training writes it"
-            )
+            raise StorageError(f"{folder} has no {FILE_NAME}: expected the folder of a run, as training writes it")
         try:
             return cls.from_toml(path.read_text(encoding="utf-8"))
         except (ConfigError, UnicodeDecodeError) as error:

@@ -1,9 +1,8 @@
 """A forward and backward pass that is recorded once and then replayed, on a GPU, for batches of one shape.
 
 A pass of a small model is a thousand short kernels, and starting them one by one takes the host longer than they run. A
-recording (a CUDA graph) starts them all at once. It reads the batch from, and leaves loss and gradients in, the very memory
-it was recorded with; the random numbers of dropout go on from one replay to the next.
-"""
+recording (a CUDA graph) starts them all at once. It reads the batch from, and leaves loss and gradients in, the very
+memory it was recorded with; the random numbers of dropout go on from one replay to the next."""
 
 from __future__ import annotations
 

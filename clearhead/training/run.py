@@ -82,8 +82,7 @@ class Summary:
             "validation loss": _number(self.valid_loss),
             "validation accuracy": "–" if self.valid_accuracy is None else f"{self.valid_accuracy:.2%}",
             "best validation loss": f"{_number(self.best_loss)} at step {self.best_step:,}",
-            "time": f"{self.seconds:.1f} s on {self.device}"
-            + (f" × {self.processes}" if self.processes > 1 else ""),
+            "time": f"{self.seconds:.1f} s on {self.device}" + (f" × {self.processes}" if self.processes > 1 else ""),
             "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
             "folder": self.folder,
         }
@@ -108,23 +107,18 @@ def train(
         train("translation", preset="en-es", data="mine/", init="runs/en-es/model")   # begin with trained weights
         train(resume="runs/en-es")                                               # from its newest good checkpoint
 
-    `out` must not hold a run yet; by default it is the first free of runs/NAME, runs/NAME-2, …, by the preset's name or,
-    for a small one, the task's. `init` is the folder of a trained model: its weights are where the run begins, and its
-    tokenizer reads the data. A resumed run has its recorded recipe; only where it is made may be changed (`data` if the
-    files have moved, `device`, `parallel`, `compile`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save,
-    and return a summary that says how to go on. Under `torchrun` all processes call this alike. The caller's random numbers
-    are not touched.
-    """
+    `out` must not hold a run yet; by default it is the first free of runs/NAME, runs/NAME-2, …, by the preset's name
+    or, for a small one, the task's. `init` is the folder of a trained model: its weights are where the run begins, and
+    its tokenizer reads the data. A resumed run has its recorded recipe; only where it is made may be changed (`data` if
+    the files have moved, `device`, `parallel`, `compile`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the
+    step, save, and return a summary that says how to go on. Under `torchrun` all processes call this alike. The
+    caller's random numbers are not touched."""
     if torch.is_inference_mode_enabled():
-        raise ConfigError(
-            "train needs gradients, and tensors made in torch.inference_mode() never have any: leave it"
-        )
+        raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
     settings = dict(set or {})
     if resume is not None:
         if any(given is not None for given in (task, preset, out, init)):
-            raise ConfigError(
-                "resume goes on with a run as it was; give no task, preset, init or out with it"
-            )
+            raise ConfigError("resume goes on with a run as it was; give no task, preset, init or out with it")
         if (Path(resume) / "config.toml").is_file():
             raise ConfigError(
                 f"{resume} holds a trained model and no run; resume the run that made it, "
@@ -142,9 +136,7 @@ def train(
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
-            job = _prepare(
-                recipe, folder, world, is_new=resume is None, init=None if init is None else Path(init)
-            )
+            job = _prepare(recipe, folder, world, is_new=resume is None, init=None if init is None else Path(init))
             trainer = Trainer(
                 job.model,
                 job.task,
@@ -193,9 +185,7 @@ def _resumed(recipe: Recipe, settings: Mapping[str, Any], data: str | Path | Non
     return dataclasses.replace(recipe, data=recipe.data.at(data))
 
 
-def _prepare(
-    recipe: Recipe, folder: Path | None, world: World, *, is_new: bool, init: Path | None = None
-) -> _Job:
+def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool, init: Path | None = None) -> _Job:
     torch.manual_seed(recipe.train.seed)
     tokenizer = None
     known = init if is_new else folder
@@ -323,7 +313,8 @@ def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> 
 
 
 def export(folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> None:
-    """Write a model that can be used: its weights and configuration, its tokenizer, and the recipe without local paths."""
+    """Write a model that can be used: its weights and configuration, its tokenizer, and the recipe without
+    local paths."""
     model = recipe.model.build()
     with torch.no_grad():
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
@@ -332,9 +323,7 @@ def export(folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], tokenize
     save_model(model, folder)
     if tokenizer is not None:
         tokenizer.save(folder)
-    write_atomically(
-        folder / FILE_NAME, dataclasses.replace(recipe, data=_portable(recipe.data)).to_toml().encode()
-    )
+    write_atomically(folder / FILE_NAME, dataclasses.replace(recipe, data=_portable(recipe.data)).to_toml().encode())
 
 
 def _portable(data: Config) -> Any:
@@ -360,9 +349,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, si
             f"Go on with: clearhead train --resume {shlex.quote(folder)}"
         )
     elif ending == "stopped early":
-        message = (
-            f"stopped early: no better validation loss since step {at.best_step:,}; the model is in {model}"
-        )
+        message = f"stopped early: no better validation loss since step {at.best_step:,}; the model is in {model}"
     else:
         message = f"finished: the model is in {model}"
     return Summary(

@@ -30,9 +30,8 @@ class WarmupCosine:
         lr(step) = lr_max · ½ (1 + cos(π (step − warmup_steps) / (total_steps − warmup_steps)))    otherwise
 
     Both lines give `lr_max` at `warmup_steps`, and step `total_steps` gives exactly 0. Beyond it the formula would rise
-    again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where the
-    warm-up is the whole run, the end value is `lr_max`.
-    """
+    again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where
+    the warm-up is the whole run, the end value is `lr_max`."""
 
     lr_max: float
     warmup_steps: int

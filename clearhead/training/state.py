@@ -73,9 +73,7 @@ def rng_tensors(world: World) -> dict[str, Tensor]:
     if world.device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(world.device)
     return {
-        f"rng/{rank}/{kind}": state
-        for rank, states in enumerate(world.gather(mine))
-        for kind, state in states.items()
+        f"rng/{rank}/{kind}": state for rank, states in enumerate(world.gather(mine)) for kind, state in states.items()
     }
 
 

@@ -1,4 +1,5 @@
-"""The ways a run ends before its last step: a signal, patience that has run out, or numbers that are no longer finite."""
+"""The ways a run ends before its last step: a signal, patience that has run out, or numbers that are no
+longer finite."""
 
 from __future__ import annotations
 
@@ -79,11 +80,7 @@ class DivergedError(ClearheadError, ArithmeticError):
         self.step = step
         self.batches = tuple(batches)
         self.checkpoint = checkpoint
-        kept = (
-            f"the last good checkpoint is {checkpoint}"
-            if checkpoint
-            else "there is no checkpoint from before it"
-        )
+        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint from before it"
         super().__init__(
             f"{what} at step {step} ({'; '.join(map(str, batches))}), expected finite numbers; "
             f"the run was stopped and {kept}. "

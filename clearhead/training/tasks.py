@@ -1,8 +1,8 @@
 """The four tasks as settings: what data, read how. Each is a frozen value that the run folder keeps.
 
-`settings.load(seed)` reads the data (or makes it) and gives a task of the data room; `fitted` adapts a model's configuration
-to it, since the vocabulary, the size of the pictures and the longest row are known only then. One loss serves all.
-"""
+`settings.load(seed)` reads the data (or makes it) and gives a task of the data room; `fitted` adapts a model's
+configuration to it, since the vocabulary, the size of the pictures and the longest row are known only then. One loss
+serves all."""
 
 from __future__ import annotations
 
@@ -110,9 +110,7 @@ class TextData(DataConfig):
         if self.path is None:
             raise _no_data(self.task, "any plain text in UTF-8, such as the works of Shakespeare")
         windows = RandomWindows(seed) if self.random_windows else ConsecutiveWindows(seed)
-        return Text.load(
-            self.path, context=self.context, tokenizer=tokenizer, windows=windows, hold_out=self.hold_out
-        )
+        return Text.load(self.path, context=self.context, tokenizer=tokenizer, windows=windows, hold_out=self.hold_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,9 +232,8 @@ def loss_of_logits(
 ) -> Float[Tensor, ""]:
     """The weighted sum of cross-entropies.
 
-    With `consistency` α the second half of the rows are the examples of the first half again, and the two answers are held
-    together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
-    """
+    With `consistency` α the second half of the rows are the examples of the first half again, and the two answers are
+    held together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁))."""
     log_probs = logits.float().log_softmax(-1)
     losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     if label_smoothing:

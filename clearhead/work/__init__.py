@@ -1,8 +1,7 @@
 """Every step of a small example, in exact numbers: `print(work.solve("sort-dedup"))`.
 
-A problem is a short TOML file. Its steps are worked with fractions, roots and exponentials kept as such, and run once more
-in float64 by the code that models use. This room needs sympy and is imported only when it is used.
-"""
+A problem is a short TOML file. Its steps are worked with fractions, roots and exponentials kept as such, and run once
+more in float64 by the code that models use. This room needs sympy and is imported only when it is used."""
 
 from clearhead.work.marks import Marks, mark, mark_text
 from clearhead.work.problem import shipped, solve, solve_text

@@ -22,10 +22,7 @@ def tidy(x: Number) -> Number:
 
 def times(a: Matrix, b: Matrix) -> Matrix:
     columns = transpose(b)
-    return [
-        [tidy(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns]
-        for row in a
-    ]
+    return [[tidy(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns] for row in a]
 
 
 def transpose(a: Matrix) -> Matrix:
@@ -57,9 +54,7 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
     if not open_:
         return [zero for _ in values]
     if temperature == 0:
-        chosen = [
-            i for i, is_largest in zip(open_, largest([values[i] for i in open_]), strict=True) if is_largest
-        ]
+        chosen = [i for i, is_largest in zip(open_, largest([values[i] for i in open_]), strict=True) if is_largest]
         return [sympy.Rational(int(i in chosen), len(chosen)) for i in range(len(values))]
     if temperature.is_infinite:
         return [sympy.Rational(int(i in open_), len(open_)) for i in range(len(values))]

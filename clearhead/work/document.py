@@ -34,9 +34,7 @@ def compare(source: Source, steps: tuple[Step, ...]) -> tuple[Comparison, ...]:
             says = [[says] * grid.shape[1]] * grid.shape[0]
         rows = as_rows(says, grid)
         if not rows or any(len(row) != len(rows[0]) for row in rows):
-            block.fail(
-                "says", f"the rows of says for {step.key!r} differ in length; give each as many numbers"
-            )
+            block.fail("says", f"the rows of says for {step.key!r} differ in length; give each as many numbers")
         place = f" ({block.text('place')})" if "place" in block.values else ""
         shape = (len(rows), len(rows[0]))
         wrong = _differences(block, rows, grid)

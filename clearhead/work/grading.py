@@ -1,9 +1,8 @@
 """Is this cell right? One rule for a student's answers and for what a document prints.
 
-An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and to
-three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do not
-count, so that 0.000 is no learning rate.
-"""
+An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and
+to three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do
+not count, so that 0.000 is no learning rate."""
 
 from __future__ import annotations
 

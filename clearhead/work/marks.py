@@ -1,7 +1,7 @@
 """Marking: a student's answers, cell by cell, against the exact numbers.
 
-An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are not marked.
-"""
+An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are not
+marked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SIGNS = {"right": "✓", "wrong": "✗", "blank": "·"}
 
 @dataclass(frozen=True)
 class Marked:
-    """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape, if anything."""
+    """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape,
+    if anything."""
 
     key: str
     title: str
@@ -109,9 +110,7 @@ def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
         elif shape != grid.shape:
             problem = f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
         marks = tuple(
-            tuple(
-                _mark(source, (key, i), given, right, least) for given, right in zip(row, exact, strict=False)
-            )
+            tuple(_mark(source, (key, i), given, right, least) for given, right in zip(row, exact, strict=False))
             for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
         )
         written = tuple(tuple(str(x) for x in row) for row in rows)

@@ -63,13 +63,11 @@ def read_number(value: object) -> Number:
 
 
 def places(value: object) -> int | None:
-    """How many decimals are written after the point, or None where the value is not written as a decimal. A power of ten
-    moves the point: 1.25e-3 has five."""
+    """How many decimals are written after the point, or None where the value is not written as a decimal. A power of
+    ten moves the point: 1.25e-3 has five."""
     if isinstance(value, str) and _POWER_OF_TEN.match(value):
         value = Decimal(value.strip().replace("−", "-"))
-    found = _DECIMAL.match(
-        _plain(value) if isinstance(value, Decimal) else value if isinstance(value, str) else ""
-    )
+    found = _DECIMAL.match(_plain(value) if isinstance(value, Decimal) else value if isinstance(value, str) else "")
     return None if found is None else len(found[1] or found[2] or "")
 
 
@@ -87,8 +85,8 @@ def text(number: Number) -> str:
 
 
 def decimal(number: Number, digits: int) -> str:
-    """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very small
-    and very large ones in powers of ten."""
+    """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very
+    small and very large ones in powers of ten."""
     if number.is_infinite:
         return text(number)
     if number.is_Integer or number.free_symbols:
@@ -118,7 +116,8 @@ def close_to(number: Number, digits: int) -> Number:
 
 
 def _evaluate(x: Number, known: dict[Number, Any]) -> Any:
-    """mpmath's value of an expression. What occurs twice is worked once: sympy's own way takes exponentially long here."""
+    """mpmath's value of an expression. What occurs twice is worked once: sympy's own way takes exponentially
+    long here."""
     if x in known:
         return known[x]
     if x.is_Rational:
@@ -152,9 +151,7 @@ def same(a: Number, b: Number) -> bool:
     elif abs(close_to(difference, 60)) > sympy.Float("1e-45"):
         return False
     # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
-    return (
-        difference.has(sympy.Float) or sympy.count_ops(difference) > 60 or difference.equals(0) is not False
-    )
+    return difference.has(sympy.Float) or sympy.count_ops(difference) > 60 or difference.equals(0) is not False
 
 
 def _agree(a: Number, b: Number) -> bool:
@@ -296,7 +293,8 @@ class _Reader:
         return sympy.Rational(token)
 
     def bounded(self, exponent: Number) -> Number:
-        """The size of an exponent, or of its numbers where it has an n; refuses those that would make numbers too large."""
+        """The size of an exponent, or of its numbers where it has an n; refuses those that would make numbers
+        too large."""
         terms = sympy.Add.make_args(exponent) if exponent.free_symbols else (exponent,)
         numbers = [term.as_coeff_Mul()[0] if term.free_symbols else term for term in terms]
         fits = all(number.is_finite and number.is_real for number in numbers)

@@ -17,9 +17,7 @@ _COMMON = ("kind", "title", "source", "question", "remarks", "document")
 
 def shipped() -> dict[str, str]:
     """The problems that come with clearhead: name and title, in order of name."""
-    names = sorted(
-        entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml")
-    )
+    names = sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
     return {name: Source.parse(_shipped_text(name), name).text("title") for name in names}
 
 
@@ -29,9 +27,7 @@ def solve(problem: str | Path) -> Work:
     if path.suffix != ".toml" and not path.exists():
         if not _is_shipped(str(problem)):
             known = ", ".join(shipped())
-            raise StorageError(
-                f"there is no file and no shipped problem {str(problem)!r}; shipped are {known}"
-            )
+            raise StorageError(f"there is no file and no shipped problem {str(problem)!r}; shipped are {known}")
         return solve_text(_shipped_text(str(problem)), f"{problem}.toml")
     return solve_text(read_text(path), path.name)
 

@@ -153,9 +153,7 @@ class Source:
                     f"row {i + 1} of {key} has {len(row)} numbers and row 1 has {len(rows[0])}; give each row as many",
                 )
             if len(row) > MAX_SIDE:
-                self.fail(
-                    (key, i), f"row {i + 1} of {key} has {len(row)} numbers; at most {MAX_SIDE} are worked"
-                )
+                self.fail((key, i), f"row {i + 1} of {key} has {len(row)} numbers; at most {MAX_SIDE} are worked")
             result.append([self.cell(value, (key, i)) for value in row])
         return result
 

@@ -1,9 +1,9 @@
 """The fast way and the plain way agree, forward and backward, in every dtype.
 
 The tolerance is derived: a fast path may err at most twice as much against float64 as the reference does in that dtype,
-and two roundings of the largest entry, because the reference may be exact by luck. In float64 the reference is the yardstick
-itself; there the bound is that of summing in another order: one rounding for each term of the two sums, over D and over S.
-"""
+and two roundings of the largest entry, because the reference may be exact by luck. In float64 the reference is the
+yardstick itself; there the bound is that of summing in another order: one rounding for each term of the two sums, over
+D and over S."""
 
 from __future__ import annotations
 
@@ -204,13 +204,9 @@ def test_bilinear_runs_fused():
 def test_bilinear_is_as_exact_as_the_reference_in_every_dtype(dtype):
     scores = Bilinear(7, 7, n_heads=3).double() if dtype == torch.float64 else Bilinear(7, 7, n_heads=3)
     with torch.no_grad():
-        scores.weight.copy_(
-            (scores.weight * 5).to(torch.bfloat16)
-        )  # large scores, and the same W in every dtype
+        scores.weight.copy_((scores.weight * 5).to(torch.bfloat16))  # large scores, and the same W in every dtype
     for mask in (None, causal(), window(2, 0)):
-        exact, plain, auto = in_ways(
-            ("reference", "auto"), (2, 3, 3, 13, 13, 7, 5), dtype, mask=mask, scores=scores
-        )
+        exact, plain, auto = in_ways(("reference", "auto"), (2, 3, 3, 13, 13, 7, 5), dtype, mask=mask, scores=scores)
         assert_errs_at_most_twice(auto, plain, exact, terms=20)
 
 
@@ -350,7 +346,8 @@ def test_a_low_temperature_does_not_overflow(temperature):
 
 
 def test_a_kept_row_follows_its_mask():
-    """The fused way keeps the row of a mask that is the same for all queries; a changed tensor or length makes a new one."""
+    """The fused way keeps the row of a mask that is the same for all queries; a changed tensor or length makes a
+    new one."""
     q, k, v = (torch.randn(2, 3, 7, 5) for _ in range(3))
     lengths = torch.tensor([3, 7])
     mask = padding(lengths)
@@ -363,9 +360,7 @@ def test_a_kept_row_follows_its_mask():
     torch.testing.assert_close(short, attend(q, k[:, :, :6], v[:, :, :6], mask, impl="reference"))
     with torch.inference_mode():
         attend(q, k, v, mask, impl="fused")
-    attend(
-        q.requires_grad_(), k, v, mask, impl="fused"
-    ).sum().backward()  # not the row made in inference mode
+    attend(q.requires_grad_(), k, v, mask, impl="fused").sum().backward()  # not the row made in inference mode
     assert q.grad.isfinite().all()
 
 

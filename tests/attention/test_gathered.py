@@ -55,9 +55,7 @@ def compare(shape, dtype, *, mask, **kwargs):
     # Dense pieces run in torch's fused kernel, whose float32 exponential is a short polynomial.
     ways = ("gathered", "reference", "fused") if dtype == torch.float32 else ("gathered", "reference")
     exact, fast, *plain = in_ways(ways, shape, dtype, mask=mask, **kwargs)
-    worst = [
-        max(found, key=lambda x, e=e: (x - e).abs().max()) for e, *found in zip(exact, *plain, strict=True)
-    ]
+    worst = [max(found, key=lambda x, e=e: (x - e).abs().max()) for e, *found in zip(exact, *plain, strict=True)]
     *_, T, S, D, _ = shape
     assert_errs_at_most_twice(fast, worst, exact, terms=D + max(T, S))
 
@@ -279,9 +277,7 @@ def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
         (window(2, 2) | every(4), (1031, 1033)),
         (documents(torch.arange(1031) // 100), (1031,)),
     ):
-        compiled = torch.compile(
-            lambda q, k, v, mask=mask: attend(q, k, v, mask), fullgraph=True, backend="aot_eager"
-        )
+        compiled = torch.compile(lambda q, k, v, mask=mask: attend(q, k, v, mask), fullgraph=True, backend="aot_eager")
         for length in lengths:
             inputs = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
             if len(lengths) > 1:
@@ -308,15 +304,11 @@ def test_a_compiled_model_gathers(counted):
         torch.testing.assert_close(compiled, model(ids))
 
 
-@pytest.mark.parametrize(
-    "mask", [window(2, 2), every(4), causal() | prefix(150), causal() & window(9, 0)], ids=str
-)
+@pytest.mark.parametrize("mask", [window(2, 2), every(4), causal() | prefix(150), causal() & window(9, 0)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
     """A compiled graph goes by what the operator says: in training, and with heads as a projection leaves them."""
-    made = plan_module.plan(
-        mask, LENGTH, blocking=gathered.blocking_on(torch.device("cpu"), torch.float32, 8, 8)
-    )
+    made = plan_module.plan(mask, LENGTH, blocking=gathered.blocking_on(torch.device("cpu"), torch.float32, 8, 8))
     shape = (2, LENGTH, 3, 8) if turned else (2, 3, LENGTH, 8)
     q, k, v = (x.transpose(1, 2) if turned else x for x in torch.randn(3, *shape).unbind())
     for learned in (False, True):
@@ -332,9 +324,7 @@ def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
 
 @pytest.mark.compiled
 def test_a_compiled_model_trains_gathered(counted):
-    config = replace(
-        tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=causal() & window(9, 0)
-    )
+    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=causal() & window(9, 0))
     model = config.build().eval()
     ids = torch.randint(0, 11, (1, 1031))
     torch.compiler.reset()
@@ -354,9 +344,7 @@ def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
     gradients = []
     for way in (impl, "reference"):
         module.zero_grad()
-        out = attend(
-            q, k, v, causal() & (window(9, 0) | every(64)), bias=module(1031, 1031, 0, q.device), impl=way
-        )
+        out = attend(q, k, v, causal() & (window(9, 0) | every(64)), bias=module(1031, 1031, 0, q.device), impl=way)
         out.square().sum().backward()
         gradients.append(next(module.parameters()).grad.clone())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)

@@ -1,8 +1,8 @@
 """The Triton kernels compile for a GPU, as they are launched, on a machine that has none.
 
-The interpreter runs kernels as Python; a compiler is stricter about types and shapes, and knows how much shared memory a
-block of threads has. So real launches of real plans are caught here, and what they would launch is compiled for an H100.
-"""
+The interpreter runs kernels as Python; a compiler is stricter about types and shapes, and knows how much shared memory
+a block of threads has. So real launches of real plans are caught here, and what they would launch is compiled for an
+H100."""
 
 from __future__ import annotations
 
@@ -58,31 +58,24 @@ class Compiled:
         names = self.kernel.arg_names
         given = dict(zip(names, args, strict=False)) | constants
         assert list(given) == names, "a launch gives every argument, in order"
-        constant = {
-            name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr
-        }
-        fixed = constant | {
-            name for name in names if type(given[name]) is int and given[name] == 1
-        }  # as Triton does
+        constant = {name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr}
+        fixed = constant | {name for name in names if type(given[name]) is int and given[name] == 1}  # as Triton does
         source = ASTSource(
             fn=self.kernel,
             signature={n: "constexpr" if n in fixed else kind(given[n]) for n in names},
             constexprs={(i,): given[n] for i, n in enumerate(names) if n in fixed},
             attrs={
-                (i,): [["tt.divisibility", 16]]
-                for i, n in enumerate(names)
-                if n not in fixed and aligned(given[n])
+                (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in fixed and aligned(given[n])
             },
         )
         options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
         made = triton.compile(source, target=HOPPER, options=options)
-        self.found.append(
-            Resources(self.kernel.__name__, made.metadata.shared, *resources(made.asm["cubin"]))
-        )
+        self.found.append(Resources(self.kernel.__name__, made.metadata.shared, *resources(made.asm["cubin"])))
 
 
 class Resources(NamedTuple):
-    """What a block of threads takes of a multiprocessor: bytes of shared memory; registers and spilled bytes a thread."""
+    """What a block of threads takes of a multiprocessor: bytes of shared memory; registers and spilled bytes
+    a thread."""
 
     kernel: str
     shared: int
@@ -101,9 +94,7 @@ def resources(cubin):
         file.write(cubin)
         file.flush()
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return [int(re.search(rf"{name}:(\d+)", text).group(1)) for name in ("REG", "STACK")]
 
 

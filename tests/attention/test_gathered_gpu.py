@@ -2,10 +2,9 @@
 
     python3 -m pytest tests/attention/test_gathered_gpu.py -q -p no:cacheprovider
 
-Nearly all of the time goes into compiling kernels, so the cases are shared out among processes, those that compile longest
-first, and torch's own compiler runs beside them. The tolerance is that of `test_gathered_triton.py`: at most twice the
-reference's own error in the same dtype, and two roundings of the largest entry.
-"""
+Nearly all of the time goes into compiling kernels, so the cases are shared out among processes, those that compile
+longest first, and torch's own compiler runs beside them. The tolerance is that of `test_gathered_triton.py`: at most
+twice the reference's own error in the same dtype, and two roundings of the largest entry."""
 
 from __future__ import annotations
 
@@ -125,11 +124,7 @@ def expressions(count: int) -> list[Case]:
 
 CASES = [
     *(Case(pattern.mask(1021), square(1021)) for pattern in CATALOGUE),
-    *(
-        Case(LANDMARKS, square(331, D), dtype)
-        for D in (16, 32, 64, 128, 256)
-        for dtype in (HALF, BRAIN, SINGLE)
-    ),
+    *(Case(LANDMARKS, square(331, D), dtype) for D in (16, 32, 64, 128, 256) for dtype in (HALF, BRAIN, SINGLE)),
     # Enough columns that every query sees for a dense call beside the gathered one; and the triangle.
     *(
         Case(mask, (1, 4, 2, 4099, 4099, D, D), dtype)
@@ -143,10 +138,7 @@ CASES = [
         for bias, dtype in (("ALiBi", BRAIN), ("RelativeBias", SINGLE), ("row", HALF))
         for mask in (LANDMARKS, window(2, 2) | every(4))
     ),
-    *(
-        Case(name, (2, 4, 2, 397, 397, 64, 64))
-        for name in ("padding", "documents", "allow by batch", "block by head")
-    ),
+    *(Case(name, (2, 4, 2, 397, 397, 64, 64)) for name in ("padding", "documents", "allow by batch", "block by head")),
     Case(window(3, 0) & every(16), square(331), SINGLE),  # most rows see nothing
     Case(~full(), square(331)),
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
@@ -274,8 +266,7 @@ def test_errs_at_most_twice_as_much_as_the_reference(results, number):
 def plan_of(case: Case) -> Plan:
     B, H, K, T, S, D, E = case.shape
     q, k, v = (
-        torch.empty(size, dtype=case.dtype, device="cuda")
-        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+        torch.empty(size, dtype=case.dtype, device="cuda") for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
     )
     return gathered.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
 

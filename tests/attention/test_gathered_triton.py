@@ -1,8 +1,7 @@
 """The Triton kernels, run by Triton's interpreter on the CPU, hold to the reference at tiny sizes.
 
-Triton decides when it is imported whether it interprets, so everything runs in a process of its own, which prints what it
-found. The interpreter has no bfloat16; `test_gathered_gpu.py` has it, on a GPU.
-"""
+Triton decides when it is imported whether it interprets, so everything runs in a process of its own, which prints what
+it found. The interpreter has no bfloat16; `test_gathered_gpu.py` has it, on a GPU."""
 
 from __future__ import annotations
 
@@ -180,9 +179,7 @@ def results():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed here"
-)
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
 
 
 @needs_triton

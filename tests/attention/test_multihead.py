@@ -124,9 +124,7 @@ def test_takes_any_scores_and_weights():
 
 class TestCache:
     @pytest.mark.parametrize("rotary", [None, Rotary()], ids=["plain", "rotary"])
-    @pytest.mark.parametrize(
-        "mask", [causal(), causal() & window(3, 0), causal() & (window(1, 0) | every(3))], ids=str
-    )
+    @pytest.mark.parametrize("mask", [causal(), causal() & window(3, 0), causal() & (window(1, 0) | every(3))], ids=str)
     @pytest.mark.parametrize("chunks", [[1] * 11, [5, 1, 1, 4], [11], [2, 9]], ids=str)
     def test_gives_the_same_as_no_cache(self, mask, rotary, chunks):
         for dtype, tolerance in ((F64, 1e-14), (torch.float32, 1e-6)):
@@ -152,9 +150,7 @@ class TestCache:
     def test_gradients_flow_where_keys_are_frozen(self, learned):
         layer = MultiHeadAttention(14, 2).double().requires_grad_(False)
         x, bias = torch.randn(3, 5, 14, dtype=F64), torch.randn(2, 5, 5, dtype=F64)
-        weight = (
-            bias.requires_grad_() if learned == "bias" else getattr(layer, learned).weight.requires_grad_()
-        )
+        weight = bias.requires_grad_() if learned == "bias" else getattr(layer, learned).weight.requires_grad_()
         cache, parts = KVCache(), []
         for start, stop in ((0, 2), (2, 3), (3, 5)):
             part = bias[:, start:stop, :stop]

@@ -231,9 +231,7 @@ def test_the_cells_of_a_drawing_add_up_to_what_is_computed(expression, sizes):
     heights, widths = ((torch.arange(21) * n // 20).diff().double() for n in (T, S))
     wanted = made.dense_pairs
     for lists in made.queries:
-        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(
-            1
-        )  # the last block may have few rows
+        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(1)  # the last block may have few rows
         wanted += int((there * lists.total).sum())
     assert float(heights @ shades @ widths) == pytest.approx(wanted)
 

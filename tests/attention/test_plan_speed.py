@@ -1,9 +1,9 @@
 """Planning is fast and takes memory linear in the length; at full size a plan still says exactly what the mask says.
 
-The targets on one core are 20 ms at 16,384 tokens and 0.5 s at 1,048,576 for each side of a plan, for masks with structure.
-`python -m tests.attention.test_plan_speed` prints how long the catalogue takes. The tests allow several times as much,
-because machines are shared. `scattered` hashes every pair that it names (about 0.2 µs each): it has a bound of its own.
-"""
+The targets on one core are 20 ms at 16,384 tokens and 0.5 s at 1,048,576 for each side of a plan, for masks with
+structure. `python -m tests.attention.test_plan_speed` prints how long the catalogue takes. The tests allow several
+times as much, because machines are shared. `scattered` hashes every pair that it names (about 0.2 µs each): it has a
+bound of its own."""
 
 from __future__ import annotations
 

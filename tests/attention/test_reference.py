@@ -56,13 +56,12 @@ def test_gradients_are_those_of_the_function(weights, mask):
         hard = torch.autograd.grad(attend(*inputs, mask, weights=Hard()).square().sum(), inputs[2])
         torch.testing.assert_close(grads, hard)
         return
-    assert torch.autograd.gradcheck(
-        lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs
-    )
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs)
 
 
 def test_the_deduplicating_decoder_of_the_final_exam():
-    """Deep Learning final exam, January 2025, Part 3, Problem 2.2 and 2.3: D A A <START> A D <STOP> at temperature 0."""
+    """Deep Learning final exam, January 2025, Part 3, Problem 2.2 and 2.3: D A A <START> A D <STOP> at
+    temperature 0."""
     E = torch.eye(6, 4, dtype=F64)  # A B C D <START> <STOP>: the last two embed to zero
     W = torch.tensor([[0, 3], [1, 2], [2, 1], [3, 0]], dtype=F64)
     x = E[torch.tensor([3, 0, 0, 4, 0, 3, 5])] @ W
@@ -114,9 +113,7 @@ class TestScores:
                     hidden = torch.tanh(q[:, h, i] @ W[h] + k[:, h, j] @ U[h])
                     expected[:, h, i, j] = (hidden @ u[h])[:, 0]
         torch.testing.assert_close(additive(q, k), expected)
-        assert torch.autograd.gradcheck(
-            lambda q: attend(q, k, v, causal(), scores=additive), (q.requires_grad_(),)
-        )
+        assert torch.autograd.gradcheck(lambda q: attend(q, k, v, causal(), scores=additive), (q.requires_grad_(),))
 
     def test_one_that_is_no_dot_product_goes_to_the_reference(self):
         class Distance:
@@ -210,8 +207,7 @@ def test_a_bias_of_minus_infinity_hides_at_any_temperature(temperature):
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~causal().dense(3), -math.inf)
     hidden, masked = (
-        attend(q, k, v, mask, bias=bias, weights=Softmax(temperature), impl="reference")
-        for mask in (None, causal())
+        attend(q, k, v, mask, bias=bias, weights=Softmax(temperature), impl="reference") for mask in (None, causal())
     )
     torch.testing.assert_close(hidden, masked)
     hidden.sum().backward()

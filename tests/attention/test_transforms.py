@@ -1,6 +1,5 @@
-"""`attend` and models inside of torch.func, forward-mode derivatives, a FakeTensorMode and torch.export: right, or refused
-in words.
-"""
+"""`attend` and models inside of torch.func, forward-mode derivatives, a FakeTensorMode and torch.export: right, or
+refused in words."""
 
 from __future__ import annotations
 
@@ -23,9 +22,7 @@ MASKS = [
 ]  # of the last, the first query sees nothing
 pytestmark = [
     pytest.mark.compiled,  # the type checker's hook reads shapes that transforms hide
-    pytest.mark.filterwarnings(
-        "ignore:There is a performance drop"
-    ),  # torch's CPU kernel is called row by row
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # torch's CPU kernel is called row by row
 ]
 
 
@@ -128,9 +125,7 @@ def test_jacobians_and_hessians():
 @pytest.mark.parametrize("impl", ["gathered", "fused"])
 def test_a_kernel_without_a_rule_says_so(impl):
     x = inputs(1, 1, 7, 4)[0]
-    with pytest.raises(
-        ImplementationError, match="forward mode are taken of the reference alone; reference can"
-    ):
+    with pytest.raises(ImplementationError, match="forward mode are taken of the reference alone; reference can"):
         jvp(lambda x: attend(x, x, x, window(2, 1), impl=impl), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(ImplementationError, match="reference can"):
         attend(x, x, forward_ad.make_dual(x, x), window(2, 1), impl=impl)

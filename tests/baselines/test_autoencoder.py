@@ -68,9 +68,7 @@ def test_a_bent_line_needs_hidden_layers():
 
 
 def test_forward_is_decode_of_encode_and_layers_are_where_they_should_be():
-    model = Autoencoder(
-        AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), activation=ReLU())
-    ).double()
+    model = Autoencoder(AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), activation=ReLU())).double()
     x = torch.randn(3, 13, 11, dtype=torch.float64)
     latent = model.encode(x)
     assert latent.shape == (3, 13, 2)
@@ -98,9 +96,7 @@ def test_gradients():
 @pytest.mark.bad_input
 def test_wrong_input_is_refused():
     model = Autoencoder(AutoencoderConfig(n_features=6, d_latent=2))
-    with pytest.raises(
-        ShapeError, match=r"got shape \(3, 5\), expected \(…, 6\): 6 features each; flatten images"
-    ):
+    with pytest.raises(ShapeError, match=r"got shape \(3, 5\), expected \(…, 6\): 6 features each; flatten images"):
         model(torch.randn(3, 5))
     with pytest.raises(ShapeError, match=r"got shape \(3, 6\), expected \(…, 2\): 2 latent values each"):
         model.decode(torch.randn(3, 6))
@@ -119,9 +115,7 @@ def test_wrong_configurations_are_refused():
 
 
 def test_the_configuration_round_trips():
-    config = AutoencoderConfig(
-        n_features=11, d_latent=2, hidden=(7, 5), activation=GELU(tanh=True), bias=False
-    )
+    config = AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), activation=GELU(tanh=True), bias=False)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), Autoencoder)
 

@@ -78,9 +78,7 @@ def test_conv_output_is_what_torch_does(size, kernel, stride, padding):
 
 
 def test_conv_output_refuses_what_has_no_meaning():
-    with pytest.raises(
-        ShapeError, match=r"a kernel of 5 does not fit on 3 values padded by 0; give at least 5"
-    ):
+    with pytest.raises(ShapeError, match=r"a kernel of 5 does not fit on 3 values padded by 0; give at least 5"):
         conv_output(3, 5)
     with pytest.raises(ShapeError, match="got size 3, kernel 2, stride 0"):
         conv_output(3, 2, 0)

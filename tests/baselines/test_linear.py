@@ -52,13 +52,9 @@ def test_the_ridge_optimum_is_that_of_scikit_learn(n_classes, bias):
     x, classes = data(n, d, n_classes)
     config = LogisticRegressionConfig(n_features=d, n_classes=n_classes, bias=bias)
     model = fit(LogisticRegression(config).double(), x, classes, Ridge(strength))
-    peer = Peer(C=1 / (strength * n), fit_intercept=bias, tol=1e-10, max_iter=5000).fit(
-        x.numpy(), classes.numpy()
-    )
+    peer = Peer(C=1 / (strength * n), fit_intercept=bias, tol=1e-10, max_iter=5000).fit(x.numpy(), classes.numpy())
     np.testing.assert_allclose(model.linear.weight.detach().numpy(), peer.coef_, atol=2e-5)
-    np.testing.assert_allclose(
-        model(x).softmax(-1).detach().numpy(), peer.predict_proba(x.numpy()), atol=1e-5
-    )
+    np.testing.assert_allclose(model(x).softmax(-1).detach().numpy(), peer.predict_proba(x.numpy()), atol=1e-5)
 
 
 def test_subgradient_descent_finds_the_squared_infinity_optimum():
@@ -83,9 +79,7 @@ def test_subgradient_descent_finds_the_squared_infinity_optimum():
             weight -= 2.0 / (step + 3) * torch.autograd.grad(loss, weight)[0]
     assert best.fun - 1e-9 <= lowest <= best.fun + 1e-4
     weight.data.copy_(torch.from_numpy(best.x[None, :-1]))
-    assert logistic_loss(model, x, classes, SquaredInfinity(strength)).item() == pytest.approx(
-        best.fun, abs=1e-9
-    )
+    assert logistic_loss(model, x, classes, SquaredInfinity(strength)).item() == pytest.approx(best.fun, abs=1e-9)
 
 
 @pytest.mark.parametrize("bias", [True, False])

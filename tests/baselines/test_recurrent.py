@@ -71,9 +71,7 @@ def test_a_stack_is_the_module_of_torch(cell, bidirectional, n_layers):
     ours, theirs = stack(x), peer(x)[0]
     torch.testing.assert_close(ours, theirs)
     upstream = torch.randn_like(ours)
-    torch.testing.assert_close(
-        torch.autograd.grad(ours, x, upstream)[0], torch.autograd.grad(theirs, x, upstream)[0]
-    )
+    torch.testing.assert_close(torch.autograd.grad(ours, x, upstream)[0], torch.autograd.grad(theirs, x, upstream)[0])
 
 
 @cells
@@ -104,9 +102,7 @@ def test_padding_may_stand_anywhere(cell, bidirectional):
     for row in range(2):
         kept = real[row]
         torch.testing.assert_close(out[row : row + 1, kept], stack(x[row : row + 1, kept]))
-        torch.testing.assert_close(
-            stack.summary(out, real)[row], stack.summary(stack(x[row : row + 1, kept]))[0]
-        )
+        torch.testing.assert_close(stack.summary(out, real)[row], stack.summary(stack(x[row : row + 1, kept]))[0])
     assert (out[~real] == 0).all()
     assert (stack.summary(out, real)[2] == 0).all()
 
@@ -287,9 +283,7 @@ def test_a_cache_can_be_reordered_copied_and_detached():
     out = model(new, cache=cache)
     torch.testing.assert_close(out[:, 0], model(torch.cat((tokens[rows], new), 1))[:, -1])
     assert (branch.length, cache.length) == (5, 6)
-    torch.testing.assert_close(
-        model(new[:3], cache=branch)[:, 0], model(torch.cat((tokens, new[:3]), 1))[:, -1]
-    )
+    torch.testing.assert_close(model(new[:3], cache=branch)[:, 0], model(torch.cat((tokens, new[:3]), 1))[:, -1])
     assert branch.states[0][0].requires_grad
     branch.detach()
     assert not any(x.requires_grad for state in branch.states for x in state)
@@ -298,9 +292,7 @@ def test_a_cache_can_be_reordered_copied_and_detached():
 
 @cells
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(
-    ("task", "bidirectional"), [(NextToken(), False), (Classify(5), False), (Classify(5), True)]
-)
+@pytest.mark.parametrize(("task", "bidirectional"), [(NextToken(), False), (Classify(5), False), (Classify(5), True)])
 def test_padding_changes_nothing_for_real_tokens(cell, side, task, bidirectional):
     model = build(cell=cell, n_layers=2, task=task, bidirectional=bidirectional)
     lengths = torch.tensor([11, 5, 1])
@@ -356,9 +348,7 @@ def test_wrong_input_is_refused():
         model(ids(2, 3), mask=torch.ones(2, 3, dtype=torch.bool))
     cache = RecurrentCache()
     model(ids(2, 3), cache=cache)
-    with pytest.raises(
-        ShapeError, match=r"1 layers of \(2, 7\), expected 1 of \(5, 7\); a new batch or model"
-    ):
+    with pytest.raises(ShapeError, match=r"1 layers of \(2, 7\), expected 1 of \(5, 7\); a new batch or model"):
         model(ids(5, 3), cache=cache)
     with pytest.raises(ConfigError, match="pass all of it at once"):
         build(task=Classify(3), bidirectional=True)(ids(2, 3), cache=RecurrentCache())

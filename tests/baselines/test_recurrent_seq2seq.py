@@ -41,9 +41,7 @@ def by_hand(model, source, target):
         h = behind(x[t], h)
         backward.insert(0, h)
     memory = torch.cat((torch.stack(forward), torch.stack(backward)), 1)  # (S, 2M)
-    W, U, u = (
-        p[0] for p in (model.attention.query_weight, model.attention.key_weight, model.attention.out_weight)
-    )
+    W, U, u = (p[0] for p in (model.attention.query_weight, model.attention.key_weight, model.attention.out_weight))
 
     def look(state):
         scores = torch.stack([torch.tanh(state @ W + key @ U) @ u[:, 0] for key in memory])
@@ -117,9 +115,7 @@ def test_step_by_step_is_the_whole(cell, order, bidirectional):
     mask = padding(torch.tensor([11, 5, 7]))
     memory = model.encode(source, mask=mask)
     cache = RecurrentCache()
-    pieces = [
-        model.decode(piece, memory, memory_mask=mask, cache=cache) for piece in target.split((1, 3, 1, 8), 1)
-    ]
+    pieces = [model.decode(piece, memory, memory_mask=mask, cache=cache) for piece in target.split((1, 3, 1, 8), 1)]
     assert cache.length == 13
     torch.testing.assert_close(torch.cat(pieces, 1), model(source, target, source_mask=mask))
 

@@ -15,9 +15,7 @@ from clearhead.bench.sparse import Options
 from clearhead.bench.sparse_masks import CATALOGUE
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-TINY = Options(
-    lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6
-)
+TINY = Options(lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6)
 ROW = auto.Row(
     name="a",
     length=37,

@@ -18,9 +18,7 @@ from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.bench.sparse_rows import Row, read_rows
 from clearhead.errors import StorageError
 
-TINY = Options(
-    lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6
-)
+TINY = Options(lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6)
 
 
 @pytest.fixture

@@ -49,17 +49,13 @@ def test_chance_of_no_winner_by_enumeration():
     from clearhead.claims.scores_and_scaling import chance_of_no_winner
 
     signs = list(product((-1, 1), repeat=2))
-    gaps = [
-        sum(a * (b - c) for a, b, c in zip(q, k, l, strict=True)) for q in signs for k in signs for l in signs
-    ]
+    gaps = [sum(a * (b - c) for a, b, c in zip(q, k, l, strict=True)) for q in signs for k in signs for l in signs]
     expected = Fraction(sum(abs(x) <= math.log(99) for x in gaps), len(gaps))
     assert chance_of_no_winner(2, 99) == expected
 
 
 def test_drawings():
-    lines = Lines(
-        "a <title>", "x", "y", (1, 10, 100), {"up": (0.0, 1.0, 2.0), "down": (3.0, 2.0, 1.0)}, log_x=True
-    )
+    lines = Lines("a <title>", "x", "y", (1, 10, 100), {"up": (0.0, 1.0, 2.0), "down": (3.0, 2.0, 1.0)}, log_x=True)
     assert lines.svg().count("<polyline") == 2
     assert "a &lt;title&gt;" in lines.svg()
     assert "▁" in lines.text().splitlines()[1][:8]

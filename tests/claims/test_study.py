@@ -1,4 +1,5 @@
-"""The study of Transformer against convolution: a tiny one is made here, and the claims are judged from made-up outcomes."""
+"""The study of Transformer against convolution: a tiny one is made here, and the claims are judged from
+made-up outcomes."""
 
 from __future__ import annotations
 
@@ -141,9 +142,7 @@ def test_moved_patches_are_the_same_patches_in_one_other_order():
 
     def patches(images):
         return [
-            images[:, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten(1).tolist()
-            for i in range(2)
-            for j in range(3)
+            images[:, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten(1).tolist() for i in range(2) for j in range(3)
         ]
 
     assert sorted(map(str, patches(x))) == sorted(map(str, patches(y)))
@@ -248,9 +247,7 @@ def test_as_many_pictures_as_the_curve_says(monkeypatch):
     found = made_up(vit=(0.201, 0.301, 0.501, 0.701, 0.901))  # seeds 0, 1, 2 take off 0, 0.001 and 0.002
     monkeypatch.setattr(data_efficiency, "study", lambda: found)
     assert data_efficiency.times_as_many(250, 0.30, SIZES) == pytest.approx(4.0)  # reached with 1,000
-    assert data_efficiency.times_as_many(1_000, 0.40, SIZES) == pytest.approx(
-        2.0
-    )  # half way from 1,000 to 4,000
+    assert data_efficiency.times_as_many(1_000, 0.40, SIZES) == pytest.approx(2.0)  # half way from 1,000 to 4,000
     assert data_efficiency.times_as_many(4_000, 0.95, SIZES) is None
     assert data_efficiency.times_as_many(1_000, 0.1, SIZES) == 0.25
 

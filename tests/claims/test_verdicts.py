@@ -28,9 +28,7 @@ from clearhead.claims.ledger import Claim, judge
 
 
 def made(when: str = "") -> Claim:
-    return Claim(
-        id="x", source="s", place="p", says="says", method="m", when=when, theme="t", function=lambda t: None
-    )
+    return Claim(id="x", source="s", place="p", says="says", method="m", when=when, theme="t", function=lambda t: None)
 
 
 def test_all_cases_right():

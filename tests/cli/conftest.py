@@ -1,4 +1,5 @@
-"""The command line, run inside the test's own process (importing torch once), with what it prints and its exit status."""
+"""The command line, run inside the test's own process (importing torch once), with what it prints and its
+exit status."""
 
 from __future__ import annotations
 

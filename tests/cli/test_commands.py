@@ -121,9 +121,7 @@ class TestMask:
         assert ran.json["allowed"] == window + older
 
     def test_other_sizes_and_svg(self, cli, tmp_path):
-        ran = cli(
-            "mask", "causal()", "-n", 3, "--keys", 7, "--offset", 4, "--svg", tmp_path / "m.svg", "--json"
-        )
+        ran = cli("mask", "causal()", "-n", 3, "--keys", 7, "--offset", 4, "--svg", tmp_path / "m.svg", "--json")
         assert ran.json["allowed"] == 5 + 6 + 7
         ET.parse(tmp_path / "m.svg")
 
@@ -133,9 +131,7 @@ class TestMask:
         assert "pairs allowed" in ran.out
         assert "blocks of 64 neighbouring queries" in ran.out
         assert "as it is planned" in ran.out
-        told = cli(
-            "mask", "window(2, 2) | every(4)", "-n", 4096, "--plan", "--device", "cuda", "--json"
-        ).json["plan"]
+        told = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan", "--device", "cuda", "--json").json["plan"]
         assert told["computed"] == told["dense"] + told["gathered"] >= told["density"] * 4096**2 * 0.999
         assert "NVIDIA H200" in told["words"]
 
@@ -168,9 +164,7 @@ class TestModels:
     def test_lists_what_is_in_the_box(self, cli):
         cards = cli("models", "--json").json
         assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup"}
-        assert all(
-            card["weights"] > 0 and card["command"].startswith("clearhead train") for card in cards.values()
-        )
+        assert all(card["weights"] > 0 and card["command"].startswith("clearhead train") for card in cards.values())
         assert "en-es" in cli("models").out
         assert "licence" in cli("models", "en-es").out
 
@@ -197,10 +191,7 @@ class TestModels:
         assert cli("generate", "D A A", "--model", "sort-dedup").out == "A D\n"
         first = cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         assert first["tokens"] == 20
-        assert (
-            first
-            == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
-        )
+        assert first == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
 
     def test_generate_shows_each_character_once_when_all_of_it_is_there(self, cli, tmp_path):
         """Characters of several bytes, of which a model that knows nothing makes whole ones and torn ones."""
@@ -257,14 +248,9 @@ class TestModels:
         (tmp_path / "config.toml").touch()
         ran = cli("models", tmp_path)
         assert ran.code == 1
-        assert (
-            ran.err
-            == f"clearhead: {tmp_path} has no card; measure the model with: clearhead evaluate {tmp_path}\n"
-        )
+        assert ran.err == f"clearhead: {tmp_path} has no card; measure the model with: clearhead evaluate {tmp_path}\n"
 
-    @pytest.mark.parametrize(
-        "command", [["train", "digits"], ["train-tokenizer", "book.txt"], ["data", "shakespeare"]]
-    )
+    @pytest.mark.parametrize("command", [["train", "digits"], ["train-tokenizer", "book.txt"], ["data", "shakespeare"]])
     def test_a_folder_that_cannot_be_made_is_one_line(self, cli, tmp_path, monkeypatch, command):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "book.txt").write_text("some text\n" * 7)
@@ -282,9 +268,7 @@ class TestTrain:
         sets = [part for item in settings for part in ("--set", item)]
         ran = cli("train", "sort-dedup", "--out", name, *sets, "--set", "n_validation=16")
         assert ran.code == 0
-        assert [line.split() for line in ran.out.splitlines() if line.startswith("folder")] == [
-            ["folder", name]
-        ]
+        assert [line.split() for line in ran.out.splitlines() if line.startswith("folder")] == [["folder", name]]
         assert f"finished: the model is in {name}/model" in ran.out
 
     def test_from_the_command_line_to_a_model_that_answers(self, cli, tmp_path):
@@ -335,9 +319,7 @@ class TestData:
 
     def test_trains_a_tokenizer(self, cli, tmp_path):
         (tmp_path / "t.txt").write_text("the cat sat on the mat\n" * 50, encoding="utf-8")
-        ran = cli(
-            "train-tokenizer", tmp_path / "t.txt", "--out", tmp_path / "tok", "--vocab-size", 270, "--json"
-        )
+        ran = cli("train-tokenizer", tmp_path / "t.txt", "--out", tmp_path / "tok", "--vocab-size", 270, "--json")
         assert ran.json["vocab_size"] <= 270
         assert (tmp_path / "tok" / "tokenizer.json").is_file()
 
@@ -385,9 +367,7 @@ def test_a_device_that_is_not_here_is_refused_in_one_line(cli, monkeypatch, tmp_
 
 def test_masks_are_measured_at_the_sizes_asked_for(cli, tmp_path):
     out = tmp_path / "sparse.json"
-    ran = cli(
-        "bench", "sparse", "--length", 23, "--length", 37, "--width", 8, "--device", "cpu", "--out", out
-    )
+    ran = cli("bench", "sparse", "--length", 23, "--length", 37, "--width", 8, "--device", "cpu", "--out", out)
     assert ran.code == 0
     rows = json.loads(out.read_text())["rows"]
     assert {(row["length"], row["width"]) for row in rows} == {(23, 8), (37, 8)}

@@ -1,4 +1,5 @@
-"""Many pairs to a row: each once, whole, apart from its neighbours; and a model learns the same as from padded batches."""
+"""Many pairs to a row: each once, whole, apart from its neighbours; and a model learns the same as from
+padded batches."""
 
 from __future__ import annotations
 

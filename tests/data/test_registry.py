@@ -50,9 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
-            self.send_header(
-                "Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}"
-            )
+            self.send_header("Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}")
         else:
             self.send_response(200)
         body = server.content[start:]
@@ -89,9 +87,7 @@ def _names(folder):
 
 def test_a_file_arrives_whole_and_is_not_fetched_again(server, tmp_path):
     seen = []
-    path = fetch_file(
-        _remote(server), tmp_path / "new", progress=lambda have, total: seen.append((have, total))
-    )
+    path = fetch_file(_remote(server), tmp_path / "new", progress=lambda have, total: seen.append((have, total)))
     assert path.read_bytes() == CONTENT
     assert _names(tmp_path / "new") == ["data.bin"]
     assert seen[-1] == (len(CONTENT), len(CONTENT))
@@ -165,9 +161,7 @@ def test_answers_of_the_server(server, tmp_path):
     server.statuses = [503]
     assert fetch_file(_remote(server), tmp_path, pause=0.0).read_bytes() == CONTENT
     server.statuses = [404]
-    with pytest.raises(
-        StorageError, match=r"answered 404 Not Found: the file may have moved; get it by hand"
-    ):
+    with pytest.raises(StorageError, match=r"answered 404 Not Found: the file may have moved; get it by hand"):
         fetch_file(_remote(server, name="other.bin"), tmp_path)
     assert len(server.log) == 3
 
@@ -176,9 +170,7 @@ def test_no_server_at_all(tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
         port = closed.server_port
     remote = Remote(url=f"http://127.0.0.1:{port}/a", name="a")
-    with pytest.raises(
-        StorageError, match=r"could not be fetched .*refused.* after 2 tries; 0 bytes are kept"
-    ):
+    with pytest.raises(StorageError, match=r"could not be fetched .*refused.* after 2 tries; 0 bytes are kept"):
         fetch_file(remote, tmp_path, tries=2, pause=0.0)
 
 
@@ -208,9 +200,7 @@ def test_without_a_checksum_the_structure_is_checked(server, tmp_path):
     assert [path.read_bytes() for path in fetch(item, tmp_path)] == [b"Go.\tVe.\n"]
     (tmp_path / "pairs.tsv").unlink()
     server.content = b"<html>moved</html>"
-    with pytest.raises(
-        StorageError, match=r"what arrived for pairs is not such data .*kept as .*pairs\.tsv\.bad"
-    ):
+    with pytest.raises(StorageError, match=r"what arrived for pairs is not such data .*kept as .*pairs\.tsv\.bad"):
         fetch(item, tmp_path, tries=1)
     assert _names(tmp_path) == ["pairs.tsv.bad"]
 

@@ -36,9 +36,7 @@ def test_letters_go_on_after_z():
     assert len(set(names)) == len(names)
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=11), min_size=1, max_size=7), st.integers(1, 5)
-)
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=11), min_size=1, max_size=7), st.integers(1, 5))
 def test_batches_are_what_sorted_set_says(rows, multiple):
     width = max(map(len, rows))
     # What lies beyond a row's length is noise on purpose: it must not matter.

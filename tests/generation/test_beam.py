@@ -65,7 +65,8 @@ def test_a_wide_beam_is_exhaustive_search(alpha, stops):
     data=st.data(),
 )
 def test_it_is_the_plain_search(vocab, width, max_new, n_stops, alpha, seed, data):
-    """The early end changes no answer: the plain search has none. Rows end when they end, and do not disturb each other."""
+    """The early end changes no answer: the plain search has none. Rows end when they end, and do not disturb
+    each other."""
     stops = tuple(range(min(n_stops, vocab)))
     n_best = data.draw(st.integers(1, width))
     prompts = torch.randint(vocab, (3, 2), generator=torch.Generator().manual_seed(seed))
@@ -133,7 +134,8 @@ def test_it_ends_when_nothing_alive_can_win():
     stepper = Counted(certain({1: 4, 2: 0}), torch.tensor([[3], [2]]))
     result = search(stepper, how=Beam(3), max_new=101, stop=0)
     assert [ids.tolist() for ids in result.best] == [[4], [4]]
-    # The two certain ids, then a live beginning at −20 over at most 101 ids cannot beat −0.0… : one step, not a hundred.
+    # The two certain ids, then a live beginning at −20 over at most 101 ids cannot beat −0.0… : one step, not
+    # a hundred.
     assert len(stepper.rows) == 1
 
 
@@ -148,9 +150,7 @@ def test_the_bound_counts_the_longest_that_could_come():
             out[:, 1] = 0.0
         return out
 
-    result = search(
-        Recompute(logits, torch.tensor([[2]])), how=Beam(3, length_penalty=1.0), max_new=23, stop=0
-    )
+    result = search(Recompute(logits, torch.tensor([[2]])), how=Beam(3, length_penalty=1.0), max_new=23, stop=0)
     assert result.ids.tolist() == [[[1] * 23]]
     assert not result.finished.any()
     assert float(result.scores) == pytest.approx(math.log(0.3) / 23)

@@ -130,9 +130,7 @@ def test_more_prompts_change_no_row_of_a_sample(kind, name):
         assert torch.equal(fewer.ids, together.ids[:n])
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("continue", "learned"), ("continue", "every"), ("read", "rotary")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("continue", "learned"), ("continue", "every"), ("read", "rotary")])
 @pytest.mark.parametrize("how", STRATEGIES[:2], ids=lambda how: type(how).__name__)
 def test_a_stream_is_the_same_step_by_step(kind, name, how):
     model, rows, start = build(kind, name)
@@ -221,7 +219,8 @@ def test_rows_that_ended_leave_the_batch():
 
 
 def test_a_bidirectional_pattern_is_recomputed():
-    """Where a token's keys come after it, its values change with every step: the cache is not used, whatever was asked."""
+    """Where a token's keys come after it, its values change with every step: the cache is not used, whatever
+    was asked."""
     model = decoder(mask=window(3, 1))
     assert count_tokens(model, lambda: generate(model, [1, 2, 3], max_new=4)) == [3, 4, 5, 6]
 

@@ -99,9 +99,7 @@ def test_the_models_agree(pair):
 def test_greedy(pair):
     theirs, ours = pair
     ids, mask = padded_left(ROWS)
-    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=31, do_sample=False)[
-        :, ids.shape[1] :
-    ]
+    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=31, do_sample=False)[:, ids.shape[1] :]
     found = generate(ours, ROWS, how=Greedy(), max_new=31, stop=STOP)
     assert [row.tolist() for row in found.best] == [without_stop(row) for row in expected]
     assert 0 < int(found.finished.sum()) < len(ROWS)

@@ -111,15 +111,11 @@ def test_what_runs_off_a_table_of_positions_is_refused_at_once():
     fits = generate(model, rows, max_new=22)  # 40 + 22 − 1 = 61: the last new id is not read again
     assert fits.ids.shape[-1] == 22
     model.embedding.register_forward_hook(lambda *_: pytest.fail("the model ran"))
-    with says(
-        errors.ShapeError, "prompt 1 has 40 ids and max_new is 23, which needs 62 positions, but the model's"
-    ):
+    with says(errors.ShapeError, "prompt 1 has 40 ids and max_new is 23, which needs 62 positions, but the model's"):
         generate(model, rows, max_new=23)
     with says(errors.ShapeError, "give max_new=22 or less"):
         generate(model, rows, max_new=23)
-    with says(
-        errors.ShapeError, "prompt 0 has 62 ids, but the model's table of learned positions has 61 rows"
-    ):
+    with says(errors.ShapeError, "prompt 0 has 62 ids, but the model's table of learned positions has 61 rows"):
         generate(model, [[1] * 62], max_new=1)
 
 
@@ -132,9 +128,7 @@ def test_an_encoder_decoder_is_refused_what_it_cannot_do():
             generate(model, [[1]], start=start)
     with says(errors.ShapeError, "prompt 0 holds the id 19, but the model's vocabulary is 0 … 18"):
         generate(model, [[19]], start=1)
-    with says(
-        errors.ShapeError, "prompt 0 has 14 ids, but the model's table of learned positions has 13 rows"
-    ):
+    with says(errors.ShapeError, "prompt 0 has 14 ids, but the model's table of learned positions has 13 rows"):
         generate(model, [[1] * 14], start=1, max_new=3)
     with says(errors.ShapeError, "start has 1 ids and max_new is 14, which needs 14 positions"):
         generate(model, [[1] * 3], start=1, max_new=14)
@@ -164,9 +158,7 @@ def test_beam_search_is_not_streamed():
 @pytest.mark.parametrize("how", [Greedy(), Beam(2)], ids=str)
 def test_foreign_steppers_are_looked_at(how):
     prompt = torch.tensor([[1]])
-    with says(
-        errors.DtypeError, "got a function; expected a Stepper, with begin(), step(ids) and reorder(rows)"
-    ):
+    with says(errors.DtypeError, "got a function; expected a Stepper, with begin(), step(ids) and reorder(rows)"):
         search(chaotic(5), how=how)
     with says(errors.ConfigError, "stop id 9 can never be generated: the vocabulary has 5 ids (0 … 4)"):
         search(Recompute(chaotic(5), prompt), how=how, stop=[2, 9])

@@ -108,7 +108,8 @@ def test_frequencies_are_the_probabilities(how):
 
 
 def test_steps_and_rows_draw_independently():
-    """Pairs of consecutive ids of a uniform model, over rows and over steps, are uniform over all pairs (χ², 99.9 %)."""
+    """Pairs of consecutive ids of a uniform model, over rows and over steps, are uniform over all pairs (χ²,
+    99.9 %)."""
     vocab = 5
     result = search(
         Recompute(lambda ids: torch.zeros(len(ids), vocab), torch.zeros(2003, 1, dtype=torch.int64)),
@@ -136,9 +137,7 @@ def test_global_randomness_is_neither_used_nor_moved():
     first = search(Recompute(chaotic(13), torch.tensor([[1]])), how=Sample(), max_new=17).ids
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(12345)
-    assert torch.equal(
-        search(Recompute(chaotic(13), torch.tensor([[1]])), how=Sample(), max_new=17).ids, first
-    )
+    assert torch.equal(search(Recompute(chaotic(13), torch.tensor([[1]])), how=Sample(), max_new=17).ids, first)
 
 
 def test_a_rows_luck_does_not_depend_on_the_others_or_on_max_new():
@@ -173,8 +172,6 @@ def test_log_probs_are_the_models_own():
     logits = chaotic(7, seed=1)
     result = search(Recompute(logits, torch.tensor([[3]])), how=Sample(0.5, top_k=2), max_new=5)
     ids = result.ids[0, 0].tolist()
-    expected = [
-        float(logits(torch.tensor([[3, *ids[:n]]]))[0].log_softmax(-1)[id_]) for n, id_ in enumerate(ids)
-    ]
+    expected = [float(logits(torch.tensor([[3, *ids[:n]]]))[0].log_softmax(-1)[id_]) for n, id_ in enumerate(ids)]
     assert result.log_probs[0, 0].tolist() == pytest.approx(expected)
     assert float(result.scores) == pytest.approx(math.fsum(expected))

@@ -28,10 +28,7 @@ def test_the_python_runs(code, tmp_path, monkeypatch):
 
 def test_the_commands_exist():
     lines = [
-        line.split("#")[0]
-        for block in fenced("sh")
-        for line in block.splitlines()
-        if line.startswith("clearhead")
+        line.split("#")[0] for block in fenced("sh") for line in block.splitlines() if line.startswith("clearhead")
     ]
     assert len(lines) > 10
     for line in lines:

@@ -51,9 +51,7 @@ def test_tokens_start_with_unit_rows():
 
 @pytest.mark.parametrize(("wrong", "shown"), [(11, "11"), (-1, "-1"), (10**12, "1000000000000")])
 def test_ids_outside_the_vocabulary_are_refused(wrong, shown):
-    with pytest.raises(
-        ShapeError, match=rf"ids hold {shown}, but the vocabulary has 11 tokens; expected 0 … 10"
-    ):
+    with pytest.raises(ShapeError, match=rf"ids hold {shown}, but the vocabulary has 11 tokens; expected 0 … 10"):
         TokenEmbedding(11, 5)(torch.tensor([[3, wrong, 0]]))
 
 
@@ -136,23 +134,17 @@ def test_no_images():
 
 @pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9), (2, 3), (0, 3)])
 def test_sizes_that_do_not_divide_are_refused(height, width):
-    with pytest.raises(
-        ShapeError, match=f"image is {height} × {width} pixels; expected multiples of the patch, 3"
-    ):
+    with pytest.raises(ShapeError, match=f"image is {height} × {width} pixels; expected multiples of the patch, 3"):
         PatchEmbedding(2, 3, 5)(torch.zeros(1, 2, height, width))
 
 
 def test_wrong_images_are_refused(unchecked):
     embedding = PatchEmbedding(2, 3, 5)
-    with pytest.raises(
-        ShapeError, match=r"images have shape \(1, 3, 6, 9\); expected \(B, 2, height, width\)"
-    ):
+    with pytest.raises(ShapeError, match=r"images have shape \(1, 3, 6, 9\); expected \(B, 2, height, width\)"):
         embedding(torch.zeros(1, 3, 6, 9))
     with pytest.raises(ShapeError, match=r"images have shape \(2, 6, 9\)"):
         embedding(torch.zeros(2, 6, 9))
-    with pytest.raises(
-        DtypeError, match=r"images are torch.uint8; expected floating point.*images.float\(\) / 255"
-    ):
+    with pytest.raises(DtypeError, match=r"images are torch.uint8; expected floating point.*images.float\(\) / 255"):
         embedding(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))
 
 
@@ -161,6 +153,4 @@ def test_embeddings_compile_whole():
     tokens, patches = TokenEmbedding(11, 5, scaled=True), PatchEmbedding(2, 3, 5)
     ids, images = torch.randint(11, (2, 3)), torch.randn(2, 2, 6, 9)
     torch.testing.assert_close(torch.compile(tokens, fullgraph=True, backend="aot_eager")(ids), tokens(ids))
-    torch.testing.assert_close(
-        torch.compile(patches, fullgraph=True, backend="aot_eager")(images), patches(images)
-    )
+    torch.testing.assert_close(torch.compile(patches, fullgraph=True, backend="aot_eager")(images), patches(images))

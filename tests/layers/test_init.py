@@ -44,11 +44,7 @@ def assert_spread(weight: torch.Tensor, std: float, kurtosis: float) -> None:
 
 def weights(model: Model) -> dict[str, torch.Tensor]:
     """Everything that a choice sets: all but norms, biases and the stray parameter."""
-    return {
-        name: p
-        for name, p in model.named_parameters()
-        if p.ndim == 2 and "norm" not in name and name != "other"
-    }
+    return {name: p for name, p in model.named_parameters() if p.ndim == 2 and "norm" not in name and name != "other"}
 
 
 def test_xavier():
@@ -66,9 +62,7 @@ def cut_normal_moments() -> tuple[float, float]:
     steps = 100_000
     at = [(-2 + 4 * (i + 0.5) / steps) for i in range(steps)]
     density = [math.exp(-t * t / 2) for t in at]
-    second, fourth = (
-        sum(d * t**power for d, t in zip(density, at, strict=True)) / sum(density) for power in (2, 4)
-    )
+    second, fourth = (sum(d * t**power for d, t in zip(density, at, strict=True)) / sum(density) for power in (2, 4))
     return second, fourth / second**2
 
 

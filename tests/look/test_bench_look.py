@@ -39,9 +39,7 @@ def test_a_row_holds_only_within_its_bounds():
 
 def test_the_command_speaks_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("clearhead.bench.look.options_for", lambda device: SMALL)
-    monkeypatch.setattr(
-        sys, "argv", ["clearhead", "bench", "look", "--out", str(tmp_path / "look.json"), "--json"]
-    )
+    monkeypatch.setattr(sys, "argv", ["clearhead", "bench", "look", "--out", str(tmp_path / "look.json"), "--json"])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code in (0, None)

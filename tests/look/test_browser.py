@@ -24,11 +24,7 @@ from clearhead.masks import causal
 from tests.look.test_views import softmax
 
 BROWSER = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
-        if (found := shutil.which(name))
-    ),
+    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
     None,
 )
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")

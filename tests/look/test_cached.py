@@ -73,9 +73,7 @@ def test_rows_and_heads_of_a_stitched_run():
     t = in_steps(model, ids, [5, 1, 2, 3])
     whole = t.weights("blocks.1.attention")
     rows = [10, 4, 5, 0, 7]
-    torch.testing.assert_close(
-        t.weights("blocks.1.attention", heads=[4, 0], rows=rows), whole[:, [4, 0]][:, :, rows]
-    )
+    torch.testing.assert_close(t.weights("blocks.1.attention", heads=[4, 0], rows=rows), whole[:, [4, 0]][:, :, rows])
     pieces = torch.cat([piece for _, piece in t.blocks("blocks.1.attention", 3)], 1)
     torch.testing.assert_close(pieces, whole[:, 3])
     assert t.weights("blocks.1.attention", rows=[]).shape == (3, 6, 0, 11)
@@ -280,9 +278,7 @@ def test_whatever_happens_to_a_cache_the_picture_follows(data):
                 length = data.draw(st.integers(1, cache.length - 1), label="length")
                 cache.truncate(length)
                 wanted.truncate(length)
-        newest = torch.randint(
-            31, (len(wanted.live), 1)
-        )  # what was truncated is void once there is something else
+        newest = torch.randint(31, (len(wanted.live), 1))  # what was truncated is void once there is something else
         model(newest, cache=cache)
         wanted.add(newest)
     picture, outputs = t.weights(path), t.output("blocks.0")

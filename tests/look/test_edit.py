@@ -23,9 +23,7 @@ PATTERNS = ("blocks.*.output", "blocks.*.attention.weights", "output")
 
 
 def decoder():
-    return (
-        Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=3, n_kv_heads=2)).double().eval()
-    )
+    return Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=3, n_kv_heads=2)).double().eval()
 
 
 def traced(model, ids, *edits, patterns=PATTERNS):
@@ -275,9 +273,9 @@ def test_a_comparison_says_what_moved():
     torch.testing.assert_close(weights["blocks.2.attention"], shift)
     assert (weights["blocks.2.attention"][..., :4] == 0).all()
     assert weights["blocks.2.attention"][..., 4:].max() > 0
-    kl = F.kl_div(
-        after_logits.log_softmax(-1), before_logits.log_softmax(-1), log_target=True, reduction="none"
-    ).sum(-1)
+    kl = F.kl_div(after_logits.log_softmax(-1), before_logits.log_softmax(-1), log_target=True, reduction="none").sum(
+        -1
+    )
     torch.testing.assert_close(found.logits.kl, kl.clamp(min=0))
     assert torch.equal(found.logits.changed, before_logits.argmax(-1) != after_logits.argmax(-1))
     text = str(found)
@@ -300,9 +298,7 @@ def test_a_comparison_of_classifiers():
 @pytest.mark.bad_input
 def test_what_cannot_be_edited_or_compared():
     model, ids = decoder(), torch.randint(31, (3, 7))
-    with pytest.raises(
-        ConfigError, match=r"'blocks.9' is not recorded: the model has no module of that name"
-    ):
+    with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded: the model has no module of that name"):
         look.trace(model).edit("blocks.9", look.Zero())
     with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6"):
         traced(model, ids, (LAYER, look.Zero(heads=6)))
@@ -313,9 +309,7 @@ def test_what_cannot_be_edited_or_compared():
     with pytest.raises(ConfigError, match="got a Decoder; expected the trace of another run"):
         traced(model, ids, (BLOCK, look.Patch(model)))
     short = traced(model, ids[:, :3])[1]
-    with pytest.raises(
-        ShapeError, match=r"position 6 of blocks.0 is to be patched from a run of 3 positions"
-    ):
+    with pytest.raises(ShapeError, match=r"position 6 of blocks.0 is to be patched from a run of 3 positions"):
         traced(model, ids, (BLOCK, look.Patch(short)))
     with look.trace(model) as t:
         t.edit(BLOCK, look.Zero(positions=[-1]))

@@ -1,4 +1,5 @@
-"""Modules that are not ours: torch's layers against the weights they return, a transformers GPT-2 against its eager way."""
+"""Modules that are not ours: torch's layers against the weights they return, a transformers GPT-2 against its
+eager way."""
 
 from __future__ import annotations
 
@@ -154,9 +155,7 @@ def test_a_module_that_calls_torchs_function(name):
     arguments = ARGUMENTS[name]
     model = nn.Sequential(nn.Linear(M, M), OwnAttention()).double()
     x = torch.randn(B, T, M, dtype=torch.float64)
-    arguments = {
-        k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in arguments.items()
-    }
+    arguments = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in arguments.items()}
     with torch.no_grad(), look.trace(model) as t:
         out = model[1](model[0](x), **arguments)
     assert t.paths == ["1"]
@@ -257,9 +256,7 @@ def test_a_head_of_gpt2_ablated(gpt2):
         t.edit("transformer.h.1.attn", look.Zero(heads=[2]))
         logits = gpt2(ids).logits
     torch.testing.assert_close(logits, wanted)
-    assert t.difference("transformer.h.1.attn") <= t.tolerance(
-        "transformer.h.1.attn"
-    )  # of what ran, not of the edit
+    assert t.difference("transformer.h.1.attn") <= t.tolerance("transformer.h.1.attn")  # of what ran, not of the edit
     assert (t.heads("transformer.h.1.attn")[:, 2] == 0).all()
     with torch.no_grad():
         assert (gpt2(ids).logits - logits).abs().max() > 1e-5

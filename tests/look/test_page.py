@@ -84,9 +84,7 @@ class TestPacking:
         assert stored["tile"] == [tall, wide]
         assert stored["tiles"] == [6, 7]
         for h, weights in enumerate(matrices):
-            parts = [
-                [weights[i : i + tall, j : j + wide] for j in range(0, 19, wide)] for i in range(0, 23, tall)
-            ]
+            parts = [[weights[i : i + tall, j : j + wide] for j in range(0, 19, wide)] for i in range(0, 23, tall)]
             largest = torch.tensor([[float(part.max()) for part in line] for line in parts])
             mean = torch.tensor([[float(part.mean()) for part in line] for line in parts])
             torch.testing.assert_close(bytes_of(stored["largest"][h]).view(6, 7), quantise(largest, 8))
@@ -95,17 +93,13 @@ class TestPacking:
             keys = bytes_of(stored["keys"][h]).view(23, 4, 2).int()
             keys = keys[..., 0] + 256 * keys[..., 1]
             torch.testing.assert_close(keys, weights.topk(4).indices.int())
-            torch.testing.assert_close(
-                bytes_of(stored["weights"][h]).view(23, 4), quantise(weights.topk(4).values, 8)
-            )
+            torch.testing.assert_close(bytes_of(stored["weights"][h]).view(23, 4), quantise(weights.topk(4).values, 8))
 
     def test_the_plan_follows_the_size(self):
         def of(T: int, layers: int, H: int) -> Plan:
             blank = Picture.of(torch.zeros(H, 1, 1), ["x"])
             tokens = ("x",) * T
-            big = Picture(
-                path="x", rows=tokens, columns=tokens, n_heads=H, block=blank.block, places=blank.places
-            )
+            big = Picture(path="x", rows=tokens, columns=tokens, n_heads=H, block=blank.block, places=blank.places)
             return plan([big] * layers)
 
         assert of(12, 12, 8) == Plan(bits=16)
@@ -140,10 +134,7 @@ class TestPage:
             projection = model.get_submodule(path).o_proj.weight.detach()
             values = t.values(path)[1].detach()
             by_hand = torch.tensor(
-                [
-                    [float((projection[:, 4 * h : 4 * h + 4] @ values[h, j]).norm()) for j in range(7)]
-                    for h in range(6)
-                ]
+                [[float((projection[:, 4 * h : 4 * h + 4] @ values[h, j]).norm()) for j in range(7)] for h in range(6)]
             )
             written = one["written"]["most"] * decoded(one["written"]["data"], 16, 6, 7)
             torch.testing.assert_close(written, by_hand.double(), rtol=1e-3, atol=1e-3)
@@ -252,9 +243,7 @@ class TestPictures:
         prompt = torch.tensor([[5, 3, 11]])
         with torch.no_grad(), trace(model) as steps:
             made = generate(model, prompt, max_new=5)
-        whole = torch.cat((prompt, made.best[0][None]), dim=1)[
-            :, :-1
-        ]  # the last token was written, never read
+        whole = torch.cat((prompt, made.best[0][None]), dim=1)[:, :-1]  # the last token was written, never read
         with torch.no_grad(), trace(model) as once:
             model(whole)
         names = [f"t{i}" for i in whole[0].tolist()]

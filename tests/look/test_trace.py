@@ -88,9 +88,7 @@ def test_nothing_is_kept_that_was_not_asked_for():
     model = decoder(n_kv_heads=6)
     made: list[weakref.ref] = []
     for layer in (block.attention for block in model.blocks):
-        layer.q_proj.register_forward_hook(
-            lambda m, args, out: made.append(weakref.ref(out.untyped_storage()))
-        )
+        layer.q_proj.register_forward_hook(lambda m, args, out: made.append(weakref.ref(out.untyped_storage())))
     with torch.no_grad(), look.trace(model, "blocks.1.attention") as t:
         model(torch.randint(31, (3, 7)))
     gc.collect()
@@ -267,9 +265,7 @@ def test_a_module_called_output_is_meant_before_the_ending():
 
 
 def test_heatmap():
-    picture = look.heatmap(
-        torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."]
-    )
+    picture = look.heatmap(torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."])
     assert picture.splitlines() == ["      Hello world .", " Hola █████", "mundo ····· ▒▒▒▒▒ ··"]
 
 

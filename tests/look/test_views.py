@@ -32,9 +32,7 @@ class TestMeasures:
 
     def test_distance_is_the_mean_of_the_gaps(self):
         weights = softmax(2, 5, 7)
-        by_hand = [
-            [sum(weights[h, i, j].item() * abs(i - j) for j in range(7)) for i in range(5)] for h in range(2)
-        ]
+        by_hand = [[sum(weights[h, i, j].item() * abs(i - j) for j in range(7)) for i in range(5)] for h in range(2)]
         torch.testing.assert_close(distance(weights), torch.tensor(by_hand))
 
     def test_distance_on_a_grid_is_euclidean(self):
@@ -92,9 +90,7 @@ class TestMeasures:
     def test_what_does_not_fit_is_refused(self):
         with pytest.raises(ShapeError, match="got no layer"):
             rollout([])
-        with pytest.raises(
-            ShapeError, match=r"layer 1 of the rollout is \(2, 3, 3\) and the first \(2, 5, 5\)"
-        ):
+        with pytest.raises(ShapeError, match=r"layer 1 of the rollout is \(2, 3, 3\) and the first \(2, 5, 5\)"):
             rollout([softmax(2, 5, 5), softmax(2, 3, 3)])
         with pytest.raises(ShapeError, match="residual is 1"):
             rollout([softmax(2, 5, 5)], residual=1.0)
@@ -155,9 +151,7 @@ class TestLabels:
         keys = (torch.arange(self.T) - 1).clamp(min=0)
         weights = torch.zeros(self.T, self.T)
         weights[torch.arange(self.T), keys] = 1.0
-        weights[1:, :] = (
-            0.9 * weights[1:] + 0.1 * torch.ones(self.T, self.T).tril()[1:] / torch.arange(2, 12)[:, None]
-        )
+        weights[1:, :] = 0.9 * weights[1:] + 0.1 * torch.ones(self.T, self.T).tril()[1:] / torch.arange(2, 12)[:, None]
         (found,) = label(weights[None])
         expected = sum(0.9 + 0.1 / n for n in range(2, 12)) / 10
         assert found.scores["previous token"] == pytest.approx(expected)

@@ -118,9 +118,7 @@ class TestFigures:
         assert [text.get_text() for text in axes.texts] == ["a", "b", "x", "y", r"\$z"]
 
     def test_every_head_of_every_layer(self):
-        pictures = [
-            Picture.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)
-        ]
+        pictures = [Picture.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)]
         axes = figures.head_grid(pictures).axes
         assert len(axes) == 6
         for i in range(2):

@@ -22,9 +22,7 @@ from clearhead.masks import (
 
 pytestmark = pytest.mark.compiled
 
-STRUCTURE = (
-    causal() & (window(3, 0) | every(4)) | ~stride(3).T & blocks(5) | prefix(2).T & full() | scattered(2, 7).T
-)
+STRUCTURE = causal() & (window(3, 0) | every(4)) | ~stride(3).T & blocks(5) | prefix(2).T & full() | scattered(2, 7).T
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +33,7 @@ def _fresh():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_dense_traces_whole(dynamic):
     def use(x, mask):
-        return mask.dense(x.shape[0], x.shape[1], offset=3), mask.may_be_empty(
-            x.shape[0], x.shape[1], offset=3
-        )
+        return mask.dense(x.shape[0], x.shape[1], offset=3), mask.may_be_empty(x.shape[0], x.shape[1], offset=3)
 
     compiled = torch.compile(use, fullgraph=True, dynamic=dynamic, backend="eager")
     for mask in (STRUCTURE, scattered(3, 5)):

@@ -337,9 +337,7 @@ def test_verdicts_that_let_a_planner_skip(mask, expected):
     assert mask.verdict(Region.box(0, 7, 16, 23)) is expected
 
 
-@pytest.mark.parametrize(
-    "change", [lambda m: m.T, lambda m: ~m, lambda m: m.T & causal()], ids=["T", "not", "and"]
-)
+@pytest.mark.parametrize("change", [lambda m: m.T, lambda m: ~m, lambda m: m.T & causal()], ids=["T", "not", "and"])
 def test_scattered_beside_documents_in_pieces_is_counted_once(change):
     ids = torch.tensor([0, 0, 1, 1, 0, 2, 2, 1, 0, 3, 3, -1, 1])
     mask = change(scattered(3, 1) | documents(ids))

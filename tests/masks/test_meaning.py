@@ -273,12 +273,7 @@ def test_data_masks_broadcast_with_structural_ones():
     heads = torch.rand(11, 7, 7) < 0.5
     mask = causal() & padding(lengths) & documents(ids) & allow(heads)
     assert mask.batch_shape == (3, 11)
-    expected = (
-        causal().dense(7)
-        & (torch.arange(7) < lengths[:, None])[:, None, None]
-        & (ids[:, None] == ids)
-        & heads
-    )
+    expected = causal().dense(7) & (torch.arange(7) < lengths[:, None])[:, None, None] & (ids[:, None] == ids) & heads
     assert torch.equal(mask.dense(7), expected)
 
 
@@ -308,9 +303,7 @@ def test_as_mask_passes_masks_and_makes_none_full():
     assert as_mask(None) == full()
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="compares the CPU with a CUDA device, and there is none"
-)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares the CPU with a CUDA device, and there is none")
 def test_a_cuda_device_gives_the_same():
     lengths, ids = torch.tensor([5, 2, 31]), torch.arange(93).reshape(3, 31) // 7
     for data in ((lengths, ids), (lengths.cuda(), ids.cuda())):

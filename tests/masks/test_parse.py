@@ -95,9 +95,9 @@ def test_data_is_bound_by_name():
     ids, table = torch.tensor([0, 0, 1]), torch.ones(3, 3, dtype=torch.bool)
     text = "causal() & padding(lengths) & padding(l, before=starts) & documents(ids) & ~allow(a) | block(a)"
     mask = parse(text, lengths=lengths, l=lengths, starts=starts, ids=ids, a=table)
-    expected = (
-        causal() & padding(lengths) & padding(lengths, before=starts) & documents(ids) & ~allow(table)
-    ) | block(table)
+    expected = (causal() & padding(lengths) & padding(lengths, before=starts) & documents(ids) & ~allow(table)) | block(
+        table
+    )
     assert mask == expected
     assert str(mask) == text
     assert str(padding(lengths, before=starts)) == "padding(lengths, before=before)"

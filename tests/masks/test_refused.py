@@ -73,9 +73,7 @@ def test_numbers_of_other_libraries_are_welcome():
 )
 def test_unequal_lengths_need_an_offset(mask):
     for use in (mask.dense, mask.count, mask.density, mask.draw, mask.check, mask.may_be_empty):
-        with pytest.raises(
-            MaskError, match="T=3 queries with S=7 keys leave that open: give offset"
-        ) as caught:
+        with pytest.raises(MaskError, match="T=3 queries with S=7 keys leave that open: give offset") as caught:
             use(3, 7)
         assert "offset=4 if the queries are the last 3 of the 7 keys" in str(caught.value)
     with pytest.raises(MaskError, match=r"give offset, the position of the first query among the keys$"):
@@ -167,19 +165,13 @@ def test_tensors_of_the_wrong_kind():
 
 def test_tensors_of_the_wrong_size():
     mask = allow(torch.ones(3, 5, dtype=torch.bool))
-    with pytest.raises(
-        ShapeError, match=r"allow\(tensor\) holds a tensor of 3 × 5 and is used where 5 × 3 is needed"
-    ):
+    with pytest.raises(ShapeError, match=r"allow\(tensor\) holds a tensor of 3 × 5 and is used where 5 × 3 is needed"):
         mask.dense(5, 3)
     with pytest.raises(ShapeError, match=r"3 × 5 and is used where 5 × 3 is needed \(it stands under .T\)"):
         (causal() & mask.T).count(3, 5, offset=0)
-    with pytest.raises(
-        ShapeError, match=r"documents\(ids\) knows 5 positions, and S=7 keys with T=7 .* need 7"
-    ):
+    with pytest.raises(ShapeError, match=r"documents\(ids\) knows 5 positions, and S=7 keys with T=7 .* need 7"):
         documents([0] * 5).dense(7)
-    with pytest.raises(
-        ShapeError, match=r"knows 5 positions, and S=5 keys with T=2 queries from position 4 need 6"
-    ):
+    with pytest.raises(ShapeError, match=r"knows 5 positions, and S=5 keys with T=2 queries from position 4 need 6"):
         documents([0] * 5).dense(2, 5, offset=4)
     with pytest.raises(ShapeError, match=r"shapes \(2, 1\) and \(3, 1\) do not broadcast \(2 against 3\)"):
         padding([1, 2]) & padding([1, 2, 3])

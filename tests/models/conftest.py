@@ -1,4 +1,5 @@
-"""What the models' tests share: small models of every kind of positions, and a comparison whose tolerance is derived."""
+"""What the models' tests share: small models of every kind of positions, and a comparison whose tolerance
+is derived."""
 
 from __future__ import annotations
 

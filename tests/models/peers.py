@@ -15,9 +15,7 @@ Tensors = dict[str, Tensor]
 
 
 def import_transformers() -> ModuleType:
-    return pytest.importorskip(
-        "transformers", reason="transformers, the peer to compare with, is not installed"
-    )
+    return pytest.importorskip("transformers", reason="transformers, the peer to compare with, is not installed")
 
 
 def import_timm() -> ModuleType:
@@ -41,11 +39,7 @@ def copy_into(model: nn.Module, tensors: Tensors) -> None:
 
 def linear(theirs: Tensors, ours: str, name: str) -> Tensors:
     """One linear map or norm, weight and (if there is one) bias."""
-    return {
-        f"{ours}.{part}": theirs[f"{name}.{part}"]
-        for part in ("weight", "bias")
-        if f"{name}.{part}" in theirs
-    }
+    return {f"{ours}.{part}": theirs[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in theirs}
 
 
 def split(tensors: tuple[Tensor, ...], ours: str) -> Tensors:
@@ -59,10 +53,7 @@ def split(tensors: tuple[Tensor, ...], ours: str) -> Tensors:
 
 def from_gpt2(t: Tensors, n_layers: int) -> Tensors:
     """transformers' GPT-2 keeps its maps as (inputs, outputs)."""
-    t = {
-        name: x.T if name.endswith("weight") and x.dim() == 2 and ".h." in name else x
-        for name, x in t.items()
-    }
+    t = {name: x.T if name.endswith("weight") and x.dim() == 2 and ".h." in name else x for name, x in t.items()}
     ours = {"embedding.weight": t["transformer.wte.weight"], "positions.weight": t["transformer.wpe.weight"]}
     ours |= linear(t, "norm", "transformer.ln_f")
     for i in range(n_layers):
@@ -121,12 +112,8 @@ def from_vit(t: Tensors, n_layers: int) -> Tensors:
         a, b = f"blocks.{i}", f"vit.layers.{i}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             ours |= linear(t, f"{a}.attention.{name}", f"{b}.attention.{name}")
-        ours |= linear(t, f"{a}.norm1", f"{b}.layernorm_before") | linear(
-            t, f"{a}.norm2", f"{b}.layernorm_after"
-        )
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.fc1") | linear(
-            t, f"{a}.feed_forward.down", f"{b}.mlp.fc2"
-        )
+        ours |= linear(t, f"{a}.norm1", f"{b}.layernorm_before") | linear(t, f"{a}.norm2", f"{b}.layernorm_after")
+        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.mlp.fc1") | linear(t, f"{a}.feed_forward.down", f"{b}.mlp.fc2")
     return ours
 
 
@@ -139,9 +126,7 @@ def from_timm(t: Tensors, n_layers: int) -> Tensors:
         ours |= split((t[f"{b}.attn.qkv.weight"], t[f"{b}.attn.qkv.bias"]), f"{b}.attention")
         ours |= linear(t, f"{b}.attention.o_proj", f"{b}.attn.proj")
         ours |= linear(t, f"{b}.norm1", f"{b}.norm1") | linear(t, f"{b}.norm2", f"{b}.norm2")
-        ours |= linear(t, f"{b}.feed_forward.up", f"{b}.mlp.fc1") | linear(
-            t, f"{b}.feed_forward.down", f"{b}.mlp.fc2"
-        )
+        ours |= linear(t, f"{b}.feed_forward.up", f"{b}.mlp.fc1") | linear(t, f"{b}.feed_forward.down", f"{b}.mlp.fc2")
     return ours
 
 
@@ -179,7 +164,5 @@ def from_torch(t: Tensors, n_layers: int, stack: str) -> Tensors:
         names = ["norm1", "norm_cross", "norm2"] if stack == "decoder" else ["norm1", "norm2"]
         for place, name in enumerate(names, start=1):
             ours |= linear(t, f"{a}.{name}", f"{b}.norm{place}")
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(
-            t, f"{a}.feed_forward.down", f"{b}.linear2"
-        )
+        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(t, f"{a}.feed_forward.down", f"{b}.linear2")
     return ours

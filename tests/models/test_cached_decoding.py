@@ -1,4 +1,5 @@
-"""Decoding with a cache gives what decoding without one gives: one by one, in chunks, after reordering and truncating."""
+"""Decoding with a cache gives what decoding without one gives: one by one, in chunks, after reordering
+and truncating."""
 
 from __future__ import annotations
 
@@ -155,9 +156,7 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
         parts = []
         for start, stop in [(0, 7), *((i, i + 1) for i in range(7, 11))]:
             hidden = block(~real[:, None, None, :stop].expand(2, 1, stop - start, stop))
-            parts.append(
-                model(ids[:, start:stop], mask=hidden, positions=positions[:, start:stop], cache=cache)
-            )
+            parts.append(model(ids[:, start:stop], mask=hidden, positions=positions[:, start:stop], cache=cache))
         out = torch.cat(parts, 1)
         assert_close(out[:1, 4:], model(ids[:1, 4:]))
         assert_close(out[1:], model(ids[1:]))

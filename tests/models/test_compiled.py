@@ -1,10 +1,9 @@
 """Every model compiles whole, in training and in cached decoding, and gives the same numbers.
 
-`fullgraph=True` makes torch raise at the first line it cannot trace. Run apart (`pytest -m compiled`), because the shape
-checks of the other tests do not trace. Most cases use the back end "aot_eager": it traces forward and backward like the
-real one, but runs torch's own kernels, in a second instead of the half minute of C++ compilation that "inductor" takes for
-each; one decoder goes all the way through inductor.
-"""
+`fullgraph=True` makes torch raise at the first line it cannot trace. Run apart (`pytest -m compiled`), because the
+shape checks of the other tests do not trace. Most cases use the back end "aot_eager": it traces forward and backward
+like the real one, but runs torch's own kernels, in a second instead of the half minute of C++ compilation that
+"inductor" takes for each; one decoder goes all the way through inductor."""
 
 from __future__ import annotations
 
@@ -206,9 +205,7 @@ def test_recurrent_trains_and_decodes(cell, assert_close):
     model = made(RecurrentConfig(vocab_size=31, d_model=11, cell=cell))
     assert_trains_alike(model, assert_close, random_ids(3, 5))
     ids, run = random_ids(2, 10), compiled(model.eval())
-    assert_decodes_alike(
-        lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, RecurrentCache()
-    )
+    assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, RecurrentCache())
 
 
 def test_recurrent_classifier_trains(assert_close):

@@ -71,9 +71,7 @@ VARIANTS = [
     small(norm=RMSNorm(eps=1e-7), activation=SwiGLU(), bias=False, residual=PostNorm(), init=Xavier()),
     small(norm=LayerNorm(eps=1e-12, bias=False), activation=GELU(tanh=True), init=DepthScaled(std=0.01)),
     small(mask=causal() & (window(5, 0) | every(3)), activation=ReLU(), residual=PreNorm(), d_head=5),
-    VisionConfig(
-        image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=Mean()
-    ),
+    VisionConfig(image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=Mean()),
     VisionConfig(
         image_size=(6, 9),
         patch_size=3,
@@ -280,9 +278,7 @@ def test_vision_faults():
     assert isinstance(config, VisionConfig)
     with pytest.raises(ConfigError, match="an image of 7×9 does not divide into patches of 3×3"):
         config.replace(image_size=(7, 9))
-    with pytest.raises(
-        ConfigError, match=r"does not fit 2×3 patches and 0 extra.*Learned\(grid=\(2, 3\), n_extra=0\)"
-    ):
+    with pytest.raises(ConfigError, match=r"does not fit 2×3 patches and 0 extra.*Learned\(grid=\(2, 3\), n_extra=0\)"):
         config.replace(positions=Learned(grid=(3, 2)))
 
 

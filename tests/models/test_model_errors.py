@@ -28,9 +28,7 @@ def test_text_faults(build):
         model(ids[0])
     with pytest.raises(ShapeError, match="the vocabulary has 31 tokens"):
         model(ids + 31)
-    with pytest.raises(
-        ShapeError, match="a sequence of 24 tokens, but the table of learned positions has 23 rows"
-    ):
+    with pytest.raises(ShapeError, match="a sequence of 24 tokens, but the table of learned positions has 23 rows"):
         model(random_ids(1, 24))
     with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
         model(ids, mask=torch.ones(7, 7, dtype=torch.bool))
@@ -46,9 +44,7 @@ def test_encoder_refuses_a_bool_tensor(build):
 
 def test_positions_are_only_for_those_that_add_them(build):
     model = build(EncoderConfig(**SIZES, positions=Rotary()))
-    with pytest.raises(
-        ShapeError, match=r"got positions \(7,\), but this model adds none.*leave positions out"
-    ):
+    with pytest.raises(ShapeError, match=r"got positions \(7,\), but this model adds none.*leave positions out"):
         model(random_ids(2, 7), positions=torch.arange(7))
 
 
@@ -59,9 +55,7 @@ def test_cross_attention_wants_a_memory(build):
 
 
 def test_source_mask_serves_both_attentions(build):
-    config = EncoderDecoderConfig(
-        vocab_size=31, d_model=18, n_heads=3, n_encoder_layers=1, n_decoder_layers=1
-    )
+    config = EncoderDecoderConfig(vocab_size=31, d_model=18, n_heads=3, n_encoder_layers=1, n_decoder_layers=1)
     encoder_decoder = build(config)
     with pytest.raises(MaskError, match=r"depends on the query's position.*encoder_mask"):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=window(2, 2))
@@ -74,15 +68,11 @@ def test_source_mask_serves_both_attentions(build):
 
 def test_vision_faults(build):
     vision = build(
-        VisionConfig(
-            image_size=(6, 9), patch_size=3, channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2
-        )
+        VisionConfig(image_size=(6, 9), patch_size=3, channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2)
     )
     with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating-point.*/ 255"):
         vision(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))
     with pytest.raises(ShapeError, match=r"images have shape \(2, 6, 9\); expected \(batch, 2, 6, 9\)"):
         vision(torch.zeros(2, 6, 9))
-    with pytest.raises(
-        ShapeError, match=r"images are 9×6; this model was made for 6×9.*model\.resized\(\(9, 6\)\)"
-    ):
+    with pytest.raises(ShapeError, match=r"images are 9×6; this model was made for 6×9.*model\.resized\(\(9, 6\)\)"):
         vision(torch.zeros(1, 2, 9, 6))

@@ -47,23 +47,17 @@ def test_parameter_counts_are_the_published_ones(name):
 
 
 def test_bert_has_the_parameters_of_transformers_bert():
-    transformers = pytest.importorskip(
-        "transformers", reason="BERT's reference implementation is not installed"
-    )
+    transformers = pytest.importorskip("transformers", reason="BERT's reference implementation is not installed")
     peer = hollow(lambda: transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False))
     segments = peer.embeddings.token_type_embeddings.weight.numel()
     assert count(hollow(models.bert_base().build)) == count(peer) - segments
 
 
-@pytest.mark.parametrize(
-    ("name", "d_model", "n_heads", "d_ff"), [("base", 512, 8, 2048), ("big", 1024, 16, 4096)]
-)
+@pytest.mark.parametrize(("name", "d_model", "n_heads", "d_ff"), [("base", 512, 8, 2048), ("big", 1024, 16, 4096)])
 def test_2017_models_have_the_parameters_of_torch_transformer(name, d_model, n_heads, d_ff):
     def peer():
         stacks = nn.Transformer(d_model, n_heads, 6, 6, d_ff)
-        stacks.encoder.norm = stacks.decoder.norm = (
-            None  # torch adds a last norm that the paper does not have
-        )
+        stacks.encoder.norm = stacks.decoder.norm = None  # torch adds a last norm that the paper does not have
         return stacks
 
     model = hollow(PRESETS[name]().build)

@@ -113,9 +113,7 @@ def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, fold
 def test_what_half_precision_cannot_hold_is_refused(model, folder):
     with torch.no_grad():
         model.embedding.weight[0, 0] = 70_000.0
-    with pytest.raises(
-        StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"
-    ):
+    with pytest.raises(StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"):
         save(model, folder, dtype=torch.float16)
     assert not folder.exists()
     save(model, folder, dtype=torch.bfloat16)
@@ -138,7 +136,8 @@ def test_a_compiled_model_is_stored_under_its_own_names(model, folder):
 
 
 def crash_at(monkeypatch, name: str, turn: int):
-    """The machine stops at the given call of storage's `os.replace`, `os.fsync` or save_file: no clean-up runs either."""
+    """The machine stops at the given call of storage's `os.replace`, `os.fsync` or save_file: no clean-up
+    runs either."""
     calls = iter(range(100))
     owner = os
     if name == "save_file":
@@ -282,9 +281,7 @@ def test_many_faults_are_one_short_error(model, folder):
     save(model, folder)
     config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
     (folder / "config.toml").write_text(config)
-    with pytest.raises(
-        StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"
-    ):
+    with pytest.raises(StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"):
         load(folder)
 
 

@@ -75,9 +75,7 @@ def test_gpt2(transformers, assert_close):
     ours = config.build().double().eval()
     peers.copy_into(ours, peers.from_gpt2(peers.weights(peer), L))
     ids = random_ids(B, T, low=0)
-    assert_agree(
-        ours, ours(ids), peer(ids).logits, lambda: peers.from_gpt2(peers.gradients(peer), L), assert_close
-    )
+    assert_agree(ours, ours(ids), peer(ids).logits, lambda: peers.from_gpt2(peers.gradients(peer), L), assert_close)
 
 
 def test_bert_with_padding(transformers, assert_close):
@@ -113,9 +111,7 @@ def test_bert_with_padding(transformers, assert_close):
     real = torch.arange(T) < lengths[:, None]
     wanted = peer(ids, attention_mask=real.long()).last_hidden_state[real]
     got = ours(ids, mask=padding(lengths))[real]
-    assert_agree(
-        ours, got, wanted, lambda: peers.from_bert(peers.gradients(peer), L, fold=False), assert_close
-    )
+    assert_agree(ours, got, wanted, lambda: peers.from_bert(peers.gradients(peer), L, fold=False), assert_close)
 
 
 def vision_config(**changes):
@@ -173,9 +169,7 @@ def test_vit_of_timm(pooling, assert_close):
     ours = vision_config(norm=LayerNorm(eps=1e-6), **changes).build().double().eval()
     peers.copy_into(ours, peers.from_timm(peers.weights(peer), L))
     images = torch.randn(B, 2, 6, 9, dtype=torch.float64)
-    assert_agree(
-        ours, ours(images), peer(images), lambda: peers.from_timm(peers.gradients(peer), L), assert_close
-    )
+    assert_agree(ours, ours(images), peer(images), lambda: peers.from_timm(peers.gradients(peer), L), assert_close)
 
 
 def test_llama(transformers, assert_close):
@@ -212,7 +206,8 @@ def test_llama(transformers, assert_close):
     ours = config.build().double().eval()
     peers.copy_into(ours, peers.from_llama(peers.weights(peer), L))
     ids = random_ids(B, T, low=0)
-    # The peer computes its angles, and its norms, in float32 whatever the model's dtype: the comparison is as exact as that.
+    # The peer computes its angles, and its norms, in float32 whatever the model's dtype: the comparison is as exact
+    # as that.
     factor = 100 * torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
     assert_agree(
         ours,

@@ -19,9 +19,7 @@ from clearhead.positions import ALiBi, RelativeBias
 def t5_bucket(relative: torch.Tensor, choice: RelativeBias) -> torch.Tensor:
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    return T5Attention._relative_position_bucket(
-        relative, choice.bidirectional, choice.n_buckets, choice.max_distance
-    )
+    return T5Attention._relative_position_bucket(relative, choice.bidirectional, choice.n_buckets, choice.max_distance)
 
 
 def on_an_edge(relative: int, choice: RelativeBias) -> bool:
@@ -85,9 +83,7 @@ def test_t5_module_gives_the_same_bias():
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(
-    ("T", "S", "offset"), [(5, 7, 0), (7, 5, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)]
-)
+@pytest.mark.parametrize(("T", "S", "offset"), [(5, 7, 0), (7, 5, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)])
 def test_relative_bias_entry_by_entry(bidirectional, T, S, offset):
     choice = RelativeBias(8, 19, bidirectional)
     module = choice.build(n_heads=3)

@@ -58,9 +58,7 @@ def test_starts_small():
 
 def test_beyond_the_table_is_refused_and_resized_is_named():
     module = Learned(max_len=11).build(d_model=3)
-    with pytest.raises(
-        ShapeError, match=r"a sequence of 13 tokens, but .* has 11 rows .*`\.resized\(new_length\)`"
-    ):
+    with pytest.raises(ShapeError, match=r"a sequence of 13 tokens, but .* has 11 rows .*`\.resized\(new_length\)`"):
         module(torch.zeros(2, 13, 3))
     with pytest.raises(ShapeError, match=r"position 11, but .* 11 rows \(0 … 10\)"):
         module(torch.zeros(2, 2, 3), torch.tensor([10, 11]))
@@ -97,13 +95,9 @@ def test_bad_fields_are_refused(unchecked, fields, message):
 
 
 def test_resized_wants_the_right_kind_of_size(unchecked):
-    with pytest.raises(
-        ShapeError, match=r"resized\(\(2, 3\)\): these positions are a line; expected one whole number"
-    ):
+    with pytest.raises(ShapeError, match=r"resized\(\(2, 3\)\): these positions are a line; expected one whole number"):
         Learned(max_len=5).build(3).resized((2, 3))
-    with pytest.raises(
-        ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"
-    ):
+    with pytest.raises(ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"):
         Learned(grid=(2, 3)).build(3).resized(5)
     with pytest.raises(ConfigError, match=r"expected two whole numbers"):
         Learned(grid=(2, 3)).build(3).resized((2, 3, 5))
@@ -154,9 +148,7 @@ def test_a_line_is_interpolated_linearly(size):
     assert new.choice == Learned(max_len=size, n_extra=2)
     assert torch.equal(new.weight[:2], module.weight[:2])
     columns = [linear(column.tolist(), size) for column in module.weight[2:].T]
-    torch.testing.assert_close(
-        new.weight[2:], torch.tensor(columns, dtype=torch.float64).T, rtol=0, atol=1e-13
-    )
+    torch.testing.assert_close(new.weight[2:], torch.tensor(columns, dtype=torch.float64).T, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (11, 7), (3, 13)])

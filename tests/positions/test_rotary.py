@@ -38,9 +38,7 @@ def test_a_fraction_turns_the_first_part_and_leaves_the_rest():
     positions = [3, 4, 5, 6, 7]
     got = Rotary(fraction=0.3).rotate(x, torch.tensor(positions))
     assert torch.equal(got[..., 6:], x[..., 6:])
-    torch.testing.assert_close(
-        got[..., :6], by_complex_numbers(x[..., :6], positions, 10000.0), rtol=0, atol=1e-11
-    )
+    torch.testing.assert_close(got[..., :6], by_complex_numbers(x[..., :6], positions, 10000.0), rtol=0, atol=1e-11)
 
 
 def test_rows_of_positions_for_each_of_the_batch():

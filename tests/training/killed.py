@@ -3,9 +3,8 @@
     python -m tests.training.killed FOLDER SEED
 
 Children are forked from a process that has imported everything and computed nothing, so that ten of them start quickly.
-What training imports late is imported here at once for the same reason. Each child is ended by SIGKILL, which no program
-can catch, at a random place after the log shows some progress.
-"""
+What training imports late is imported here at once for the same reason. Each child is ended by SIGKILL, which no
+program can catch, at a random place after the log shows some progress."""
 
 from __future__ import annotations
 

@@ -14,10 +14,7 @@ DECAY = 0.7
 def walk(n):
     """n weights, each a new point."""
     generator = torch.Generator().manual_seed(3)
-    return [
-        {"a": torch.randn(2, 3, generator=generator), "b": torch.randn(5, generator=generator)}
-        for _ in range(n)
-    ]
+    return [{"a": torch.randn(2, 3, generator=generator), "b": torch.randn(5, generator=generator)} for _ in range(n)]
 
 
 def test_ema_is_the_weighted_sum():

@@ -55,9 +55,7 @@ def test_nothing_is_pickled(tmp_path, tensors):
         if path.suffix == ".json":
             json.loads(content)
         else:
-            header = int.from_bytes(
-                content[:8], "little"
-            )  # safetensors: its length, a JSON header, the numbers
+            header = int.from_bytes(content[:8], "little")  # safetensors: its length, a JSON header, the numbers
             json.loads(content[8 : 8 + header])
 
 
@@ -124,9 +122,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, tensors,
 def test_other_shapes_are_named(tmp_path, tensors):
     write(tmp_path, 3, tensors)
     (checkpoint,) = good(tmp_path)
-    with pytest.raises(
-        StorageError, match=r"foreign: layer.weight is \(3, 5\), expected \(5, 3\); more is missing"
-    ):
+    with pytest.raises(StorageError, match=r"foreign: layer.weight is \(3, 5\), expected \(5, 3\); more is missing"):
         checkpoints.read(checkpoint, {"layer.weight": torch.zeros(5, 3), "more": torch.zeros(2)})
 
 
@@ -139,9 +135,7 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatc
 
     import safetensors.torch
 
-    monkeypatch.setattr(
-        *{"save_file": (safetensors.torch, "save_file"), "replace": (os, "replace")}[moment], fail
-    )
+    monkeypatch.setattr(*{"save_file": (safetensors.torch, "save_file"), "replace": (os, "replace")}[moment], fail)
     with pytest.raises(StorageError, match="No space left on device; those before it are untouched"):
         write(tmp_path, 7, tensors)
     monkeypatch.undo()

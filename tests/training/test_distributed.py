@@ -43,9 +43,7 @@ def folder(tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "tests.training.workers", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -53,16 +51,14 @@ def folder(tmp_path_factory):
 def assert_same(run: Path, one: Path) -> None:
     """The same rows and the same exported weights, to what float32 sums in another order allow."""
     for here, there in zip(rows(run), rows(one), strict=True):
-        assert {name: here[name] for name in ("kind", "step")} == {
-            name: there[name] for name in ("kind", "step")
-        }
+        assert {name: here[name] for name in ("kind", "step")} == {name: there[name] for name in ("kind", "step")}
         for name in set(here) - {"kind", "step"}:
             assert here[name] == pytest.approx(there[name], rel=2e-5), (name, here, there)
     mine, theirs = (load_file(path / "model/model.safetensors") for path in (run, one))
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
-        # A key's bias adds the same to all scores of a query, so its gradient is zero but for rounding; Adam divides that
-        # by its own size and walks on noise.
+        # A key's bias adds the same to all scores of a query, so its gradient is zero but for rounding; Adam divides
+        # that by its own size and walks on noise.
         if not name.endswith("k_proj.bias"):
             torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
 
@@ -100,10 +96,7 @@ def test_a_run_of_two_resumes_on_one(folder, way):
 def test_fsdp_writes_a_shard_from_each_process(folder):
     shards = sorted((folder / "fsdp/step-00000010/shards").iterdir())
     assert [path.name[:11] for path in shards] == ["shard-00001", "shard-00002"]
-    sizes = [
-        sum(tensor.numel() for name, tensor in load_file(path).items() if "exp_avg/" in name)
-        for path in shards
-    ]
+    sizes = [sum(tensor.numel() for name, tensor in load_file(path).items() if "exp_avg/" in name) for path in shards]
     total = json.loads((folder / "fsdp/summary.json").read_text())["n_parameters"]
     assert sum(sizes) == total  # every moment is stored once,
     assert min(sizes) > total / 3  # and about half of them by each

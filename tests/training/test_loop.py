@@ -83,9 +83,7 @@ def test_the_loss_is_the_sum_that_the_definition_gives(smoothing):
     assert count == n
     assert total.item() == pytest.approx(expected, rel=1e-5)
     plain, right = scores(Fixed(logits), batch).tolist()
-    assert right == sum(
-        int(logits[b, t].argmax() == batch.labels[b, t]) for b, t in batch.weights.nonzero().tolist()
-    )
+    assert right == sum(int(logits[b, t].argmax() == batch.labels[b, t]) for b, t in batch.weights.nonzero().tolist())
     if not smoothing:
         assert plain == pytest.approx(expected, rel=1e-5)
 
@@ -135,9 +133,7 @@ def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
         for _ in range(accumulation):
             batch = next(batches)
             logits = model(batch.ids)
-            each = F.cross_entropy(
-                logits.transpose(1, 2), batch.labels, reduction="none", label_smoothing=0.1
-            )
+            each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", label_smoothing=0.1)
             losses.append(each[batch.weights > 0])
         mean = torch.cat(losses).mean()
         mean.backward()
@@ -349,10 +345,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     (taken,) = error.batches
     split = Recipe.of(tmp_path / "run").data.load(seed=0).train
     assert torch.equal(split.batch(taken.rows, epoch=taken.epoch).ids, calls[7].ids)
-    assert (
-        f"at step 8 (epoch {taken.epoch}, batch {taken.number} of {taken.of}, examples {taken.rows[0]}"
-        in str(error)
-    )
+    assert f"at step 8 (epoch {taken.epoch}, batch {taken.number} of {taken.of}, examples {taken.rows[0]}" in str(error)
     assert "the last good checkpoint is" in str(error)
     kept = load_file(tmp_path / "run/step-00000006/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in kept.values())
@@ -391,9 +384,7 @@ def test_patience_runs_out_and_the_best_is_kept(tmp_path):
 
 def test_min_delta_asks_for_more_than_a_little(tmp_path):
     choice = EarlyStopping(patience=2, min_delta=100.0)
-    assert (
-        run(tmp_path / "run", early_stopping=choice).best_step == 4
-    )  # the first of all counts, none after it does
+    assert run(tmp_path / "run", early_stopping=choice).best_step == 4  # the first of all counts, none after it does
 
 
 def test_a_validation_that_is_no_number_is_not_the_best(tmp_path, monkeypatch):
@@ -432,9 +423,8 @@ def test_the_callers_random_numbers_are_left_alone(tmp_path):
 def test_a_few_whole_graphs_serve_batches_of_all_shapes(tmp_path, monkeypatch, task, most):
     """What compiling traces, run as it was traced: the same losses, and no new graph for a new shape.
 
-    One graph for each kind of block and one for the loss; a decoder's block may have a second, for lengths that happen to be
-    equal.
-    """
+    One graph for each kind of block and one for the loss; a decoder's block may have a second, for lengths that happen
+    to be equal."""
     graphs = []
 
     def as_traced(graph, example):
@@ -448,9 +438,7 @@ def test_a_few_whole_graphs_serve_batches_of_all_shapes(tmp_path, monkeypatch, t
         settings = {name: value for name, value in settings.items() if name not in names}
         settings |= {"vocab_size": 300, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
         data = tmp_path / "pairs.tsv"
-        data.write_text(
-            "".join(f"{'a b ' * (n % 5 + 1)}{n}\t{n} {'cd ' * (n % 7 + 1)}\n" for n in range(199))
-        )
+        data.write_text("".join(f"{'a b ' * (n % 5 + 1)}{n}\t{n} {'cd ' * (n % 7 + 1)}\n" for n in range(199)))
     train(task, data=data, out=tmp_path / "eager", set=settings)
     real = torch.compile
 

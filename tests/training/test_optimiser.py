@@ -55,9 +55,7 @@ def test_one_step_by_hand():
         parameter.grad = torch.linspace(-2, 3, parameter.numel(), dtype=torch.float64).view_as(parameter)
     step = [0.1 * p.grad / (p.grad.abs() + 1e-9) for p in model.parameters()]
     optimiser.step()
-    torch.testing.assert_close(
-        model[0].weight.detach(), weight * (1 - 0.1 * 0.3) - step[0], rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(model[0].weight.detach(), weight * (1 - 0.1 * 0.3) - step[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(model[0].bias.detach(), bias - step[1], rtol=0, atol=1e-12)
 
 

@@ -1,4 +1,5 @@
-"""Runs on packed rows: resumed they are the unbroken run, compiled they are the plain one, recorded on a GPU as well."""
+"""Runs on packed rows: resumed they are the unbroken run, compiled they are the plain one, recorded on a GPU
+as well."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ SMALL = {
     "text": {"d_model": 12, "n_heads": 3, "context": 17, "batch.examples": 5},
     "digits": {"d_model": 12, "n_heads": 3, "d_ff": 13},
     "sort-dedup": {
-        name: SETTINGS[name]
-        for name in ("n_symbols", "max_length", "n_train", "n_validation", "d_model", "n_heads")
+        name: SETTINGS[name] for name in ("n_symbols", "max_length", "n_train", "n_validation", "d_model", "n_heads")
     },
 }
 
@@ -93,9 +92,7 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
     (info,) = seen
     assert info.n_parameters == summary.n_parameters == sum(p.numel() for p in model.parameters())
     if task == "translation":
-        assert re.search(
-            r"train.tsv: 101 of 102 rows are good; skipped: no tab 1 \(line 102\)", " ".join(info.notes)
-        )
+        assert re.search(r"train.tsv: 101 of 102 rows are good; skipped: no tab 1 \(line 102\)", " ".join(info.notes))
 
 
 def test_the_measured_normalisation_goes_with_the_model(tmp_path):
@@ -107,7 +104,8 @@ def test_the_measured_normalisation_goes_with_the_model(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    """Two hundred steps of a small decoder sort unseen rows of a five-letter alphabet without a fault; two steps do not."""
+    """Two hundred steps of a small decoder sort unseen rows of a five-letter alphabet without a fault; two steps
+    do not."""
     few = train("sort-dedup", out=tmp_path / "few", set=SETTINGS | {"steps": 2})
     settings = SETTINGS | {"steps": 200, "d_model": 36, "n_train": 4001}
     many = train("sort-dedup", out=tmp_path / "many", set=settings)
@@ -258,9 +256,7 @@ def test_pictures(tmp_path, name, start):
 
 
 def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
-    (tmp_path / "log.jsonl").write_text(
-        '{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n'
-    )
+    (tmp_path / "log.jsonl").write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n')
     with pytest.raises(StorageError, match="line 2: not a row"):
         read_log(tmp_path)
     (tmp_path / "log.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
@@ -286,9 +282,7 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
 
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
     first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
-    whole = train(
-        "translation", data=data["translation"], out=tmp_path / "whole", init=first.model, set=settings
-    )
+    whole = train("translation", data=data["translation"], out=tmp_path / "whole", init=first.model, set=settings)
     update = Trainer._update
 
     def killed(trainer, step):
@@ -298,9 +292,7 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
 
     monkeypatch.setattr(Trainer, "_update", killed)
     with pytest.raises(KeyboardInterrupt):
-        train(
-            "translation", data=data["translation"], out=tmp_path / "broken", init=first.model, set=settings
-        )
+        train("translation", data=data["translation"], out=tmp_path / "broken", init=first.model, set=settings)
     monkeypatch.setattr(Trainer, "_update", update)
     again = train(resume=tmp_path / "broken")
     assert again.valid_loss == whole.valid_loss

@@ -49,9 +49,7 @@ PACKED = {
 
 def write_pairs(path: Path) -> Path:
     """131 pairs, most of them different in length."""
-    path.write_text(
-        "".join(f"say {n}\t{'di ' * (n % 5)}{n * 7 % 131}\n" for n in range(131)), encoding="utf-8"
-    )
+    path.write_text("".join(f"say {n}\t{'di ' * (n % 5)}{n * 7 % 131}\n" for n in range(131)), encoding="utf-8")
     return path
 
 

@@ -27,7 +27,8 @@ def toml(matrix):
 
 def test_the_decoder_of_the_exam_by_hand():
     work = solve("sort-dedup")
-    # Worked by hand: D scores 9 with D, A with A; <START> and <STOP> score 0 with everything, so they look at all they may.
+    # Worked by hand: D scores 9 with D, A with A; <START> and <STOP> score 0 with everything, so they look at all
+    # they may.
     third, quarter, seventh = F(1, 3), F(1, 4), F(1, 7)
     weights = [
         [1, 0, 0, 0, 0, 0, 0],
@@ -92,10 +93,7 @@ SIZES = {"T": 5, "M": 3, "D": 2, "E": 1}
 
 def random_problem(rng, heads):
     def fractions(rows, columns):
-        return [
-            [F(int(rng.integers(-4, 5)), int(rng.integers(1, 4))) for _ in range(columns)]
-            for _ in range(rows)
-        ]
+        return [[F(int(rng.integers(-4, 5)), int(rng.integers(1, 4))) for _ in range(columns)] for _ in range(rows)]
 
     return {
         "x": fractions(SIZES["T"], SIZES["M"]),
@@ -132,9 +130,7 @@ def test_any_problem_against_numpy(mask, temperature, value, heads):
         numbers["x"], numbers, MASKS[mask], math.sqrt(SIZES["D"]) if value is None else value, heads
     )
     for h, weights in enumerate(expected):
-        np.testing.assert_allclose(
-            cells(work, f"weights{h + 1}" if heads > 1 else "weights"), weights, atol=1e-13
-        )
+        np.testing.assert_allclose(cells(work, f"weights{h + 1}" if heads > 1 else "weights"), weights, atol=1e-13)
     np.testing.assert_allclose(cells(work, "concat" if heads > 1 else "z"), z, atol=1e-12)
     np.testing.assert_allclose(cells(work, "r"), z @ numbers["O"], atol=1e-12)
 
@@ -143,17 +139,13 @@ def test_any_problem_against_numpy(mask, temperature, value, heads):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_loss_and_gradients_against_autograd(heads, reduction):
     made = random_problem(np.random.default_rng(5), heads)
-    text_ = (
-        f'kind = "attention"\nx = {toml(made["x"])}\nmask = "causal()"\nheads = {heads}\ntemperature = 2\n'
-    )
+    text_ = f'kind = "attention"\nx = {toml(made["x"])}\nmask = "causal()"\nheads = {heads}\ntemperature = 2\n'
     text_ += 'vocabulary = ["a", "b", "c", "d"]\ngradient = ["V", "K", "Q"]\n'
     text_ += "[weights]\n" + "\n".join(f"{n} = {toml(made[n])}" for n in "QKVOU")
     text_ += f'\n[[loss]]\ntargets = {{ 2 = "d", 5 = "a", 3 = "d" }}\nreduction = "{reduction}"\n'
     work = solve_text(text_)
     assert work.agrees
-    t = {
-        n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()
-    }
+    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()}
     for n in "QKV":
         t[n].requires_grad_()
     hidden = torch.ones(SIZES["T"], SIZES["T"]).triu(1).bool()

@@ -45,9 +45,7 @@ def test_a_sheet_in_each_format(run):
         assert out.startswith(begin)
         assert "5.2500000" in out
     document = json.loads(run("layer-norm-identity", "--format", "json")[1])
-    assert document["steps"][7]["exact"] == [["21/4"]] or any(
-        s["exact"] == [["21/4"]] for s in document["steps"]
-    )
+    assert document["steps"][7]["exact"] == [["21/4"]] or any(s["exact"] == [["21/4"]] for s in document["steps"])
 
 
 def test_blank(run):
@@ -79,9 +77,7 @@ def test_a_bad_file_is_one_line_and_status_1(run, tmp_path):
     problem.write_text('kind = "attention"\nx = [[1, 2],\n [3]]\n')
     status, out, error = run(str(problem))
     assert (status, out) == (1, "")
-    assert error == (
-        "clearhead: bad.toml, line 3: row 2 of x has 1 numbers and row 1 has 2; give each row as many\n"
-    )
+    assert error == ("clearhead: bad.toml, line 3: row 2 of x has 1 numbers and row 1 has 2; give each row as many\n")
 
 
 def test_wrong_usage_is_status_2(run):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.cost import AttentionSizes
-from clearhead.cost import cost as predict
+from clearhead.costs import AttentionSizes
+from clearhead.costs import cost as predict
 from clearhead.work import solve, solve_text
 from clearhead.work.numbers import as_float, text
 
@@ -76,9 +76,7 @@ def test_the_schedule():
     work = solve("schedule")
     steps = [int(name.replace(",", "")) for name in work.step("rate").grid.rows]
     for step, (rate,) in zip(steps, cells(work, "rate"), strict=True):
-        expected = (
-            0.001 * step / 4000 if step <= 4000 else 0.0005 * (1 + math.cos(math.pi * (step - 4000) / 96000))
-        )
+        expected = 0.001 * step / 4000 if step <= 4000 else 0.0005 * (1 + math.cos(math.pi * (step - 4000) / 96000))
         assert rate == pytest.approx(expected, abs=1e-18)
     assert text(work.step("rate").grid.cells[steps.index(28000)][0]) == "√2/4000 + 1/2000"
 

@@ -67,9 +67,7 @@ def numbers():
 
     def join(pair):
         return st.sampled_from("+-*/").flatmap(
-            lambda op: st.tuples(pair, pair).map(
-                lambda ab: (f"({ab[0][0]} {op} ({ab[1][0]}))", _apply(op, ab))
-            )
+            lambda op: st.tuples(pair, pair).map(lambda ab: (f"({ab[0][0]} {op} ({ab[1][0]}))", _apply(op, ab)))
         )
 
     return st.recursive(leaf | roots | powers, join, max_leaves=5).filter(

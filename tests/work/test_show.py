@@ -37,10 +37,7 @@ def tables_of(work, style):
 def parsed_tables(root):
     found = []
     for table in root.iter("table"):
-        rows = [
-            [("".join(cell.itertext())) for cell in row if cell.tag in ("th", "td")]
-            for row in table.iter("tr")
-        ]
+        rows = [[("".join(cell.itertext())) for cell in row if cell.tag in ("th", "td")] for row in table.iter("tr")]
         found.append(rows)
     return found
 

@@ -1,8 +1,7 @@
 """One call of `attend`, checked and with its mask resolved: what every implementation is given.
 
-The letters are the design's: q (B, H, T, D), k (B, K, S, D), v (B, K, S, E); leading dimensions other than one batch are
-allowed, and are folded into B by implementations that want exactly four.
-"""
+The letters are the design's: q (B, H, T, D), k (B, K, S, D), v (B, K, S, E); leading dimensions other than one batch
+are allowed, and are folded into B by implementations that want exactly four."""
 
 from __future__ import annotations
 

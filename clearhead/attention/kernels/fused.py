@@ -1,10 +1,9 @@
 """torch's `scaled_dot_product_attention`: one kernel, no (T, S) matrix of scores in memory.
 
-Runs every dot-product score with a softmax (`Bilinear` not in half precision). A mask that is only `causal()` becomes the
-kernel's own causal flag, one that is the same for every query (`padding`, `every`, `prefix`) a single row; other masks are
-built once as (T, S) bools. Queries that may attend to nothing are given everything and their output is then zeroed: back
-ends differ on such rows.
-"""
+Runs every dot-product score with a softmax (`Bilinear` not in half precision). A mask that is only `causal()` becomes
+the kernel's own causal flag, one that is the same for every query (`padding`, `every`, `prefix`) a single row; other
+masks are built once as (T, S) bools. Queries that may attend to nothing are given everything and their output is then
+zeroed: back ends differ on such rows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The gathered way: each block of queries is computed with the keys it may see, and with no others.
 
-The work follows the plan of the mask (`attention.plan`), for any mask at all: keys that every query sees go through a dense
-kernel, the rest through a kernel that gathers columns. On a GPU that is Triton, on the CPU torch operations. A bias that is
-learned gets its gradient from the torch operations; the Triton kernels give none, and leave such calls to the fused kernel.
-"""
+The work follows the plan of the mask (`attention.plan`), for any mask at all: keys that every query sees go through a
+dense kernel, the rest through a kernel that gathers columns. On a GPU that is Triton, on the CPU torch operations. A
+bias that is learned gets its gradient from the torch operations; the Triton kernels give none, and leave such calls to
+the fused kernel."""
 
 from __future__ import annotations
 
@@ -97,11 +97,7 @@ def worth(call: Call) -> bool:
     """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
     if call.mask is None or isinstance(call.mask, Causal) or call.T * call.S < WORTH_PLANNING:
         return False
-    if (
-        not isinstance(call.weights, Softmax)
-        or call.weights.dropout
-        or call.q.device.type not in ("cpu", "cuda")
-    ):
+    if not isinstance(call.weights, Softmax) or call.weights.dropout or call.q.device.type not in ("cpu", "cuda"):
         return False  # not worth a plan: it could not be followed
     if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
         return False
@@ -143,9 +139,7 @@ def _promises(call: Call) -> bool:
     return constant_saves(spelling, sizes, call.q.device, call.q.dtype, _plain(blocking_for(call)), work)
 
 
-def saves(
-    made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None
-) -> bool:
+def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None) -> bool:
     """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
 
     On `device`, if that is another one than the plan is on.
@@ -164,9 +158,7 @@ def _constant(call: Call) -> Spelling | None:
 def plan_for(call: Call) -> Plan:
     """The plan that `run` would follow."""
     assert call.mask is not None
-    return plan(
-        call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call)
-    )
+    return plan(call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call))
 
 
 def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool, int | None]:
@@ -175,9 +167,7 @@ def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool, int | None]:
 
 def blocking_for(call: Call) -> Blocking:
     """Rows of a block as the kernels want them, and dense calls only where there is a dense kernel."""
-    return blocking_on(
-        call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None
-    )
+    return blocking_on(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None)
 
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:

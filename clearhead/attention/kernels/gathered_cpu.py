@@ -16,7 +16,8 @@ from torch import Tensor
 from clearhead.attention.planning.lists import Lists, alike
 
 _KEPT_PAIRS = 1 << 26
-"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for each call."""
+"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for
+each call."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,7 @@ def _span(rows: Tensor) -> slice | None:
     return slice(first, last + 1) if last >= 0 and last + 1 - first == rows.numel() else None
 
 
-def _scores(
-    q: Tensor, k: Tensor, bias: Tensor | None, scale: float, chunk: Chunk
-) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     """Scores (h, R, M, L), −inf where not seen; and the gathered queries (h, R, M, D) and keys (h, R, L, D)."""
     R, M, L = chunk.seen.shape
     q_here = _rows(q, chunk).unflatten(1, (R, M))

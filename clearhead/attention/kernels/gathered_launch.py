@@ -21,9 +21,7 @@ class Tile:
     N: int
     warps: int
     stages: int
-    registers: tuple[int, int] | None = (
-        None  # at most so many a thread, and with a bias or bits; None: any number
-    )
+    registers: tuple[int, int] | None = None  # at most so many a thread, and with a bias or bits; None: any number
 
 
 @dataclass(frozen=True)
@@ -169,11 +167,7 @@ def forward(
 
 def _slots(work: Schedule, heads: int, M: int, width: int, like: Tensor) -> Tensor:
     """Room for unfinished results; without any, some tensor that is never read."""
-    return (
-        torch.empty(heads * work.slots * M * width, dtype=torch.float32, device=like.device)
-        if work.slots
-        else like
-    )
+    return torch.empty(heads * work.slots * M * width, dtype=torch.float32, device=like.device) if work.slots else like
 
 
 def prepare(out: Tensor, grad: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,7 @@
 """The gathered way as one operator of torch's: `torch.compile` and autograd see a single node, on every device.
 
-A plan cannot travel through an operator's arguments, so it goes by its number (`Plan.handle`); whoever calls keeps the plan
-alive, and so does the node that waits for its backward.
-"""
+A plan cannot travel through an operator's arguments, so it goes by its number (`Plan.handle`); whoever calls keeps the
+plan alive, and so does the node that waits for its backward."""
 
 from __future__ import annotations
 
@@ -18,13 +17,12 @@ from clearhead.attention.planning.constant import Spelling, read
 from clearhead.attention.planning.cost import rates_of
 
 Plain = tuple[int, int, int | None, bool, int | None]
-"""The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only the defaults."""
+"""The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only
+the defaults."""
 
 
 @torch.compiler.assume_constant_result
-def constant_handle(
-    spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Plain
-) -> int:
+def constant_handle(spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Plain) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
     return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
 
@@ -53,9 +51,7 @@ def uses_triton(q: Tensor) -> bool:
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor? bias, int handle, float scale) -> (Tensor, Tensor)",
 )
-def gathered(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
     made = by_handle(handle)
     if uses_triton(q):
@@ -70,9 +66,7 @@ def gathered(
 
 
 @gathered.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
@@ -97,9 +91,7 @@ def gathered_backward(
     else:
         with torch.autocast("cpu", enabled=False):
             wide = torch.promote_types(q.dtype, torch.float32)
-            sums = (
-                torch.zeros(bias.shape, dtype=wide, device=q.device) if bias is not None and learned else None
-            )
+            sums = torch.zeros(bias.shape, dtype=wide, device=q.device) if bias is not None and learned else None
             dq, dk, dv = _backward_cpu(made, grad, q, k, v, bias, out, lse, scale, sums)
         if bias is not None and sums is not None:
             dbias = sums.to(bias.dtype)

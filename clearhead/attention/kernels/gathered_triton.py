@@ -1,14 +1,13 @@
 """The gathered kernels in Triton: a block of rows against the columns its list names, whatever the mask.
 
 Each program takes one block of rows of one head and walks the block's list (see `planning.lists.Lists`) in tiles of N
-places. One loop takes them all, so that loads run ahead of the products from the first tile to the last; where not all rows
-see all places of a tile, a row's interval or a row's bit decides. Forward and the gradient of the queries have queries as
-rows; the gradients of keys and values have keys as rows and walk the lists of the transposed plan. Nothing is added
-atomically, so results repeat bit for bit.
+places. One loop takes them all, so that loads run ahead of the products from the first tile to the last; where not all
+rows see all places of a tile, a row's interval or a row's bit decides. Forward and the gradient of the queries have
+queries as rows; the gradients of keys and values have keys as rows and walk the lists of the transposed plan. Nothing
+is added atomically, so results repeat bit for bit.
 
-Letters: M rows of a block, N columns of a tile, D and E the widths of keys and values, DP and EP the same rounded up to a
-power of two. Scores are in units of log 2 inside the kernels; the log-sum-exp that is stored is natural.
-"""
+Letters: M rows of a block, N columns of a tile, D and E the widths of keys and values, DP and EP the same rounded up to
+a power of two. Scores are in units of log 2 inside the kernels; the log-sum-exp that is stored is natural."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -61,9 +60,9 @@ def _columns(
 def _hide(s, first, total, low, high, bits, M: tl.constexpr, N: tl.constexpr, MARKS: tl.constexpr):
     """Scores s (M, N) with −inf where a row does not see a column.
 
-    The columns are at places first, first + 1 … among the partial ones; below 0 are those that all rows see. An interval is
-    tested by two comparisons: without a sign, places below 0 are beyond any low; beyond the list, they are beyond any high.
-    """
+    The columns are at places first, first + 1 … among the partial ones; below 0 are those that all rows see. An
+    interval is tested by two comparisons: without a sign, places below 0 are beyond any low; beyond the list, they are
+    beyond any high."""
     r = tl.arange(0, M)
     x = tl.arange(0, N)
     y = first + x
@@ -134,9 +133,9 @@ def _tile(base, index, stride, width: tl.constexpr, W: tl.constexpr, WIDE: tl.co
 def _products(a, b, PRECISION: tl.constexpr):
     """a (M, W) times b (N, W) transposed: (M, N).
 
-    In float32 a product adds its W terms one after the other, which for 64 terms loses two bits more than it must. It is
-    made of sums of 16 terms, added two by two: as a difference, since a sum of two products would be turned into one.
-    """
+    In float32 a product adds its W terms one after the other, which for 64 terms loses two bits more than it must. It
+    is made of sums of 16 terms, added two by two: as a difference, since a sum of two products would be turned into
+    one."""
     if PRECISION == "ieee" and a.shape[1] > 16:
         a_even, a_odd = tl.split(tl.reshape(a, (a.shape[0], a.shape[1] // 2, 2)))
         b_even, b_odd = tl.split(tl.reshape(b, (b.shape[0], b.shape[1] // 2, 2)))

@@ -60,8 +60,8 @@ def statistics_dtype(call: Call) -> torch.dtype:
 
 
 def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
-    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are finite.
-    `Bilinear` scores are |W| times as large.
+    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
+    finite. `Bilinear` scores are |W| times as large.
 
     Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
@@ -72,14 +72,16 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) ->
     limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
     if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
         limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
-    # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker to have.
+    # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker
+    # to have.
     if _length(call.q) * _length(call.k) <= limit:
         return False
     return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > limit
 
 
 def _length(x: Tensor) -> float:
-    """√Σx², or infinity where that is not quick to have: of tensors that do not lie in one piece, or in half precision."""
+    """√Σx², or infinity where that is not quick to have: of tensors that do not lie in one piece, or in
+    half precision."""
     x = x.detach()
     if x.dtype not in (torch.float32, torch.float64):
         return math.inf

@@ -1,1 +1,2 @@
-"""How a mask becomes lists of columns for blocks of rows: the part of planning that knows nothing of devices or kernels."""
+"""How a mask becomes lists of columns for blocks of rows: the part of planning that knows nothing of devices
+or kernels."""

@@ -82,9 +82,8 @@ def _structured(view: View, atoms: Atoms, indices: Tensor | None, keep_empty: bo
 def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Tensor:
     """Progressions (B, n, 3) of start, step, count for the classes that are `on` (B, E, C).
 
-    Stretches with all classes are ranges; those of a few remainders (at most `most`) are progressions, one for each. What
-    is left is covered by ranges too if `cover`, and is not there otherwise.
-    """
+    Stretches with all classes are ranges; those of a few remainders (at most `most`) are progressions, one for each.
+    What is left is covered by ranges too if `cover`, and is not there otherwise."""
     residues = stretches.residues
     sizes = torch.bincount(residues.of, minlength=residues.count)
     small = ((on * sizes).sum(-1) <= most) & (residues.count > 1)
@@ -112,9 +111,7 @@ def _thinned(segments: Tensor, modulus: int, residue: int) -> Tensor:
     A range becomes a range; a progression whose step is the modulus either has no such column, or no other.
     """
     start, step, count = segments.unbind(-1)
-    place = start - (
-        residue + 1 - modulus
-    )  # counted from just after a column that is left out: never below 0
+    place = start - (residue + 1 - modulus)  # counted from just after a column that is left out: never below 0
     number, stop = (at - at // modulus for at in (place, place + count))
     alone = torch.where(place % modulus == modulus - 1, 0, count)
     return torch.stack([number, step - step // modulus, torch.where(step == 1, stop - number, alone)], -1)

@@ -55,9 +55,7 @@ class Stretches:
 
 def residues_of(atoms: Atoms, device: torch.device) -> Residues:
     """The classes of columns: from residues that never change, or from one that changes block by block."""
-    moving = {
-        key: atom for key, atom in atoms.items() if atom.modulus > 1 and isinstance(atom.residue, Tensor)
-    }
+    moving = {key: atom for key, atom in atoms.items() if atom.modulus > 1 and isinstance(atom.residue, Tensor)}
     fixed = {key: atom for key, atom in atoms.items() if atom.modulus > 1 and key not in moving}
     shift = _common_shift(list(moving.values()))
     if shift is not None:

@@ -1,8 +1,7 @@
 """What a plan should cost: pairs times the cost of a pair, for each kind of work, plus a fixed cost for each kernel.
 
-The constants are measured; `python -m clearhead.bench.calibrate` measures a device and fits them. A device that was never
-measured gets those of the nearest kind: what decides between implementations is their ratios.
-"""
+The constants are measured; `python -m clearhead.bench.calibrate` measures a device and fits them. A device that was
+never measured gets those of the nearest kind: what decides between implementations is their ratios."""
 
 from __future__ import annotations
 
@@ -40,11 +39,10 @@ class Costs:
 class Rates:
     """A device: its costs forward, and forward and backward together, and how its kernels go about it.
 
-    A dense causal kernel takes `causal_tile` keys at a time and computes the last tile of a row whole. `remainder` is what
-    each `stride` of a mask adds for each of the T × S pairs (picoseconds) where the fused kernel is given it as a tensor.
-    `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel. A dense piece counts
-    as `dense_launches` launches.
-    """
+    A dense causal kernel takes `causal_tile` keys at a time and computes the last tile of a row whole. `remainder` is
+    what each `stride` of a mask adds for each of the T × S pairs (picoseconds) where the fused kernel is given it as a
+    tensor. `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel. A dense
+    piece counts as `dense_launches` launches."""
 
     name: str
     forward: Costs
@@ -85,8 +83,8 @@ class Rates:
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python -m clearhead.bench.calibrate --device cuda
-# --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
+# At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python -m clearhead.bench.calibrate --device
+# cuda --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
 H200 = Rates(
     "NVIDIA H200",
     Costs(

@@ -1,4 +1,5 @@
-"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit for each pair.
+"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit for
+each pair.
 
 Blocks that look alike, seen from their first row, are described once.
 """
@@ -45,9 +46,7 @@ class _Piece:
     seen: Tensor  # (R, M, X)
 
 
-def describe(
-    view: View, atoms: Atoms, stretches: Stretches, full: Tensor, partial: Tensor, segments: Tensor
-) -> Marks:
+def describe(view: View, atoms: Atoms, stretches: Stretches, full: Tensor, partial: Tensor, segments: Tensor) -> Marks:
     """The marks of all blocks, from their partial segments (B, n, 3) of start, step, count."""
     blocks, n_segments, _ = segments.shape
     lengths = segments[..., 2].sum(1)
@@ -72,7 +71,8 @@ def describe(
 
 
 def _runs(view: View, atoms: Atoms, segments: Tensor, ranges: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns (R, X) of the lists with their places and widths: one by one or, in ranges, where an answer may change."""
+    """Columns (R, X) of the lists with their places and widths: one by one or, in ranges, where an answer
+    may change."""
     starts, counts = segments[..., 0], segments[..., 2]
     ends = counts.cumsum(1)
     total = ends[:, -1:]
@@ -226,7 +226,8 @@ def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
 
 
 def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
-    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: they have holes."""
+    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: they
+    have holes."""
     seen, at, width = piece.seen, piece.at[:, None], piece.width[:, None]
     L = int((at + width).max())
     high = (seen * (at + width)).amax(2)  # 0: sees nothing

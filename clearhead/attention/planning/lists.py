@@ -2,9 +2,8 @@
 
 Columns come as a few arithmetic progressions (`segments`), so that a kernel computes them instead of loading them and
 memory stays linear in the length; masks without structure list theirs one by one in a `pool`. In the partial part each
-row's columns are usually an interval of the list (`bounds`), at worst one bit a row and column (`bits`). Blocks that look
-alike share one description.
-"""
+row's columns are usually an interval of the list (`bounds`), at worst one bit a row and column (`bits`). Blocks that
+look alike share one description."""
 
 from __future__ import annotations
 
@@ -45,15 +44,11 @@ class Lists:
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
     bounds: Tensor | None  # (…, 2) int32, M of them a description
-    bits: (
-        Tensor | None
-    )  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
+    bits: Tensor | None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
     skip: tuple[int, int]  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
     pool: Tensor | None  # (…,) int32: segments count in it if there is one
     order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
-    memo: dict[object, Any] = field(
-        default_factory=dict, compare=False
-    )  # small tensors that launches ask for again
+    memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
 
     @property
     def batch(self) -> int:
@@ -96,7 +91,8 @@ class Lists:
         return Lists(**moved)
 
     def chunked(self, heads: int) -> tuple[int, int]:
-        """Pairs with torch operations, filled up as they are there, and operations, for so many heads of each pattern."""
+        """Pairs with torch operations, filled up as they are there, and operations, for so many heads of
+        each pattern."""
         key = ("chunked", heads)
         if key not in self.memo:
             pairs = chunks = 0
@@ -168,9 +164,8 @@ class Lists:
 def alike(lengths: list[int], M: int, heads: int) -> Iterator[tuple[int, int]]:
     """(first, end) of lists that are worked on together with torch operations, from lengths in decreasing order.
 
-    They are filled up to the first, so the shortest has three quarters of its length; and few enough scores to stay in the
-    cache between one operation and the next.
-    """
+    They are filled up to the first, so the shortest has three quarters of its length; and few enough scores to stay in
+    the cache between one operation and the next."""
     at = 0
     while at < len(lengths):
         longest = max(lengths[at], 1)
@@ -207,7 +202,8 @@ def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits (words, M) of lists of so many places, from the rows' answers (places of all lists, M), and their begins."""
+    """The bits (words, M) of lists of so many places, from the rows' answers (places of all lists, M), and
+    their begins."""
     words, where = words_of(lengths)
     of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     place = torch.arange(len(answers), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]

@@ -1,8 +1,7 @@
 """`Schedule`: the lists of a piece cut into tiles of N places, and the tiles shared out.
 
-A kernel walks tile after tile of a list, whatever segments a tile touches; those before the first partial column need no
-test. A block with a very long list is split among several programs, whose results are added up afterwards.
-"""
+A kernel walks tile after tile of a list, whatever segments a tile touches; those before the first partial column need
+no test. A block with a very long list is split among several programs, whose results are added up afterwards."""
 
 from __future__ import annotations
 
@@ -24,18 +23,17 @@ SHORTEST = 16
 class Schedule:
     """The segments as the kernels read them, and the programs that walk them; tensors are int32."""
 
-    segments: (
-        Tensor  # (blocks, n, 3): the column at place 0 if the segment went back so far, step, first place
-    )
-    # (batch, A, 7): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final), and of the block: how
-    # many columns all rows see, how many there are, where the description of its rows begins.
+    segments: Tensor  # (blocks, n, 3): the column at place 0 if the segment went back so far, step, first place
+    # (batch, A, 7): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final), and of the block:
+    # how many columns all rows see, how many there are, where the description of its rows begins.
     items: Tensor
     joins: Tensor  # (batch, X, 3): block (−1: none), first slot, number of slots
     slots: int  # how many unfinished results each head has
 
 
 def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
-    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same items, whole blocks."""
+    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same items,
+    whole blocks."""
     key = ("schedule", N, heads, keep_empty, in_step)
     found = lists.memo.get(key)
     if found is None:
@@ -69,7 +67,8 @@ def _at_least_one(segments: Tensor) -> Tensor:
 
 
 def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
-    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all of them whole and in order."""
+    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all of them whole and
+    in order."""
     batch = max(tiles.shape[0], 1)
     work = int(tiles.sum()) * max(heads // batch, 1)
     limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))

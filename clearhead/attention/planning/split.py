@@ -1,10 +1,9 @@
 """How a mask is cut into pieces that share no pair, each with the order of rows that suits it.
 
 A row that sees columns by its remainder (`stride`, `every(…).T`) would make every block of neighbouring rows see
-everything. So rows that an `every` singles out get blocks of their own (`row_blocks`), and what `stride` allows becomes a
-piece of its own whose blocks hold rows of equal remainder (`split`). What `scattered` adds is a piece too, made of the pairs
-that it names.
-"""
+everything. So rows that an `every` singles out get blocks of their own (`row_blocks`), and what `stride` allows becomes
+a piece of its own whose blocks hold rows of equal remainder (`split`). What `scattered` adds is a piece too, made of
+the pairs that it names."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ class Part:
 
 
 def split(mask: Mask, n_rows: int) -> list[Part]:
-    """Parts without common pairs that are the mask: one with neighbouring rows, one for each `stride` and `scattered`."""
+    """Parts without common pairs that are the mask: one with neighbouring rows, one for each `stride`
+    and `scattered`."""
     parts: list[Part] = []
     rest: Mask | None = mask
     found = leaves(mask, False)

@@ -105,9 +105,7 @@ def _ragged_intervals(answers: Tensor, lengths: Tensor) -> Tensor | None:
     high = torch.zeros((blocks, M), dtype=torch.int64, device=answers.device)
     low = low.scatter_reduce(0, into, torch.where(answers, x, far), "amin")
     high = high.scatter_reduce(0, into, torch.where(answers, x + 1, 0), "amax")
-    number = torch.zeros((blocks, M), dtype=torch.int64, device=answers.device).scatter_add(
-        0, into, answers.long()
-    )
+    number = torch.zeros((blocks, M), dtype=torch.int64, device=answers.device).scatter_add(0, into, answers.long())
     low = torch.where(high > 0, low, 0)
     if bool((high - low != number).any()):
         return None

@@ -46,11 +46,7 @@ def _lists(lists: Lists) -> str:
     full = int(lists.full.sum(dtype=torch.int64)) * lists.M
     busy = int((lists.total > 0).sum())
     rows = "neighbouring queries" if lists.rows is None else "queries that look alike"
-    how = (
-        "listed one by one"
-        if lists.pool is not None
-        else f"in at most {lists.segments.shape[1]} progressions"
-    )
+    how = "listed one by one" if lists.pool is not None else f"in at most {lists.segments.shape[1]} progressions"
     tests = "no tests"
     if lists.bounds is not None:
         tests = "an interval for each query"
@@ -96,7 +92,5 @@ def _cells(indices: Tensor, n: int, cells: int) -> Tensor:
 
 def _sizes(T: int, rows: int, S: int, columns: int) -> Tensor:
     """(rows, columns) how many pairs each cell has."""
-    heights, widths = (
-        (torch.arange(k + 1) * n // k).diff().to(torch.float64) for n, k in ((T, rows), (S, columns))
-    )
+    heights, widths = ((torch.arange(k + 1) * n // k).diff().to(torch.float64) for n, k in ((T, rows), (S, columns)))
     return heights[:, None] * widths[None, :]

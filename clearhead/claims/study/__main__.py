@@ -14,16 +14,10 @@ from clearhead.errors import ClearheadError
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m clearhead.claims.study", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="SVHN: a folder, or an npz file")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="the JSON file to write, after every training"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write, after every training")
     parser.add_argument("--seconds", type=float, default=210.0, help="how long it may take in all")
-    parser.add_argument(
-        "--continue", type=Path, dest="begun", help="a file of this study: train what it lacks"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], choices=list(NETWORKS), help="train only these networks"
-    )
+    parser.add_argument("--continue", type=Path, dest="begun", help="a file of this study: train what it lacks")
+    parser.add_argument("--only", nargs="+", default=[], choices=list(NETWORKS), help="train only these networks")
     parser.add_argument("--device", help="cuda or cpu; a GPU where there is one")
     parser.add_argument("--eager", action="store_true", help="do not capture updates as CUDA graphs")
     given = parser.parse_args(arguments)

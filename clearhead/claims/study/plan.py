@@ -57,11 +57,10 @@ class Job:
 
 
 def jobs(settings: Settings, n_available: int) -> list[Job]:
-    """Everything to be trained: the two that are compared, once at every size; then what tells chance and causes apart."""
+    """Everything to be trained: the two that are compared, once at every size; then what tells chance and
+    causes apart."""
 
-    def cross(
-        networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = WHOLE
-    ) -> list[Job]:
+    def cross(networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = WHOLE) -> list[Job]:
         kept = sorted({min(n, n_available) for n in sizes})
         return [Job(name, n, seed, pictures) for seed in seeds for n in kept for name in networks]
 
@@ -85,6 +84,7 @@ def jobs(settings: Settings, n_available: int) -> list[Job]:
 
 
 def factor(settings: Settings, planned: Sequence[Job], pace: Mapping[str, float], left: float) -> float:
-    """By how much all runs are made longer or shorter, when an update takes `pace` seconds and `left` seconds are left."""
+    """By how much all runs are made longer or shorter, when an update takes `pace` seconds and `left` seconds
+    are left."""
     needed = sum(settings.steps(job.n_train) * pace[job.network] for job in planned)
     return min(max(left * (1 - _RESERVE) / needed, _SHORTEST), _LONGEST) if needed else 1.0

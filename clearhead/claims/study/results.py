@@ -65,12 +65,10 @@ class Study:
             rows = [Row(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
         except FileNotFoundError as error:
             raise StorageError(
-                f"there is no file {source}: expected a study's outcome; "
-                "make it with python -m clearhead.claims.study"
+                f"there is no file {source}: expected a study's outcome; make it with python -m clearhead.claims.study"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(
-                f"{source} is not a study's outcome ({error!r}): make it again with "
-                "python -m clearhead.claims.study"
+                f"{source} is not a study's outcome ({error!r}): make it again with python -m clearhead.claims.study"
             ) from error
         return cls(document, rows)

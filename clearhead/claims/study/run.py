@@ -44,9 +44,7 @@ def moved(images: Tensor, patch: int = PATCH) -> Tensor:
 class Bench:
     """The pictures on the device, and the trainers."""
 
-    def __init__(
-        self, settings: Settings, train: Images, validation: Images, device: str, captured: bool
-    ) -> None:
+    def __init__(self, settings: Settings, train: Images, validation: Images, device: str, captured: bool) -> None:
         self.settings = settings
         self.device = torch.device(device)
         self.captured = captured
@@ -182,11 +180,7 @@ def _tune(study: Study, bench: Bench, planned: list[Job], out: Path, say: Say) -
 
 def _pace(study: Study) -> dict[str, float]:
     """Seconds an update, by network."""
-    return {
-        name: found["update_ms"] / 1e3
-        for name, found in study.about["networks"].items()
-        if "update_ms" in found
-    }
+    return {name: found["update_ms"] / 1e3 for name, found in study.about["networks"].items() if "update_ms" in found}
 
 
 def _about(settings: Settings, bench: Bench) -> dict[str, object]:

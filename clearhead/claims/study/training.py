@@ -1,7 +1,7 @@
 """Training one small network again and again, as fast as one device allows.
 
-The pictures lie on the device as floats, there is no loader, and on a GPU one update (forward, backward, clip, AdamW) is
-captured once as a CUDA graph and replayed: such small networks are otherwise held up by Python. A run starts by
+The pictures lie on the device as floats, there is no loader, and on a GPU one update (forward, backward, clip, AdamW)
+is captured once as a CUDA graph and replayed: such small networks are otherwise held up by Python. A run starts by
 writing new weights over the old ones, so that the graph stays valid.
 
 B batch   N pictures
@@ -48,7 +48,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, rows: Int[Tensor, "n"]) -> Pictures:
+    def part(self, rows: Int[Tensor, " n"]) -> Pictures:
         there = rows.to(self.labels.device)
         return Pictures(self.images[there], self.labels[there])
 
@@ -64,9 +64,7 @@ def order(n: int, steps: int, batch: int, seed: int) -> Int[Tensor, "steps B"]:
 class Trainer:
     """A network, its optimiser, and one update of both."""
 
-    def __init__(
-        self, name: str, size: Size, how: Optimisation, device: torch.device, *, captured: bool
-    ) -> None:
+    def __init__(self, name: str, size: Size, how: Optimisation, device: torch.device, *, captured: bool) -> None:
         self.name = name
         self.size = size
         self.how = how
@@ -87,9 +85,7 @@ class Trainer:
         if captured and device.type == "cuda":
             try:
                 self.graph = self._capture()
-            except (
-                RuntimeError
-            ) as error:  # a driver or a kernel that cannot be captured: slower, and the same numbers
+            except RuntimeError as error:  # a driver or a kernel that cannot be captured: slower, and the same numbers
                 warnings.warn(f"{name}: updates are not captured ({error}); training eagerly", stacklevel=2)
 
     def _update(self) -> None:
@@ -152,6 +148,6 @@ class Trainer:
         self.network.train()
         return int(right.sum()) / len(data)
 
-    def _classes(self, images: Float[Tensor, "B 1 height width"]) -> Int[Tensor, "B"]:
+    def _classes(self, images: Float[Tensor, "B 1 height width"]) -> Int[Tensor, " B"]:
         logits: Tensor = self.network(images)
         return logits.argmax(-1)

@@ -73,10 +73,7 @@ def _head(setting: Setting, h: int) -> Head:
 
     q, k, v = part("Q"), part("K"), part("V")
     scores = times(q, transpose(k))
-    weights = [
-        softmax(row, allowed, setting.temperature)
-        for row, allowed in zip(scores, setting.allowed, strict=True)
-    ]
+    weights = [softmax(row, allowed, setting.temperature) for row, allowed in zip(scores, setting.allowed, strict=True)]
     return Head(q, k, v, scores, weights, times(weights, v))
 
 
@@ -89,9 +86,7 @@ def _given(source: Source, setting: Setting) -> list[Step]:
     width = _features("x", len(setting.x[0]))
     steps = []
     if "x" not in source.values:
-        vectors = {
-            name: source.table("embeddings").vector(name) for name in source.table("embeddings").values
-        }
+        vectors = {name: source.table("embeddings").vector(name) for name in source.table("embeddings").values}
         grid = Grid.of(list(vectors.values()), list(vectors), width)
         steps.append(Step("E", "Embeddings", grid, "E", given=True))
     inputs = {"Q": width, "K": width, "V": width, "O": _features("z", len(setting.weights["V"][0]))}
@@ -103,9 +98,7 @@ def _given(source: Source, setting: Setting) -> list[Step]:
     if "U" in setting.weights and "unembedding" not in source.values:
         matrix = setting.weights["U"]
         rows = _features("r", len(matrix))
-        steps.append(
-            Step("U", "The unembedding U", Grid.of(matrix, rows, setting.vocabulary), "U", given=True)
-        )
+        steps.append(Step("U", "The unembedding U", Grid.of(matrix, rows, setting.vocabulary), "U", given=True))
     grid = Grid.of(setting.x, setting.labels, width)
     if "x" in source.values:
         return [*steps, Step("x", "The inputs", grid, "X", given=True)]

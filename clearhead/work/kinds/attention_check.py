@@ -35,9 +35,7 @@ def _run(setting: Setting) -> dict[str, Tensor]:
     x = _tensor(setting.x)
     weights = {name: _tensor(matrix).requires_grad_() for name, matrix in setting.weights.items()}
     H = setting.heads
-    q, k, v = (
-        (x @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None] for name in "QKV"
-    )  # (1, H, T, D)
+    q, k, v = ((x @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None] for name in "QKV")  # (1, H, T, D)
     how = Softmax(temperature=as_float(setting.temperature))
     # The weights are what attend makes of values that are the identity.
     eye = torch.eye(x.shape[0], dtype=x.dtype).expand(1, H, -1, -1)
@@ -58,9 +56,7 @@ def _run(setting: Setting) -> dict[str, Tensor]:
     for i, loss in enumerate(setting.losses):
         rows = torch.tensor(list(loss.targets))
         words = torch.tensor([setting.vocabulary.index(word) for word in loss.targets.values()])
-        value = torch.nn.functional.cross_entropy(
-            logits[rows], words, reduction="mean" if loss.mean else "sum"
-        )
+        value = torch.nn.functional.cross_entropy(logits[rows], words, reduction="mean" if loss.mean else "sum")
         found[f"probabilities_{loss.name}"] = logits[rows].softmax(-1)
         found[loss.name] = value.reshape(1, 1)
         if i == 0 and setting.gradients:

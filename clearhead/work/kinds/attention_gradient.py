@@ -1,7 +1,7 @@
 """The gradient of the first loss with respect to W_Q, W_K and W_V, by the chain rule, exactly.
 
-At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass it on.
-"""
+At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass it
+on."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _remarks(setting: Setting, heads: list[Head]) -> list[str]:
     if setting.temperature != 0:
         return []
     said = [
-        "At temperature 0 the weights are constant between ties, so W_Q and W_K get no gradient; W_V does, since the output "
-        "is P·V and P does not stand in its way."
+        "At temperature 0 the weights are constant between ties, so W_Q and W_K get no gradient; W_V does, since the "
+        "output is P·V and P does not stand in its way."
     ]
     tied = [
         label

@@ -35,9 +35,7 @@ def read_losses(source: Source, length: int, vocabulary: list[str], has_logits: 
         targets = {}
         for position, word in table.values.items():
             if not position.isdecimal() or not 1 <= int(position) <= length:
-                block.fail(
-                    "targets", f"targets names position {position!r}; expected a number from 1 to {length}"
-                )
+                block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
             if word not in vocabulary:
                 block.fail(
                     "targets",

@@ -72,15 +72,11 @@ def read(source: Source) -> Setting:
     gradients = source.names("gradient")
     for name in gradients:
         if name not in ("Q", "K", "V") or not losses:
-            source.fail(
-                "gradient", "gradient lists some of 'Q', 'K', 'V' and needs a [[loss]] to differentiate"
-            )
+            source.fail("gradient", "gradient lists some of 'Q', 'K', 'V' and needs a [[loss]] to differentiate")
     default = sympy.sqrt(sympy.Integer(len(weights["Q"][0]) // heads))
     temperature = source.number("temperature", default, infinite=True)
     if temperature.is_negative:
-        source.fail(
-            "temperature", f"temperature is {text(temperature)}; expected 0, a positive number or 'inf'"
-        )
+        source.fail("temperature", f"temperature is {text(temperature)}; expected 0, a positive number or 'inf'")
     return Setting(labels, x, weights, mask, allowed, temperature, heads, vocabulary, losses, gradients)
 
 
@@ -90,9 +86,7 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
             source.fail("x", "x is given beside tokens with embeddings; give one of them")
         x = source.matrix("x")
         if tokens and len(tokens) != len(x):
-            source.fail(
-                "tokens", f"there are {len(tokens)} tokens and x has {len(x)} rows; give a token for each row"
-            )
+            source.fail("tokens", f"there are {len(tokens)} tokens and x has {len(x)} rows; give a token for each row")
         names = tokens or ["x"] * len(x)
     else:
         source.need("tokens", "embeddings")
@@ -117,9 +111,7 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
 
-def _chain(
-    unembedding: Source, table: Source, weights: dict[str, Matrix], width: int, heads: int, words: int
-) -> None:
+def _chain(unembedding: Source, table: Source, weights: dict[str, Matrix], width: int, heads: int, words: int) -> None:
     """Refuses weights whose shapes do not follow each other."""
 
     def size(name: str) -> str:
@@ -143,13 +135,9 @@ def _chain(
     if "U" in weights:
         if len(weights["U"]) != out:
             key = "U" if "U" in table.values else "unembedding"
-            unembedding.fail(
-                key, f"the unembedding is {size('U')} and R has width {out}; it needs {out} rows"
-            )
+            unembedding.fail(key, f"the unembedding is {size('U')} and R has width {out}; it needs {out} rows")
         if len(weights["U"][0]) != words:
-            table.fail(
-                "U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary"
-            )
+            table.fail("U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary")
 
 
 def _mask(source: Source, length: int) -> tuple[list[list[bool]], masks.Mask]:

@@ -23,9 +23,7 @@ class Solved:
 
 def given(values: dict[str, Any]) -> Step:
     """The numbers and words that a problem states, as its first step."""
-    return Step(
-        "given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True
-    )
+    return Step("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
 
 
 def difference(exact: Sequence[Sequence[Number]], computed: Tensor) -> float:

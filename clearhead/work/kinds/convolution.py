@@ -37,11 +37,7 @@ class Stage:
 
 def solve(source: Source) -> Solved:
     shape = source.values.get("input")
-    if (
-        not isinstance(shape, list)
-        or len(shape) != 3
-        or not all(type(n) is int and 1 <= n <= 10**6 for n in shape)
-    ):
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 1 <= n <= 10**6 for n in shape):
         source.fail("input", "input must be [channels, height, width], three whole numbers")
     stage = Stage("input", shape[0], (shape[1], shape[2]))
     stages, modules = [stage], []
@@ -73,8 +69,8 @@ def solve(source: Source) -> Solved:
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
         remarks.append(
-            f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees more "
-            "than there is, and those at its edges see less than the field."
+            f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees "
+            "more than there is, and those at its edges see less than the field."
         )
     return Solved(steps, _checks(stages, modules), tuple(remarks))
 
@@ -114,17 +110,13 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         weights = outputs * (before.channels + bias)
         return replace(before, name=name, channels=outputs, weights=weights, worked="", flat=True), made
     if before.flat:
-        layer.fail(
-            None, f"a layer of type {kind} follows {before.name}, whose output is flat; put it before that"
-        )
+        layer.fail(None, f"a layer of type {kind} follows {before.name}, whose output is flat; put it before that")
     kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
     stride = _pair(layer, "stride", 1 if kind == "convolution" else None)
     sizes = []
     for n, k, s, p in zip(before.size, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
-            layer.fail(
-                "kernel", f"the kernel is {k} long and its input with padding is {n + 2 * p}; make it shorter"
-            )
+            layer.fail("kernel", f"the kernel is {k} long and its input with padding is {n + 2 * p}; make it shorter")
         sizes.append((n + 2 * p - k) // s + 1)
     worked = " by ".join(
         f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {m}"
@@ -132,9 +124,7 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
     )
     field = tuple(r + (k - 1) * j for r, k, j in zip(before.field, kernel, before.jump, strict=True))
     jump = tuple(j * s for j, s in zip(before.jump, stride, strict=True))
-    after = Stage(
-        name, before.channels, (sizes[0], sizes[1]), 0, (field[0], field[1]), (jump[0], jump[1]), worked
-    )
+    after = Stage(name, before.channels, (sizes[0], sizes[1]), 0, (field[0], field[1]), (jump[0], jump[1]), worked)
     if kind == "convolution":
         filters = layer.whole("filters", most=10**6)
         made_conv = nn.Conv2d(before.channels, filters, kernel, stride, padding, bias=bias, device="meta")
@@ -143,14 +133,8 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         ), made_conv
     for n, k in zip(padding, kernel, strict=True):
         if 2 * n > k:
-            layer.fail(
-                "padding", f"padding {n} is more than half of the kernel {k}; a pooling layer cannot take it"
-            )
-    pool = (
-        nn.AvgPool2d(kernel, stride, padding)
-        if kind == "average-pool"
-        else nn.MaxPool2d(kernel, stride, padding)
-    )
+            layer.fail("padding", f"padding {n} is more than half of the kernel {k}; a pooling layer cannot take it")
+    pool = nn.AvgPool2d(kernel, stride, padding) if kind == "average-pool" else nn.MaxPool2d(kernel, stride, padding)
     return after, pool
 
 
@@ -183,7 +167,5 @@ def _checks(stages: list[Stage], modules: list[nn.Module]) -> tuple[Check, ...]:
     weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
     return (
         Check("the shapes of torch's layers", difference(exact, torch.tensor(shapes, dtype=torch.float64))),
-        Check(
-            "the parameters of torch's layers", difference(weights, torch.tensor(counts, dtype=torch.float64))
-        ),
+        Check("the parameters of torch's layers", difference(weights, torch.tensor(counts, dtype=torch.float64))),
     )

@@ -87,9 +87,7 @@ def _checks(
     length = int(n) if n.is_Integer else 13  # a formula is tried at one length
     with FlopCounterMode(display=False) as counter:
         x = torch.empty(length, d, device="meta")
-        q, k, v = (
-            getattr(layer, name)(x).unflatten(-1, (h, -1)).transpose(0, 1) for name in names[:3]
-        )  # (h, n, D)
+        q, k, v = (getattr(layer, name)(x).unflatten(-1, (h, -1)).transpose(0, 1) for name in names[:3])  # (h, n, D)
         z = ((q @ k.mT) @ v).transpose(0, 1).flatten(1)
         if output:
             layer.o_proj(z)

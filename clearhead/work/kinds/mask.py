@@ -41,9 +41,7 @@ def solve(source: Source) -> Solved:
             rows.append([count, 1 - count / sympy.Integer(n * n)])
         grid = Grid.of(rows, others, ["pairs", "saving"])
         steps.append(
-            Step(
-                "also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2"
-            )
+            Step("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
         )
     counted = torch.tensor([[float(mask.count(n))]], dtype=torch.float64)
     return Solved(tuple(steps), (Check("the closed-form count of masks", difference([[whole]], counted)),))

@@ -17,9 +17,7 @@ KEYS = ("positions", "d_model", "pairs", "base")
 def solve(source: Source) -> Solved:
     d = source.whole("d_model", least=2, most=10**6)
     if d % 2:
-        source.fail(
-            "d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency"
-        )
+        source.fail("d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency")
     positions, pairs = wholes(source, "positions", 10**6), wholes(source, "pairs", d // 2 - 1)
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):

@@ -1,8 +1,7 @@
 """How many inputs one output can depend on, if each head attends to one position and a residual keeps its own.
 
-A node sees itself and one further node for each of its k heads, so n layers see at most (k + 1)^n inputs, and never more
-than there are.
-"""
+A node sees itself and one further node for each of its k heads, so n layers see at most (k + 1)^n inputs, and never
+more than there are."""
 
 from __future__ import annotations
 
@@ -46,20 +45,15 @@ def solve(source: Source) -> Solved:
     tried = [[size for size in row if size <= _TRIED] for row in sizes]
     built = [[_reach(k, i + 1) for i in range(len(row))] for k, row in zip(heads, tried, strict=True)]
     worst = max(
-        [
-            difference([a], torch.tensor([b], dtype=torch.float64))
-            for a, b in zip(tried, built, strict=True)
-            if a
-        ],
+        [difference([a], torch.tensor([b], dtype=torch.float64)) for a, b in zip(tried, built, strict=True) if a],
         default=0.0,
     )
-    return Solved(
-        tuple(steps), (Check("following an attention graph that reaches the bound", worst),), remarks
-    )
+    return Solved(tuple(steps), (Check("following an attention graph that reaches the bound", worst),), remarks)
 
 
 def _reach(heads: int, layers: int) -> int:
-    """Inputs reached from one output when head h of layer l looks h·(k + 1)^(l − 1) positions back: no two paths meet."""
+    """Inputs reached from one output when head h of layer l looks h·(k + 1)^(l − 1) positions back: no two
+    paths meet."""
     reached = torch.zeros((heads + 1) ** layers, dtype=torch.bool)
     reached[-1] = True
     for layer in range(layers):

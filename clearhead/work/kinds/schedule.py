@@ -45,6 +45,4 @@ def solve(source: Source) -> Solved:
     )  # fmt: skip
     schedule = WarmupCosine(as_float(lr_max), warmup, total)
     made = torch.tensor([[schedule(step)] for step in asked], dtype=torch.float64)
-    return Solved(
-        steps, (Check("training.WarmupCosine in float64", difference([[rate] for rate in rates], made)),)
-    )
+    return Solved(steps, (Check("training.WarmupCosine in float64", difference([[rate] for rate in rates], made)),))

@@ -108,9 +108,7 @@ def _body(block: Block) -> str:
 def _table(block: Block, cells: list[list[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in block.columns)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for name, row in zip(block.rows, cells, strict=True)
     )
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -25,8 +25,7 @@ def to_dict(work: Work, style: Style | None = None) -> dict[str, Any]:
     return document | {
         "remarks": list(work.remarks),
         "document": [
-            {"step": found.step, "agrees": found.agrees, "says": list(found.sentences)}
-            for found in work.comparisons
+            {"step": found.step, "agrees": found.agrees, "says": list(found.sentences)} for found in work.comparisons
         ],
         "float64": [
             {"by": check.by, "difference": check.difference, "limit": check.limit, "agrees": check.agrees}

@@ -42,9 +42,7 @@ def latex(work: Work, style: Style | None = None) -> str:
     for block in blocks(work, style, _number, _word):
         step = block.step
         given = ", given" if step.given else ""
-        lines.append(
-            rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}"
-        )
+        lines.append(rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}")
         if step.latex:
             lines.append(rf"\fitted{{{step.latex}}}")
         lines += [rf"\fitted{{{part}}}" for part in _body(block)]
@@ -61,8 +59,7 @@ def latex(work: Work, style: Style | None = None) -> str:
 def words(text: str) -> str:
     """Prose, with every special character said in LaTeX's way."""
     return "".join(
-        _TEXT.get(c) or (f"${_MATH[c]}$" if c in _MATH else c if c.isascii() else f"[U+{ord(c):04X}]")
-        for c in text
+        _TEXT.get(c) or (f"${_MATH[c]}$" if c in _MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
     )
 
 
@@ -87,10 +84,7 @@ def _cell(text: str, exact: bool) -> str:
 def _body(block: Block) -> list[str]:
     if is_plain(block.step.grid):
         exact = _cell(block.exact[0][0], True)
-        return [
-            rf"= {exact}"
-            + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")
-        ]
+        return [rf"= {exact}" + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")]
     parts = [_array(block, block.exact, True)]
     if block.decimals is not None:
         parts.append(r"\approx " + _array(block, block.decimals, False))

@@ -53,8 +53,7 @@ def blocks(
         decimals = None
         if not hide and not grid.is_whole:
             decimals = [
-                [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row]
-                for row in grid.cells
+                [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row] for row in grid.cells
             ]
         note = "" if hide else step.note
         if not hide and any(x == TOO_LONG for row in exact for x in row):
@@ -72,8 +71,7 @@ def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
         sections.append(("Remarks", list(work.remarks)))
     if work.comparisons:
         sentences = [
-            ("Agrees. " if found.agrees else "Differs. ") + " ".join(found.sentences)
-            for found in work.comparisons
+            ("Agrees. " if found.agrees else "Differs. ") + " ".join(found.sentences) for found in work.comparisons
         ]
         sections.append(("What the document says", sentences))
     sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in work.checks]))
@@ -99,9 +97,7 @@ def _letters(grid: Grid) -> dict[Number, str]:
     return {x: _LETTERS[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
 
 
-def _exact(
-    x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]
-) -> str:
+def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]) -> str:
     if isinstance(x, str):
         return word(x)
     if x in letters:

@@ -60,10 +60,7 @@ def _body(block: Block) -> list[str]:
     right = _table(block.rows, block.columns, block.decimals)
     gap = len(left[0]) + len(right[0]) + 7
     if gap <= _WIDTH:
-        return [
-            f"{a}{'   ≈   ' if i == 0 else '       '}{b}"
-            for i, (a, b) in enumerate(zip(left, right, strict=True))
-        ]
+        return [f"{a}{'   ≈   ' if i == 0 else '       '}{b}" for i, (a, b) in enumerate(zip(left, right, strict=True))]
     return [*left, "≈", *right]
 
 
@@ -72,8 +69,7 @@ def _table(rows: tuple[str, ...], columns: tuple[str, ...], cells: list[list[str
     widths = [max(len(name), 3, *[len(row[j]) for row in cells]) for j, name in enumerate(columns)]
     head = " " * width + "".join("  " + name.rjust(w) for name, w in zip(columns, widths, strict=True))
     body = [
-        name.ljust(width)
-        + "".join("  " + (cell or "___").rjust(w) for cell, w in zip(row, widths, strict=True))
+        name.ljust(width) + "".join("  " + (cell or "___").rjust(w) for cell, w in zip(row, widths, strict=True))
         for name, row in zip(rows, cells, strict=True)
     ]
     return [head, *body] if any(columns) else body

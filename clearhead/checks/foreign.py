@@ -1,0 +1,281 @@
+"""How the models of transformers, torch.nn and timm are called. None of them is imported: they are known by
+their names.
+
+B batch   T tokens   S source tokens   M model width
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checks import x_transformers
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
+from clearhead.masks import Mask, causal, full, window
+
+
+def guess(module: Any) -> Subject | None:
+    """The subject of a model of a known library; None for anything else."""
+    if not isinstance(module, nn.Module):
+        return None
+    if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
+        return _transformers(module)
+    if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)):
+        return _torch_encoder(module)
+    if isinstance(module, nn.Transformer):
+        return _torch_pair(module)
+    if isinstance(module, (nn.TransformerDecoder, nn.TransformerDecoderLayer)):
+        return _torch_decoder(module)
+    picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
+    if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
+        return _timm(module, picture)
+    return x_transformers.guess(module)
+
+
+# ---------------------------------------------------------------------- transformers
+
+
+def _transformers(model: Any) -> Subject | None:
+    config = model.config
+    name = type(model).__name__
+    names = set(inspect.signature(model.forward).parameters)
+    if "pixel_values" in names and "input_ids" not in names:
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        shape = (config.num_channels, height, width)
+        return Subject(module=model, name=name, inputs=Values(shape), run=_run_pixels)
+    vocab = getattr(config, "vocab_size", None)
+    if vocab is None or "input_ids" not in names:
+        return None
+    room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    if config.is_encoder_decoder:
+        return Subject(
+            module=model,
+            name=name,
+            inputs=Ids(vocab),
+            source=Ids(vocab),
+            run=_run_pair,
+            sees=causal(),
+            positions=True,
+            pads=True,
+            # Only relative positions do not notice that the source has moved; no argument could tell the encoder.
+            left=hasattr(config, "relative_attention_num_buckets"),
+            pads_target="decoder_attention_mask" in names,
+            left_target=hasattr(config, "relative_attention_num_buckets"),
+            caching=_transformers_cache(pair=True),
+            max_len=room,
+        )
+    looks_back = name.endswith("ForCausalLM") or any(
+        getattr(part, "is_causal", False) is True for part in model.modules()
+    )
+    places = "position_ids" in names
+    first = _first_place(model) if places else None
+
+    def run(module: Any, batch: Batch) -> Any:
+        return _run_ids(module, batch, first)
+
+    return Subject(
+        module=model,
+        name=name,
+        inputs=Ids(vocab),
+        run=run,
+        sees=_pattern(config) if looks_back else full(),
+        layers=layers,
+        positions=True,
+        pads="attention_mask" in names,
+        left=places,
+        caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
+        max_len=room,
+    )
+
+
+def _run_pixels(model: Any, batch: Batch) -> Any:
+    return model(pixel_values=batch.x)
+
+
+def _first_place(model: nn.Module) -> int:
+    """The position of the first token: 0, or where a row of the table is kept for padding, the one after it."""
+    for part in model.modules():
+        table = getattr(part, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            return table.padding_idx + 1
+    return 0
+
+
+def _pattern(config: Any) -> Mask:
+    """`causal()`, within a window where every layer has one."""
+    width = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if width is None or any(kind != "sliding_attention" for kind in kinds):
+        return causal()
+    return causal() & window(width - 1, 0)  # its window counts the token itself
+
+
+def _run_ids(model: Any, batch: Batch, first: int | None) -> Any:
+    """`first` is the first token's position; None: positions cannot be passed."""
+    extra: dict[str, Any] = {}
+    keep = batch.keep
+    if keep is not None:
+        extra["attention_mask"] = keep.long()
+    if first is not None and (keep is not None or (first and batch.cache is None)):
+        keep = torch.ones_like(batch.x, dtype=torch.bool) if keep is None else keep
+        extra["position_ids"] = (keep.long().cumsum(1) - 1).clamp(min=0) + first
+    if batch.cache is not None:
+        extra["past_key_values"] = batch.cache
+    elif hasattr(model.config, "use_cache"):
+        extra["use_cache"] = False
+    return model(input_ids=batch.x, **extra)
+
+
+def _run_pair(model: Any, batch: Batch) -> Any:
+    extra: dict[str, Any] = {}
+    if batch.source_keep is not None:
+        extra["attention_mask"] = batch.source_keep.long()
+    if batch.keep is not None:
+        extra["decoder_attention_mask"] = batch.keep.long()
+    if batch.cache is not None:
+        extra["past_key_values"] = batch.cache
+    else:
+        extra["use_cache"] = False
+    return model(input_ids=batch.source, decoder_input_ids=batch.x, **extra)
+
+
+def _transformers_cache(*, pair: bool) -> Caching:
+    def new() -> Any:
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        return EncoderDecoderCache(DynamicCache(), DynamicCache()) if pair else DynamicCache()
+
+    def reorder(cache: Any, rows: Tensor) -> None:
+        cache.reorder_cache(rows)
+
+    def truncate(cache: Any, length: int) -> None:
+        surplus = cache.get_seq_length() - length
+        if surplus > 0:
+            cache.crop(-surplus)
+
+    return Caching(new=new, reorder=reorder, truncate=truncate)
+
+
+# ---------------------------------------------------------------------- torch.nn
+
+
+def _width(module: nn.Module) -> int:
+    for part in module.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            return part.embed_dim
+    return 8
+
+
+def _torch_encoder(module: nn.Module) -> Subject:
+    alone = isinstance(module, nn.MultiheadAttention)
+    turn = _turn(module)
+
+    def run(model: Any, batch: Batch) -> Any:
+        hidden = None if batch.keep is None else ~batch.keep
+        x = turn(batch.x)
+        if alone:
+            return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
+        return turn(model(x, src_key_padding_mask=hidden))
+
+    return Subject(
+        module=module,
+        name=f"torch.nn.{type(module).__name__}",
+        inputs=Embeddings(_width(module)),
+        run=run,
+        sees=full(),
+        positions=False,
+        pads=True,
+    )
+
+
+def _causal_mask(x: Tensor) -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+
+
+def _turn(module: nn.Module) -> Callable[[Any], Any]:
+    """Batch first, whatever the module was made for."""
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+    return (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
+
+
+def _torch_pair(module: nn.Module) -> Subject:
+    turn = _turn(module)
+
+    def run(model: Any, batch: Batch) -> Any:
+        hidden = None if batch.source_keep is None else ~batch.source_keep
+        out = model(
+            turn(batch.source),
+            turn(batch.x),
+            tgt_mask=_causal_mask(batch.x),
+            src_key_padding_mask=_as_float(hidden, batch.x),
+            memory_key_padding_mask=_as_float(hidden, batch.x),
+            tgt_key_padding_mask=_target_hidden(batch),
+        )
+        return turn(out)
+
+    return _torch_causal(module, run)
+
+
+def _torch_decoder(module: nn.Module) -> Subject:
+    turn = _turn(module)
+
+    def run(model: Any, batch: Batch) -> Any:
+        hidden = None if batch.source_keep is None else ~batch.source_keep
+        extra = {
+            "memory_key_padding_mask": _as_float(hidden, batch.x),
+            "tgt_key_padding_mask": _target_hidden(batch),
+        }
+        return turn(model(turn(batch.x), turn(batch.source), tgt_mask=_causal_mask(batch.x), **extra))
+
+    return _torch_causal(module, run)
+
+
+def _torch_causal(module: nn.Module, run: Any) -> Subject:
+    width = Embeddings(_width(module))
+    return Subject(
+        module=module,
+        name=f"torch.nn.{type(module).__name__}",
+        inputs=width,
+        source=width,
+        run=run,
+        sees=causal(),
+        positions=False,
+        pads=True,
+        pads_target=True,
+    )
+
+
+def _target_hidden(batch: Batch) -> Tensor | None:
+    return None if batch.keep is None else _as_float(~batch.keep, batch.x)
+
+
+def _as_float(hidden: Tensor | None, x: Tensor) -> Tensor | None:
+    """torch wants the two masks of a call in one dtype."""
+    if hidden is None:
+        return None
+    return x.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+
+
+# ---------------------------------------------------------------------- timm
+
+
+def _timm(module: nn.Module, picture: Any) -> Subject:
+    size = (3, 224, 224)
+    if picture:
+        size = picture["input_size"] if isinstance(picture, dict) else picture.input_size
+    patches: Any = getattr(module, "patch_embed", None)
+    own = getattr(patches, "img_size", None)  # the size it was really made for
+    if own is not None:
+        channels = patches.proj.in_channels if hasattr(patches, "proj") else size[0]
+        size = (channels, *own)
+    return Subject(module=module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)), run=_run_plain)
+
+
+def _run_plain(model: Any, batch: Batch) -> Any:
+    return model(batch.x)

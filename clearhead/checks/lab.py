@@ -1,0 +1,223 @@
+"""Where a subject is tried out: a working copy, in float64 where it can be, on inputs from a seed.
+
+In float64 rounding is far below any effect that matters, so a difference is a difference. The copy is in evaluation
+mode and the caller's module is never touched. Parameters of the copy that are nothing but zeros (what ReZero and
+zero-initialised projections begin with) get small numbers: behind zeros no leak could be seen, and no effect."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from clearhead.checks.noise import SAFETY, difference, noise
+from clearhead.checks.subject import Batch, Embeddings, Ids, Subject, all_tensors, tensor_of
+from clearhead.checks.witness import Facts, Witness
+from clearhead.errors import ConfigError
+
+LENGTH = 11
+BATCH = 3
+MOST_PADDING = 5  # how much longer than LENGTH a padded input gets
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input: x (B, T, …), and the source (B, S, …) of an encoder-decoder."""
+
+    x: Tensor
+    source: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return self.x.shape[1]
+
+    def batch(self, **changes: Any) -> Batch:
+        return Batch(x=self.x, source=self.source, **changes)
+
+    def rows(self, rows: Tensor | slice) -> Case:
+        return Case(self.x[rows], None if self.source is None else self.source[rows])
+
+
+class Lab:
+    """A subject, ready to be tried."""
+
+    def __init__(self, subject: Subject, *, seed: int = 0, length: int = LENGTH) -> None:
+        self.subject = subject
+        self.seed = seed
+        if subject.max_len is not None:
+            length = max(1, min(length, subject.max_len - MOST_PADDING))
+        self.length = length
+        self.generator = torch.Generator().manual_seed(seed)
+        self.module, self.dtype = self._working_copy()
+        self.case = self.draw(BATCH, length)
+        self._try_out()
+
+    # ------------------------------------------------------------------ inputs
+
+    def draw(self, batch: int, length: int) -> Case:
+        source = None
+        if self.subject.source is not None:
+            source = self.subject.source.draw(batch, length + 2, self.generator)
+        return Case(self.subject.inputs.draw(batch, length, self.generator), source)
+
+    def another(self, x: Tensor, kind: Any = None) -> Tensor:
+        """Other tokens of the same shape, each different from what stood there."""
+        kind = self.subject.inputs if kind is None else kind
+        if isinstance(kind, Ids):
+            if kind.vocab_size < 2:
+                return x.clone()
+            step = torch.randint(1, kind.vocab_size, x.shape, generator=self.generator)
+            return (x + step) % kind.vocab_size
+        return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)
+
+    # ------------------------------------------------------------------ runs
+
+    def raw(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Any:
+        """What the module returns, as it returns it."""
+        module = self.module if module is None else module
+        dtype = self.dtype if dtype is None else dtype
+        x, source = _cast(batch.x, dtype), _cast(batch.source, dtype)
+        return self.subject.run(module, replace(batch, x=x, source=source))
+
+    def out(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The module's output, without gradients."""
+        with torch.no_grad():
+            return tensor_of(self.raw(batch, module, dtype)).detach()
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """The output for `case`."""
+        return self.out(self.case.batch())
+
+    @cached_property
+    def tolerance(self) -> float:
+        """What rounding can change in an output, with room to spare."""
+        measured = noise(lambda: self.out(self.case.batch()), self.exact)
+        floor = torch.finfo(self.dtype).eps * float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
+        return SAFETY * max(measured, floor)
+
+    @cached_property
+    def is_too_rough(self) -> bool:
+        """Whether rounding alone moves the output so much that differences mean nothing (dropout, a coin that
+        is tossed)."""
+        return self.tolerance > 0.05 * float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
+
+    @cached_property
+    def per_token(self) -> bool:
+        """Whether there is an output for each token, (B, T, …)."""
+        shape = self.exact.shape
+        if not self.subject.is_sequence or len(shape) < 2 or shape[1] != self.length:
+            return False
+        longer = self.draw(BATCH, self.length - 1 or 2)
+        return self.out(longer.batch()).shape[1] == longer.length
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the module was seen doing; with padding, so that its masks can be told from nothing."""
+        extra: dict[str, Any] = {}
+        if self.subject.pads:
+            which = self.case.x if self.case.source is None else self.case.source
+            keep = torch.ones(which.shape[:2], dtype=torch.bool)
+            keep[:, -1] = False
+            extra["keep" if self.case.source is None else "source_keep"] = keep
+        with Witness(BATCH, self.length) as witness:
+            self.out(self.case.batch(**extra))
+        return witness.facts
+
+    # ------------------------------------------------------------------ the copy
+
+    def copy(self) -> Any:
+        """Another copy of the working module, to be changed."""
+        return copy.deepcopy(self.module)
+
+    def own(self) -> tuple[Any, torch.dtype]:
+        """A copy in the dtype that the module came in: what overflows depends on it."""
+        module = self.subject.module
+        if not isinstance(module, nn.Module):
+            return module, self.dtype
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        return self._off_zero(copy.deepcopy(module).cpu().eval()), dtype
+
+    def _working_copy(self) -> tuple[Any, torch.dtype]:
+        module = self.subject.module
+        if not isinstance(module, nn.Module):
+            return module, torch.float64
+        return self._off_zero(copy.deepcopy(module).cpu().double().eval()), torch.float64
+
+    @torch.no_grad()
+    def _off_zero(self, module: nn.Module) -> nn.Module:
+        generator = torch.Generator().manual_seed(self.seed)
+        for p in module.parameters():
+            if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
+                p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        return module
+
+    def _try_out(self) -> None:
+        """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
+        try:
+            self.out(self.case.batch())
+            return
+        except Exception as error:
+            first = error
+        self.dtype = torch.float32
+        self.module, self.dtype = self.own()
+        try:
+            self.out(self.case.batch())
+        except Exception as second:
+            raise ConfigError(
+                f"{self.subject.name} could not be called with {described(self.case, self.subject)}: {reason(second)} "
+                f"(and in float64: {reason(first)}); say how it is called with inputs=, source= or run="
+            ) from second
+
+
+def by_position(out: Tensor) -> Tensor:
+    """(B, T, …) → (B, T, outputs): a number for each token is one output."""
+    return out.reshape(*out.shape[:2], -1)
+
+
+def described(case: Case, subject: Subject) -> str:
+    """An input in words: the ids themselves, or a shape."""
+    parts = []
+    for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):
+        if x is None:
+            continue
+        size = " × ".join(str(n) for n in x.shape)
+        if isinstance(kind, Ids):
+            parts.append(f"{name}ids {x.tolist()}" if x.numel() <= 16 else f"{name}ids {size}")
+        elif isinstance(kind, Embeddings):
+            parts.append(f"{name}embeddings {size}")
+        else:
+            parts.append(f"{name}values {size}")
+    return ", ".join(parts)
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if x is not None and x.is_floating_point() else x
+
+
+def _short(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:160] if text else ""
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {_short(error)}"
+
+
+__all__ = [
+    "BATCH",
+    "LENGTH",
+    "Case",
+    "Lab",
+    "all_tensors",
+    "by_position",
+    "described",
+    "difference",
+    "reason",
+]

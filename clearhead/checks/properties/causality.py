@@ -1,0 +1,243 @@
+"""Who depends on whom: the future must not be seen, and the past must be.
+
+Influence is measured twice: by changing the token at each position j and comparing every output i, and by the gradient
+of every output i with respect to the embedding at each position j. Neither alone is enough: a change can be rounded
+away, and a gradient can be cut by an argmax.
+
+    T tokens   i output position   j input position
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checks.lab import Case, Lab, by_position
+from clearhead.checks.properties.base import Property, Seen
+from clearhead.checks.subject import tensor_of
+
+
+def influence(lab: Lab, case: Case) -> Tensor:
+    """(T, T): how much output i changes when the token at j is another. One row of the batch at a time, never mixed."""
+    case = case.rows(slice(0, 1))
+    base = lab.out(case.batch())
+    columns = []
+    for j in range(case.length):
+        x = case.x.clone()
+        x[:, j] = lab.another(x[:, j])
+        change = by_position((lab.out(Case(x, case.source).batch()) - base).abs()).amax(2)[0]  # (T,)
+        columns.append(change.double().nan_to_num(float("inf")))
+    return torch.stack(columns, dim=1)
+
+
+def gradient(lab: Lab, case: Case) -> Tensor | None:
+    """(T, T): the size of output i's gradient at input j; None where no embedding can be found to differentiate."""
+    case = case.rows(slice(0, 1))
+    leaf: list[Tensor] = []
+    handles = []
+    batch = case.batch()
+    if case.x.is_floating_point():
+        x = case.x.to(lab.dtype).requires_grad_()
+        leaf.append(x)
+        batch = Case(x, case.source).batch()
+    elif isinstance(lab.module, nn.Module):
+
+        def start(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+            ids = args[0] if args else None
+            if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, case.x):
+                return out
+            # A table of positions may be handed the ids, too, for their number: its rows are not a batch's tokens.
+            if not isinstance(out, Tensor) or out.shape[:-1] != ids.shape:
+                return out
+            leaf.append(out.detach().requires_grad_())
+            return leaf[0]
+
+        tables = [m for m in lab.module.modules() if type(m).__name__.endswith("Embedding")]
+        handles = [m.register_forward_hook(start) for m in tables]
+    try:
+        out = by_position(tensor_of(lab.raw(batch)))[0]  # (T, outputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not leaf or not out.requires_grad:
+        return None
+    weights = torch.randn(out.shape[1], generator=lab.generator, dtype=torch.float64).to(out.dtype)
+    rows = []
+    for i in range(out.shape[0]):
+        (g,) = torch.autograd.grad(out[i] @ weights, leaf[0], retain_graph=True, allow_unused=True)
+        size = torch.zeros(case.length, dtype=torch.float64) if g is None else g[0].abs().sum(-1).double()
+        rows.append(size.nan_to_num(float("inf")))
+    return torch.stack(rows)
+
+
+def reach(lab: Lab, T: int) -> Tensor:
+    """(T, T) bool: which inputs an output may depend on, through all layers; itself always."""
+    mask = lab.subject.sees
+    if mask is None:
+        return torch.ones(T, T, dtype=torch.bool)
+    step = mask.dense(T).reshape(-1, T, T)[0] | torch.eye(T, dtype=torch.bool)
+    steps = lab.subject.layers or T
+    total = step
+    for _ in range(min(steps, T) - 1):
+        total = (total.double() @ step.double()) > 0
+    return total
+
+
+class FutureLeak(Property):
+    """Output i must not depend on a token that the mask keeps from it."""
+
+    name = "future leak"
+    done = "changed the token at each position j and compared each output i that must not see it; and by gradients"
+
+    def why_not(self, lab: Lab) -> str | None:
+        if not lab.per_token:
+            return "there is no output for each token"
+        if lab.subject.sees is None:
+            return "it is not said that the module is causal: give causal=True, or sees= with its mask"
+        if bool(reach(lab, lab.length).all()):
+            return f"its mask {lab.subject.sees} hides nothing"
+        return None
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        hidden = ~reach(lab, case.length)
+        yield _largest(influence(lab, case), hidden, lab.tolerance, "by change")
+        slope = gradient(lab, case)
+        if slope is not None:
+            scale = float(slope.masked_fill(hidden, 0.0).nan_to_num(0, 0, 0).max())
+            yield _largest(slope, hidden, lab.tolerance * max(1.0, scale), "by gradient")
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        T = case.length
+        seen = influence(lab, case)
+        hidden, leaks = ~reach(lab, T), seen > lab.tolerance
+        i, j = torch.arange(T)[:, None], torch.arange(T)
+        facts = lab.facts
+        if _inverted(lab):
+            return "the mask's polarity is inverted: it hides what may be seen, and shows what must not be"
+        if facts.split_by_view:
+            return SPLIT
+        if facts.wrong_axis:
+            return (
+                "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the scores"
+            )
+        if facts.binary_added:
+            how = "soft-capped scores and then a bool" if facts.soft_capped else "a 0/1"
+            return (
+                f"{how} mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or masked_fill"
+            )
+        if facts.masked_after:
+            return (
+                "the mask is applied after the softmax: the hidden keys are still in its sum; mask the scores before it"
+            )
+        ahead = int((j - i)[leaks & hidden].max()) if bool((leaks & hidden).any()) else T
+        if 0 < ahead <= (lab.subject.layers or T // 2) and ahead < T - 1:
+            return (
+                f"the causal mask is off by one: outputs see {ahead} ahead and no further, one token for each layer "
+                "(torch.triu with diagonal=2?)"
+            )
+        norms = _norms_over_time(lab.module, lab.length)
+        if norms:
+            return f"{norms} mixes positions: its statistics run over the time axis, the future included"
+        return "nothing hides the future: no causal mask reaches the attention (is it passed on to every layer?)"
+
+
+class PastReach(Property):
+    """Output i must depend on every token that the mask shows it."""
+
+    name = "past reach"
+    done = "changed the token at each position j and compared each output i that should see it"
+
+    def why_not(self, lab: Lab) -> str | None:
+        if not lab.per_token:
+            return "there is no output for each token"
+        if lab.subject.sees is None:
+            return "it is not said what the module should see: give causal=True, or sees= with its mask"
+        return None
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        shown = reach(lab, case.length)
+        seen = influence(lab, case)
+        if not case.x.is_floating_point():
+            seen = torch.maximum(seen, influence(lab, case))  # two ids may share an effect; two pairs of them hardly
+        blind = (seen == 0) & shown
+        where = ""
+        if bool(blind.any()):
+            i, j = (int(n) for n in blind.nonzero()[0])
+            where = f"output {i} does not notice the token at {j} ({int(blind.sum())} such pairs)"
+        yield Seen(difference=float(blind.sum()), tolerance=0.0, where=where)
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        T = case.length
+        blind = (influence(lab, case) == 0) & reach(lab, T)
+        i, j = torch.arange(T)[:, None], torch.arange(T)
+        if bool(blind[j < i].all()) and takes_time_first(lab.module):
+            return TIME_FIRST
+        if bool(blind[j < i].all()):
+            return "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
+        if bool((blind == (blind & (i == j))).all()):
+            return "an output does not see its own token: the mask hides the diagonal (off by one) and there is no residual"
+        if bool((blind & (j == 0))[1:].all()):
+            return "the first token is never seen: the mask is off by one"
+        return "the mask hides more than it should: a window or block is narrower than it is said to be"
+
+
+TIME_FIRST = (
+    "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
+    "make it with batch_first=True"
+)
+
+
+def takes_time_first(module: object) -> bool:
+    """Whether a torch module inside wants (time, batch, width)."""
+    parts = module.modules() if isinstance(module, nn.Module) else []
+    return any(getattr(part, "batch_first", True) is False for part in parts)
+
+
+SPLIT = (
+    "heads are split by a view without a transpose: (B, T, M) seen as (B, H, T, D) mixes positions into heads; "
+    "view as (B, T, H, D), then transpose(1, 2)"
+)
+
+
+def _largest(size: Tensor, where: Tensor, tolerance: float, kind: str) -> Seen:
+    size = size.masked_fill(~where, 0.0)
+    if not bool(where.any()):
+        return Seen(difference=0.0, tolerance=tolerance, where="", kind=kind)
+    i, j = divmod(int(size.argmax()), size.shape[1])
+    return Seen(
+        difference=float(size[i, j]),
+        tolerance=tolerance,
+        where=f"output {i} depends on the token at {j}, {kind}",
+        kind=kind,
+    )
+
+
+def _inverted(lab: Lab) -> bool:
+    """Whether the masks that were seen hide just what may be seen, the last key (padding in that run) and
+    oneself apart."""
+    T = lab.length
+    if lab.subject.sees is None:
+        return False
+    shown = lab.subject.sees.dense(T).reshape(-1, T, T)[0]
+    apart = ~torch.eye(T, dtype=torch.bool)
+    apart[:, -1] = False
+    seen = [hidden for hidden in lab.facts.hidden if hidden.shape == shown.shape]
+    return bool(seen) and all([torch.equal(hidden & apart, shown & apart) for hidden in seen])
+
+
+def _norms_over_time(module: object, length: int) -> str:
+    if not isinstance(module, nn.Module):
+        return ""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats:
+            return f"batch-norm ({name})"
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm):
+            return f"instance-norm ({name})"
+        if isinstance(part, nn.GroupNorm):
+            return f"group-norm ({name})"
+        if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
+            return f"layer-norm over {tuple(part.normalized_shape)} ({name})"
+    return ""

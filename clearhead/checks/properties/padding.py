@@ -1,0 +1,237 @@
+"""Padding must change nothing: neither how much of it there is, nor what stands in it, nor on which side.
+
+For an encoder-decoder the source is padded, and the target too where there is a way to say so.
+
+    B batch   T tokens   n padding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checks.lab import MOST_PADDING, Case, Lab
+from clearhead.checks.noise import difference
+from clearhead.checks.properties.base import Property, Seen
+from clearhead.checks.subject import Batch
+
+AMOUNTS = (1, 2, MOST_PADDING)
+_NOTHING = "nothing hidden"
+
+
+def padded(lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Batch:
+    """The case with n tokens of random padding in its source (or its `target`), and which tokens are real."""
+    encodes = case.source is not None and not target
+    x = case.source if case.source is not None and encodes else case.x
+    kind = lab.subject.source if encodes else lab.subject.inputs
+    assert kind is not None
+    extra = kind.draw(x.shape[0], n, lab.generator)
+    real = torch.ones(x.shape[:2], dtype=torch.bool)
+    none = torch.zeros(extra.shape[:2], dtype=torch.bool)
+    longer = torch.cat((extra, x) if left else (x, extra), dim=1)
+    keep = torch.cat((none, real) if left else (real, none), dim=1)
+    if encodes:
+        return Batch(x=case.x, source=longer, source_keep=keep)
+    return Batch(x=longer, keep=keep, source=case.source)
+
+
+def real_part(out: Tensor, lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Tensor:
+    """The outputs of real tokens."""
+    if not lab.per_token or (case.source is not None and not target):
+        return out
+    return out[:, n:] if left else out[:, : case.length]
+
+
+class PaddingInvariance(Property):
+    """Real outputs are the same with and without padding."""
+
+    name = "padding invariance"
+    done = (
+        "padded right and left by 1, 2 and 5 tokens of different content, and compared the real outputs with no padding"
+    )
+
+    def why_not(self, lab: Lab) -> str | None:
+        if not lab.subject.is_sequence:
+            return "the module reads no sequence"
+        if not lab.subject.pads:
+            return (
+                'it is not said how padding is passed: give padding=TrueIsReal("argument") or TrueIsHidden("argument")'
+            )
+        return None
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        base = lab.out(case.batch())
+        for target in targets(lab):
+            yield from self._end(lab, case, base, left=False, target=target)
+            if lab.subject.left_target if target else lab.subject.left:
+                yield from self._end(lab, case, base, left=True, target=target)
+
+    def _end(self, lab: Lab, case: Case, base: Tensor, *, left: bool, target: bool) -> Iterator[Seen]:
+        """One end of one input: a mask without padding, more and more padding, other padding."""
+        side = ("target, " if target else "") + ("left" if left else "right")
+
+        def out(n: int) -> Tensor:
+            batch = padded(lab, case, n, left=left, target=target)
+            return real_part(lab.out(batch), lab, case, n, left=left, target=target)
+
+        if not left:
+            yield self._seen(lab, out(0), base, f"{side}, {_NOTHING}", "a mask that hides nothing against none")
+        for n in AMOUNTS:
+            yield self._seen(lab, out(n), base, f"{side}, amount", f"{n} on the {side} against none")
+        most = AMOUNTS[-1]
+        what = f"other tokens in the padding on the {side}"
+        yield self._seen(lab, out(most), out(most), f"{side}, content", what)
+
+    def _seen(self, lab: Lab, out: Tensor, base: Tensor, kind: str, what: str) -> Seen:
+        place = what + place_of(out, base, lab.per_token)
+        return Seen(difference=difference(out, base), tolerance=lab.tolerance, where=place, kind=kind)
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        kinds = {seen.kind for seen in failed}
+        target = all(kind.startswith("target") for kind in kinds)
+        content = any("content" in kind for kind in kinds)
+        if inverted(lab, case, target=target):
+            return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding"
+        if any(seen.difference == float("inf") for seen in failed):
+            return (
+                "rows that may see nothing give NaN, which spreads: a softmax over a row of −inf; give such rows zeros"
+            )
+        if any(_NOTHING in kind for kind in kinds):
+            return (
+                "a padding mask that hides nothing already changes the outputs: it takes the place of the causal mask, "
+                "so that real tokens see later ones; combine the two"
+            )
+        if not content:
+            if not any("right" in kind for kind in kinds):
+                return (
+                    "positions are counted from the padding: with padding on the left every real token is shifted; "
+                    "count positions from the first real token"
+                )
+            return "the amount of padding counts though its content does not: a mean, norm or position runs over the padding"
+        if not lab.per_token and not any("attention" in name.lower() for name in _kinds(lab.module)):
+            return "padding is pooled with the real tokens: divide by the number of real tokens, and leave the rest out"
+        if case.source is not None and not target:
+            return _source_cause(lab, case)
+        return _seen_cause(lab, target)
+
+
+def targets(lab: Lab) -> tuple[bool, ...]:
+    """Which inputs can be padded: the only one or the source (False), and an encoder-decoder's target (True)."""
+    return (False, True) if lab.subject.source is not None and lab.subject.pads_target else (False,)
+
+
+class MaskPolarity(Property):
+    """True in the padding mask means what the caller says it means."""
+
+    name = "mask polarity"
+    done = "hid the first token, then changed it and changed one that is shown, and saw which of the two counted"
+
+    def why_not(self, lab: Lab) -> str | None:
+        return PaddingInvariance().why_not(lab)
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        if case.length < 3:
+            return
+        for target in targets(lab):
+            hidden, shown = _polarity(lab, case, target=target)
+            wrong = hidden > lab.tolerance and shown <= lab.tolerance
+            token = "token of the target" if target else "token"
+            yield Seen(
+                difference=hidden if wrong else 0.0,
+                tolerance=lab.tolerance,
+                where=f"the hidden {token} changes an output by {hidden:.3g}, the shown one by {shown:.3g}",
+            )
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding (pass ~mask)"
+
+
+def _polarity(lab: Lab, case: Case, *, target: bool = False) -> tuple[float, float]:
+    """How much a hidden token, and a shown one, change the last output."""
+    case = case.rows(slice(0, 1))
+    encodes = case.source is not None and not target
+    x = case.source if case.source is not None and encodes else case.x
+    keep = torch.ones(x.shape[:2], dtype=torch.bool)
+    keep[:, 0] = False
+
+    def out(tokens: Tensor) -> Tensor:
+        if encodes:
+            return lab.out(Batch(x=case.x, source=tokens, source_keep=keep))
+        result = lab.out(Batch(x=tokens, keep=keep, source=case.source))
+        return result[:, -1] if lab.per_token else result
+
+    base = out(x)
+    sizes = []
+    for j in (0, 1):
+        changed = x.clone()
+        changed[:, j] = lab.another(x[:, j], lab.subject.source if encodes else None)
+        sizes.append(difference(out(changed), base))
+    return sizes[0], sizes[1]
+
+
+def inverted(lab: Lab, case: Case, *, target: bool = False) -> bool:
+    """Whether hidden tokens count and shown ones do not."""
+    if case.length < 3:
+        case = lab.case
+    hidden, shown = _polarity(lab, case, target=target)
+    return hidden > lab.tolerance >= shown
+
+
+def _seen_cause(lab: Lab, target: bool) -> str:
+    """How self-attention comes to see padding."""
+    facts = lab.facts
+    if facts.binary_added:
+        return "a 0/1 mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or masked_fill"
+    if facts.masked_after:
+        return "the mask is applied after the softmax: the padding is still in its sum; mask the scores before it"
+    if not lab.per_token:
+        return "padding is seen: it is not hidden in attention, or it is pooled with the real tokens"
+    if target:
+        return "the target's padding is seen: its padding mask does not reach the decoder's self-attention (of every layer)"
+    return "padding is seen: the padding mask does not reach the self-attention (of every layer)"
+
+
+def _source_cause(lab: Lab, case: Case) -> str:
+    """Whether the encoder or the cross-attention sees the source's padding."""
+    encoder = getattr(lab.module, "encoder", None)
+    if not isinstance(encoder, nn.Module):
+        return "the source's padding is seen: it is ignored in cross-attention, or in the encoder"
+    memories: list[Tensor] = []
+
+    def keep_memory(_: nn.Module, args: object, out: object) -> None:
+        if isinstance(out, Tensor):
+            memories.append(out.detach())
+
+    handle = encoder.register_forward_hook(keep_memory)
+    try:
+        for batch in (case.batch(), padded(lab, case, AMOUNTS[-1], left=False)):
+            lab.out(batch)
+    finally:
+        handle.remove()
+    assert case.source is not None
+    n = case.source.shape[1]
+    if len(memories) == 2 and difference(memories[0], memories[1][:, :n]) <= lab.tolerance:
+        return (
+            "padding is ignored in cross-attention: the encoder hides it and its memory is right, but the decoder "
+            "looks at the padding's places in it; pass the source's padding mask to the decoder too"
+        )
+    return "the source's padding is seen in the encoder's self-attention: its padding mask does not arrive there"
+
+
+def _kinds(module: object) -> list[str]:
+    return [type(m).__name__ for m in module.modules()] if isinstance(module, nn.Module) else []
+
+
+def place_of(a: Tensor, b: Tensor, per_token: bool) -> str:
+    """Where two outputs differ most, in words."""
+    if a.shape != b.shape:
+        return f": shapes {tuple(a.shape)} and {tuple(b.shape)}"
+    if a.numel() == 0 or a.dim() < 2:
+        return ""
+    gap = (a.double() - b.double()).abs().nan_to_num(float("inf")).flatten(1)
+    row, rest = divmod(int(gap.argmax()), gap.shape[1])
+    if per_token:
+        return f": row {row}, output {rest // (gap.shape[1] // a.shape[1])}"
+    return f": row {row}"

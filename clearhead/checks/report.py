@@ -1,0 +1,127 @@
+"""What a check found: one finding a property, and the report that holds them and draws itself."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.errors import ConfigError
+
+
+class Verdict(StrEnum):
+    """`PASS`, `FAIL` or `NOT_APPLICABLE`; each is also its text."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One property of one module.
+
+    `difference` is the largest that was seen (of the kind that counts), `tolerance` what rounding explains. For a
+    failure `cause` says what usually makes it, `smallest` describes the smallest input that still shows it, and
+    `example` holds that input. For "not applicable", `cause` is the reason."""
+
+    property: str
+    verdict: Verdict
+    done: str = ""
+    difference: float | None = None
+    tolerance: float | None = None
+    where: str = ""
+    cause: str = ""
+    smallest: str = ""
+    example: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON; a difference that is no number (NaN, infinite) is written as text."""
+        return {
+            "property": self.property,
+            "verdict": self.verdict.value,
+            "difference": _plain(self.difference),
+            "tolerance": _plain(self.tolerance),
+            "where": self.where,
+            "cause": self.cause,
+            "done": self.done,
+            "smallest": self.smallest,
+        }
+
+    def __str__(self) -> str:
+        mark = {"pass": "✓", "fail": "✗", "not applicable": "–"}[self.verdict.value]
+        if self.verdict is Verdict.NOT_APPLICABLE:
+            return f"{mark} {self.property}: not applicable: {self.cause}"
+        head = f"{mark} {self.property}: {self.done}; largest difference {number(self.difference)}"
+        head += f" (rounding explains {number(self.tolerance)})" if self.tolerance else ""
+        if self.verdict is Verdict.PASS:
+            return head
+        lines = [
+            head,
+            f"    where     {self.where}",
+            f"    cause     {self.cause}",
+            f"    smallest  {self.smallest}",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of one `check`. `report.ok` is True if nothing failed; `report["future leak"]` is one finding."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.verdict is Verdict.FAIL)
+
+    def __getitem__(self, name: str) -> Finding:
+        for finding in self.findings:
+            if finding.property == name:
+                return finding
+        known = ", ".join(f.property for f in self.findings)
+        raise ConfigError(f"there is no finding {name!r} in this report; there are: {known}")
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "ok": self.ok, "findings": [f.to_dict() for f in self.findings]}
+
+    def __str__(self) -> str:
+        count = {v: sum(f.verdict is v for f in self.findings) for v in Verdict}
+        head = f"{self.name}: {count[Verdict.PASS]} hold, {count[Verdict.FAIL]} fail, "
+        head += f"{count[Verdict.NOT_APPLICABLE]} not applicable"
+        return "\n".join([head, *(str(finding) for finding in self.findings)])
+
+    def _repr_html_(self) -> str:
+        colours = {"pass": "#1a7f37", "fail": "#cf222e", "not applicable": "#57606a"}
+        rows = "".join(
+            f"<tr><td>{html.escape(f.property)}</td>"
+            f'<td style="color:{colours[f.verdict.value]}">{f.verdict.value}</td>'
+            f"<td>{number(f.difference)}</td><td>{html.escape(f.where)}</td><td>{html.escape(f.cause)}</td>"
+            f"<td>{html.escape(f.smallest)}</td></tr>"
+            for f in self.findings
+        )
+        head = "".join(f"<th>{t}</th>" for t in ("property", "verdict", "difference", "where", "cause", "smallest"))
+        return f"<table><caption>{html.escape(self.name)}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def number(value: float | None) -> str:
+    """A difference for people; nothing where none was measured."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def _plain(value: float | None) -> float | str | None:
+    if value is None or value - value == 0:
+        return value
+    return str(value)

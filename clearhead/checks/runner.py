@@ -1,0 +1,105 @@
+"""`check`: every property of a module, tested, with verdict, difference, place, cause and the smallest input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from clearhead.checks.guess import subject_of
+from clearhead.checks.lab import LENGTH, Lab, described, reason
+from clearhead.checks.properties import PROPERTIES, Property, Seen
+from clearhead.checks.properties.base import worst
+from clearhead.checks.report import Finding, Report, Verdict
+from clearhead.checks.shrink import shrunk
+from clearhead.checks.subject import check_positive
+from clearhead.errors import ConfigError
+
+NAMES = tuple(prop.name for prop in PROPERTIES)
+
+
+def check(
+    module: Any, *, only: str | Sequence[str] | None = None, seed: int = 0, length: int = LENGTH, **how: Any
+) -> Report:
+    """Is this Transformer right? Tests `module` for leaks, padding, cache, numbers and more, and says what it found.
+
+        check(model)                                                      # ours, transformers, torch.nn, timm
+        check(net, inputs=Ids(101), causal=True, padding=TrueIsReal("mask"))  # anything else
+
+    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `how` says how the module
+    is called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is tried, in
+    float64."""
+    check_positive("length", length)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed is {seed!r}; expected a whole number")
+    wanted = _chosen(only)
+    # Watching and rounding hold every operation: the module's own random numbers are put back where they were.
+    # The caller's no_grad or autocast is no property of the module.
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        torch.manual_seed(seed)
+        lab = Lab(subject_of(module, **how), seed=seed, length=length)
+        return Report(lab.subject.name, tuple(_finding(prop, lab) for prop in wanted))
+
+
+def _chosen(only: str | Sequence[str] | None) -> list[Property]:
+    if only is None:
+        return list(PROPERTIES)
+    try:
+        names = [only] if isinstance(only, str) else list(only)
+    except TypeError:
+        raise ConfigError(f"only is {only!r}; expected names of properties: {', '.join(NAMES)}") from None
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"there is no property {name!r}; there are: {', '.join(NAMES)}")
+    return [prop for prop in PROPERTIES if prop.name in names]
+
+
+def _cause(prop: Property, lab: Lab, failed: Sequence[Seen]) -> str:
+    try:
+        return prop.cause(lab, lab.case, failed)
+    except Exception as error:  # a module that is wrong may break while it is watched; what was found stays found
+        return f"not narrowed down, because another run of the module failed: {reason(error)}"
+
+
+def _finding(prop: Property, lab: Lab) -> Finding:
+    try:
+        why_not = prop.why_not(lab)
+        seen = [] if why_not else list(prop.look(lab, lab.case))
+    except Exception as error:
+        why_not, seen = f"the module refused: {reason(error)}", []
+    if why_not or not seen:
+        cause = why_not or "the input is too short to show anything"
+        return Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    top = worst(seen)
+    if not top.fails and top.tolerance == lab.tolerance and lab.is_too_rough:
+        cause = f"the output moves by {lab.tolerance:.3g} by itself, so that no difference could be told from it"
+        return Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    if not top.fails:
+        return Finding(
+            property=prop.name,
+            verdict=Verdict.PASS,
+            done=prop.done,
+            difference=top.difference,
+            tolerance=top.tolerance,
+        )
+    failed = [one for one in seen if one.fails]
+    cause = _cause(prop, lab, failed)
+    case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case
+    example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
+    return Finding(
+        property=prop.name,
+        verdict=Verdict.FAIL,
+        done=prop.done,
+        difference=top.difference,
+        tolerance=top.tolerance,
+        where=top.where,
+        cause=cause,
+        smallest=described(case, lab.subject) if prop.shrinks else "any input",
+        example=example,
+    )

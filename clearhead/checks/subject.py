@@ -1,0 +1,205 @@
+"""What is checked, and how it is called.
+
+The properties know nothing of any library: they hand a `Batch` to a `Subject`, which knows how its module wants it.
+A `Subject` is guessed for the models of this project, of transformers, torch.nn and timm (`guess.py`), or told by
+the caller.
+
+    B batch   T tokens   S source tokens   M model width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ConfigError, DtypeError
+from clearhead.masks import Mask
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The module reads token numbers, (B, T), from 0 to `vocab_size` − 1."""
+
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        check_positive("vocab_size", self.vocab_size)
+
+    def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.vocab_size, (batch, length), generator=generator)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The module reads vectors, (B, T, `width`)."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        check_positive("width", self.width)
+
+    def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Values:
+    """The module reads one block of numbers, (B, *`shape`), that is no sequence: a picture, or a row of features."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            check_positive("a size of shape", size)
+
+    def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
+
+
+Inputs = Ids | Embeddings | Values
+
+
+@dataclass(frozen=True)
+class TrueIsReal:
+    """Padding is told by this argument, (B, T): True (or 1) where a token is real."""
+
+    argument: str
+
+    def value(self, keep: Tensor) -> Tensor:
+        return keep
+
+
+@dataclass(frozen=True)
+class TrueIsHidden:
+    """Padding is told by this argument, (B, T): True where a token is padding, as torch.nn has it."""
+
+    argument: str
+
+    def value(self, keep: Tensor) -> Tensor:
+        return ~keep
+
+
+def _reorder(cache: Any, rows: Tensor) -> None:
+    cache.reorder(rows)
+
+
+def _truncate(cache: Any, length: int) -> None:
+    cache.truncate(length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caching:
+    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
+
+    new: Callable[[], Any]
+    argument: str = "cache"
+    reorder: Callable[[Any, Tensor], None] | None = _reorder
+    truncate: Callable[[Any, int], None] | None = _truncate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One call: what goes in, which of it is real (True), and the cache with the `start` tokens that it has seen."""
+
+    x: Tensor
+    keep: Tensor | None = None
+    source: Tensor | None = None
+    source_keep: Tensor | None = None
+    cache: Any = None
+    start: int = 0
+
+
+Run = Callable[[Any, Batch], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A module and how it is called; what is None or False is unknown or not there, and is not tested.
+
+    `run(module, batch)` calls the module. `source` describes the second input of an encoder-decoder. `sees` is the mask
+    of one layer, `causal()` for a language model. `positions=False` says that the module knows no order. `pads`: `run`
+    passes `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to work too. `pads_target` and
+    `left_target` say the same of an encoder-decoder's target, whose padding is `batch.keep`."""
+
+    module: Callable[..., Any]
+    name: str
+    inputs: Inputs
+    run: Run
+    source: Ids | Embeddings | None = None
+    sees: Mask | None = None
+    layers: int | None = None
+    positions: bool | None = None
+    pads: bool = False
+    left: bool = True
+    pads_target: bool = False
+    left_target: bool = True
+    caching: Caching | None = None
+    max_len: int | None = None
+
+    @property
+    def is_sequence(self) -> bool:
+        return not isinstance(self.inputs, Values)
+
+
+def direct_run(
+    padding: TrueIsReal | TrueIsHidden | None,
+    caching: Caching | None,
+    target_padding: TrueIsReal | TrueIsHidden | None = None,
+) -> Run:
+    """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
+
+    def run(module: Any, batch: Batch) -> Any:
+        extra: dict[str, Any] = {}
+        pair = batch.source is not None
+        told = [(padding, batch.source_keep if pair else batch.keep)]
+        if pair:
+            told.append((target_padding, batch.keep))
+        for word, keep in told:
+            if word is not None and keep is not None:
+                extra[word.argument] = word.value(keep)
+        if caching is not None and batch.cache is not None:
+            extra[caching.argument] = batch.cache
+        if batch.source is None:
+            return module(batch.x, **extra)
+        return module(batch.source, batch.x, **extra)
+
+    return run
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The one tensor that is meant, out of what modules return: a tensor, a tuple, a dict, an output object."""
+    for name in ("logits", "last_hidden_state"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    if isinstance(output, Tensor):
+        return output
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    if isinstance(parts, (tuple, list)):
+        for part in parts:
+            if isinstance(part, Tensor) and part.is_floating_point():
+                return part
+    raise DtypeError(
+        f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or object that holds one: "
+        "give run=, a function of (module, batch) that returns it"
+    )
+
+
+def all_tensors(output: Any) -> list[Tensor]:
+    """Every floating tensor in what a module returned: a loss may be made of any of them."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, (tuple, list)):
+        return [tensor for part in output for tensor in all_tensors(part)]
+    return []
+
+
+def check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")

@@ -1,0 +1,182 @@
+"""What the module was seen doing: facts about its attention, read off the operations of one run.
+
+A property says that something is wrong; this says what. It watches from outside, by the operations that reach torch,
+and so knows as little about the module as the properties do: which axis a softmax runs over, what was added before and
+multiplied after, how heads were cut, by what the scores were scaled.
+
+    B batch   H heads   T queries   S keys   D head width   M model width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_RANDOM = (
+    "native_dropout",
+    "bernoulli",
+    "rand",
+    "randn",
+    "normal",
+    "multinomial",
+    "uniform",
+    "_fused_dropout",
+)
+_LOW = -5000.0  # a score this low is hidden: its weight is 0 in every dtype
+_NEW = (
+    "mm",
+    "addmm",
+    "linear",
+    "native_layer_norm",
+    "embedding",
+)  # what comes out has nothing of what went in
+
+
+@dataclass
+class Facts:
+    """What one run showed."""
+
+    wrong_axis: bool = False  # a softmax over scores that does not run over the keys
+    binary_added: bool = False  # a mask of 0 and 1 (or bools) was added to scores
+    masked_after: bool = False  # weights were masked after their softmax
+    soft_capped: bool = False  # scores went through a tanh
+    split_by_view: bool = False  # (B, T, M) was viewed as (B, H, T, D)
+    hidden: list[Tensor] = field(default_factory=list)  # (T, S) of each attention: hidden in every row and head
+    random: list[str] = field(default_factory=list)  # random operations
+    scales: list[tuple[float, int, int]] = field(default_factory=list)  # (factor, D, H) of each attention
+
+
+class Witness(TorchDispatchMode):
+    """Watches one run on a batch of `batch` rows and `length` tokens; `facts` says what it saw."""
+
+    def __init__(self, batch: int, length: int) -> None:
+        super().__init__()
+        self.facts = Facts()
+        self._batch, self._length = batch, length
+        self._kept: list[Tensor] = []  # memory that stays alive is not given to another tensor
+        self._scale: dict[int, float] = {}  # by memory: the constants a tensor was multiplied by
+        self._width: dict[int, int] = {}  # by memory: D, for what comes from a product of queries and keys
+        self._weights: set[int] = set()
+        self._tanh: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        out = result[0] if isinstance(result, (tuple, list)) and result else result
+        if isinstance(out, Tensor):
+            self._kept.append(out)
+            self._see(name, args, kwargs, out)
+        return result
+
+    def _see(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+        if name in _RANDOM:
+            self.facts.random.append(name)
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if name in ("_softmax", "_safe_softmax"):
+            self._see_softmax(args[0], args[1], out)
+        elif name.startswith("_scaled_dot_product"):
+            self._see_fused(args, kwargs)
+        elif name in ("bmm", "matmul") and len(tensors) == 2:
+            a, b = tensors
+            if _at(a) in self._weights:
+                return  # the weighted sum of the values: no scores
+            self._scale[_at(out)] = self._scale.get(_at(a), 1.0) * self._scale.get(_at(b), 1.0)
+            self._width[_at(out)] = a.shape[-1]
+        else:
+            if name in ("view", "_unsafe_view"):
+                self._see_view(tensors[0], out)
+            if name in ("add", "sub") and any(self._is_scores(x) for x in tensors):
+                self.facts.binary_added |= any(_is_binary(x) for x in tensors)
+            if name == "tanh" and self._is_scores(tensors[0]):
+                self.facts.soft_capped = True
+            if name in ("mul", "masked_fill", "where") and any(_at(x) in self._weights for x in tensors):
+                self.facts.masked_after |= any(_is_binary(x) for x in tensors)
+            self._inherit(name, args, tensors, out)
+
+    def _see_softmax(self, scores: Tensor, dim: int, out: Tensor) -> None:
+        self._weights.add(_at(out))
+        if not self._is_scores(scores):
+            return
+        if dim % scores.dim() != scores.dim() - 1:
+            self.facts.wrong_axis = True
+        self._note_hidden(scores < _LOW)
+        self._note_scale(scores, self._scale.get(_at(scores), 1.0), self._width.get(_at(scores)))
+
+    def _see_fused(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        q: Tensor = args[0]
+        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        if isinstance(mask, Tensor) and mask.is_floating_point() and _is_binary(mask):
+            self.facts.binary_added = True
+        if isinstance(mask, Tensor):
+            self._note_hidden(~mask if mask.dtype == torch.bool else mask < _LOW)
+        scale = kwargs.get("scale")
+        factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        self.facts.scales.append((factor * self._scale.get(_at(q), 1.0), q.shape[-1], q.shape[1]))
+
+    def _note_hidden(self, hidden: Tensor) -> None:
+        if hidden.dim() >= 2 and hidden.shape[-2] == self._length:
+            self.facts.hidden.append(hidden.reshape(-1, *hidden.shape[-2:]).all(0))
+
+    def _note_scale(self, scores: Tensor, factor: float, width: int | None) -> None:
+        if width is None:
+            return
+        heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
+        self.facts.scales.append((factor, width, heads))
+
+    def _see_view(self, x: Tensor, out: Tensor) -> None:
+        # (B, T, M) → (B, T, H, D) is right, and becomes (B, H, T, D) by a transpose.
+        if x.dim() != 3 or out.dim() != 4 or x.shape[0] != out.shape[0] or x.shape[1] != self._length:
+            return
+        H, T, D = out.shape[1:]
+        if T == self._length and H != T and H > 1 and H * D == x.shape[2]:
+            self.facts.split_by_view = True
+
+    def _inherit(self, name: str, args: Sequence[Any], tensors: list[Tensor], out: Tensor) -> None:
+        """Constants are carried along with the tensor that they multiply."""
+        if name in _NEW:
+            return
+        for x in tensors:
+            if _at(x) in self._weights:
+                self._weights.add(_at(out))
+            if _at(x) in self._scale and _at(x) != _at(out):
+                self._scale.setdefault(_at(out), self._scale[_at(x)])
+            if _at(x) in self._width:
+                self._width.setdefault(_at(out), self._width[_at(x)])
+        if name in ("mul", "div") and len(args) > 1:
+            constant = _constant(args[1])
+            if constant:
+                factor = constant if name == "mul" else 1.0 / constant
+                self._scale[_at(out)] = self._scale.get(_at(out), 1.0) * factor
+
+    def _is_scores(self, x: Tensor) -> bool:
+        return x.dim() >= 3 and x.shape[-2] == self._length and _at(x) in self._width
+
+
+def _at(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _is_binary(x: Tensor) -> bool:
+    """Whether this is a mask of 0 and 1 (or bools) that has both."""
+    if x.dim() < 2 or x.numel() == 0:
+        return False
+    if x.dtype == torch.bool:
+        return bool(x.any()) and not bool(x.all())
+    zero, one = x == 0, x == 1
+    return bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
+
+
+def _constant(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point():
+        return float(value)
+    return None

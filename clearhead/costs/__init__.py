@@ -1,0 +1,18 @@
+"""What it costs: parameters, operations, bytes and time of any model, predicted by formula before it is built,
+and measured.
+
+import clearhead as ch
+from clearhead.costs import compare
+
+c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
+c.parameters, c.forward.formula, c.memory.peak
+compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side
+"""
+
+from __future__ import annotations
+
+from clearhead.costs.compare import compare
+from clearhead.costs.predict import AttentionSizes, cost, preset
+from clearhead.costs.result import Cost
+
+__all__ = ["AttentionSizes", "Cost", "compare", "cost", "preset"]

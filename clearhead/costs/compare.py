@@ -1,0 +1,299 @@
+"""Self-attention, recurrence and convolution side by side: what a layer of each costs at n tokens of width d.
+
+Operations are exact counts (two for each multiplication with its addition), once for what mixes tokens alone, as
+the well-known table of 2017 counts, and once with the projections that every real layer has. Where one layer
+overtakes another is solved for n.
+
+    n tokens   d width   k kernel   r window   h heads
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.costs.predict import AttentionSizes, cost
+from clearhead.errors import ConfigError
+from clearhead.masks import Mask, causal, every, full, window
+
+__all__ = ["Comparison", "Crossing", "Layer", "cache", "changeover", "compare", "heads", "patterns"]
+
+
+FIELDS = ("order", "mixing", "operations", "sequential", "path", "memory", "parameters")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One kind of layer; every field is a sympy expression in n, d, k, r, h. Memory counts numbers, not bytes."""
+
+    name: str
+    order: Any  # how it grows, without factors: the well-known table's column
+    mixing: Any  # operations that mix tokens, as the table of 2017 counts them
+    operations: Any  # with the projections
+    sequential: Any  # steps that must wait for each other
+    path: Any  # the longest way between two tokens
+    memory: Any  # numbers kept for backward beyond the n·d that come in
+    parameters: Any
+
+    def at(self, sizes: Mapping[Any, int]) -> dict[str, float]:
+        """The numbers at these sizes."""
+        return {name: _number(getattr(self, name).subs(sizes)) for name in FIELDS}
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where two layers cost the same: n as an expression, or None where they never do."""
+
+    left: str
+    right: str
+    of: str
+    n: Any | None
+    value: float | None
+
+    def __str__(self) -> str:
+        if self.n is None:
+            return f"{self.left} and {self.right} never cost the same ({self.of})"
+        return f"{self.left} costs more than {self.right} beyond n = {self.n} = {self.value:g} ({self.of})"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Layers at given sizes, and where they cross."""
+
+    n: int
+    d: int
+    k: int
+    r: int
+    h: int
+    layers: tuple[Layer, ...]
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def sizes(self) -> dict[Any, int]:
+        return dict(zip(_letters(), (self.n, self.d, self.k, self.r, self.h), strict=True))
+
+    @property
+    def bottleneck(self) -> str:
+        """Which half of self-attention has more operations here: the projections or the scores."""
+        return "scores" if self.n > 2 * self.d else "projections"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"layer": layer.name, **layer.at(self.sizes)} for layer in self.layers]
+
+    def to_dict(self) -> dict[str, Any]:
+        formulas = [
+            {
+                "layer": layer.name,
+                **{name: str(getattr(layer, name)) for name in FIELDS},
+            }
+            for layer in self.layers
+        ]
+        return {
+            "n": self.n,
+            "d": self.d,
+            "k": self.k,
+            "window": self.r,
+            "heads": self.h,
+            "rows": self.rows(),
+            "formulas": formulas,
+            "crossings": [
+                {
+                    "left": c.left,
+                    "right": c.right,
+                    "of": c.of,
+                    "n": None if c.n is None else str(c.n),
+                    "value": c.value,
+                }
+                for c in self.crossings
+            ],
+            "bottleneck": self.bottleneck,
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'layer':<22}{'mixing':>12}{'operations':>14}{'sequential':>12}{'path':>8}{'memory':>12}{'parameters':>12}"
+        ]
+        for row in self.rows():
+            lines.append(
+                f"{row['layer']:<22}{row['mixing']:>12.4g}{row['operations']:>14.4g}{row['sequential']:>12g}"
+                f"{row['path']:>8g}{row['memory']:>12.4g}{row['parameters']:>12,.0f}"
+            )
+        return "\n".join(lines + [str(crossing) for crossing in self.crossings])
+
+
+def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int = 1) -> Comparison:
+    """Self-attention, local self-attention, recurrence (simple and LSTM) and convolution at n tokens of width d.
+
+    `k` is the convolution's kernel, `window` how many keys a query of local attention sees (k unless given).
+    """
+    sizes = {"n": n, "d": d, "k": k, "window": k if window is None else window, "heads": heads}
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
+    if d % heads:
+        raise ConfigError(f"d {d} does not divide into {heads} heads; choose a number of heads that divides it")
+    layers = _layers()
+    at = dict(zip(_letters(), sizes.values(), strict=True))
+    attention, local, simple, lstm, convolution = layers
+    pairs = (
+        (attention, simple),
+        (attention, lstm),
+        (attention, convolution),
+        (attention, local),
+        (simple, convolution),
+    )
+    crossings = [_cross(a, b, of, at) for of in ("order", "mixing", "operations") for a, b in pairs]
+    return Comparison(n, d, k, sizes["window"], heads, layers, tuple(crossings))
+
+
+def _letters() -> tuple[Any, ...]:
+    import sympy
+
+    return sympy.symbols("n d k r h", positive=True, integer=True)
+
+
+def _layers() -> tuple[Layer, ...]:
+    import sympy
+
+    n, d, k, r, h = _letters()
+    one = sympy.Integer(1)
+    projections = 8 * n * d**2  # queries, keys, values, output
+    return (
+        Layer(
+            "self-attention",
+            n**2 * d,
+            4 * n**2 * d,
+            projections + 4 * n**2 * d,
+            one,
+            one,
+            h * n**2 + 5 * n * d,
+            4 * d**2,
+        ),
+        Layer(
+            "local self-attention",
+            n * r * d,
+            4 * n * r * d,
+            projections + 4 * n * r * d,
+            one,
+            sympy.ceiling(n / r),
+            h * n * r + 5 * n * d,
+            4 * d**2,
+        ),
+        Layer("recurrent", n * d**2, 2 * n * d**2, 4 * n * d**2, n, n, n * d, 2 * d**2),
+        Layer("LSTM", n * d**2, 8 * n * d**2, 16 * n * d**2, n, n, 7 * n * d, 8 * d**2),
+        # Kernels side by side need n/k layers to join the ends; dilated ones, as counted here, the logarithm.
+        Layer(
+            "convolution",
+            k * n * d**2,
+            2 * k * n * d**2,
+            2 * k * n * d**2,
+            one,
+            sympy.ceiling(sympy.log(n, k)),
+            n * d,
+            k * d**2,
+        ),
+    )
+
+
+def _cross(left: Layer, right: Layer, of: str, at: Mapping[Any, int]) -> Crossing:
+    """Solves left = right for n > 0."""
+    import sympy
+
+    n = _letters()[0]
+    free = sympy.Symbol("n", real=True)
+    difference = sympy.cancel((getattr(left, of) - getattr(right, of)) / n).subs(n, free)
+    found = [x for x in sympy.solve(difference, free) if x.subs(at).is_positive]
+    if not found:
+        return Crossing(left.name, right.name, of, None, None)
+    return Crossing(left.name, right.name, of, sympy.factor(found[0]), _number(found[0].subs(at)))
+
+
+def _number(value: Any) -> float:
+    if not value.is_finite:  # a kernel of one place never reaches another
+        return float("inf")
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
+# ---------------------------------------------------------------------- inside self-attention
+
+
+def changeover(*, feed_forward: float = 0.0) -> Any:
+    """The length beyond which scores cost more than everything that does not mix tokens, as an expression in d.
+
+    2d against the projections alone; a block whose feed-forward is `feed_forward` times as wide as the model has
+    more to outweigh: 6d at the usual 4.
+    """
+    import sympy
+
+    n, d = _letters()[:2]
+    others = 8 * n * d**2 + 4 * sympy.nsimplify(feed_forward) * n * d**2
+    return next(x for x in sympy.solve(sympy.Eq(4 * n**2 * d, others), n) if x != 0)
+
+
+def heads(d_model: int, tokens: int, n_heads: int, *, batch: int = 1) -> list[dict[str, Any]]:
+    """One head, many heads, grouped-query and multi-query attention at the same width: what changes and what does
+    not.
+    """
+    kinds = [("single-head", 1, None), ("multi-head", n_heads, None), ("multi-query", n_heads, 1)]
+    groups = next((g for g in (4, 2, 3) if n_heads % g == 0 and n_heads > g), None)
+    if groups is not None:
+        kinds.insert(2, ("grouped-query", n_heads, n_heads // groups))
+    rows = []
+    for name, H, K in kinds:
+        c = cost(AttentionSizes(d_model, H, n_kv_heads=K), tokens=tokens, batch=batch)
+        rows.append(
+            {
+                "kind": name,
+                "heads": H,
+                "key/value heads": K or H,
+                "parameters": c.parameters.value,
+                "operations": c.forward.value,
+                "weights": c.memory.attention_reference.value // 4,
+                "cache_bytes": c.memory.cache.value,
+            }
+        )
+    return rows
+
+
+def patterns(
+    d_model: int, tokens: int, n_heads: int, masks: Sequence[Mask] | None = None, *, batch: int = 1
+) -> list[dict[str, Any]]:
+    """Full, causal, local and sparse attention: pairs allowed, pairs that a plan computes, and the operations of
+    each.
+    """
+    if masks is None:
+        w = max(1, min(256, tokens // 8))
+        masks = (full(), causal(), causal() & window(w, 0), causal() & (window(w, 0) | every(w)))
+    rows = []
+    for mask in masks:
+        c = cost(AttentionSizes(d_model, n_heads), tokens=tokens, batch=batch, mask=mask, impl="reference")
+        assert c.pairs is not None
+        per_pair = 4 * d_model
+        dense, allowed, planned = c.pairs.dense.value, c.pairs.allowed.value, c.pairs.planned
+        rows.append(
+            {
+                "mask": str(mask),
+                "pairs": dense,
+                "allowed": allowed,
+                "planned": planned,
+                "density": allowed / dense,
+                "operations_dense": per_pair * dense,
+                "operations_allowed": per_pair * allowed,
+                "operations_planned": per_pair * planned,
+            }
+        )
+    return rows
+
+
+def cache(subject: Any, lengths: Iterable[int], *, batch: int = 1, **how: Any) -> list[tuple[int, int]]:
+    """(length, bytes) of the keys and values that a decoder keeps: it grows by the same amount with every token."""
+    return [(n, cost(subject, tokens=n, batch=batch, **how).memory.cache.value) for n in lengths]
+
+
+def lengths(least: int, most: int) -> list[int]:
+    """Powers of two from `least` to `most`, and `most` itself."""
+    powers = itertools.takewhile(lambda n: n < most, (least * 2**i for i in itertools.count()))
+    return [*powers, most]

@@ -1,0 +1,91 @@
+"""Every mistake of the gallery is found and its cause is named; the modules without mistakes are left in peace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.checks import NAMES, Verdict, check
+from clearhead.checks.gallery import CORRECT, GALLERY
+
+
+@pytest.fixture
+def unshrunk(monkeypatch):
+    """For tests that do not look at the example."""
+    monkeypatch.setattr("clearhead.checks.shrink.SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_right_passes(name, seed):
+    torch.manual_seed(seed)
+    report = check(CORRECT[name](), seed=seed)
+    assert report.ok, str(report)
+
+
+def test_every_property_is_tested_on_something_right():
+    """Otherwise a property could pass by never applying."""
+    tested = set()
+    for make in CORRECT.values():
+        tested |= {finding.property for finding in check(make()) if finding.verdict is Verdict.PASS}
+    assert tested == set(NAMES)
+
+
+def test_the_gallery_is_large_and_covers_every_property():
+    assert len(GALLERY) >= 15
+    assert {bug.property for bug in GALLERY.values()} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_every_mistake_is_found_and_named(name):
+    bug = GALLERY[name]
+    finding = check(bug.subject(), only=bug.property)[bug.property]
+    assert finding.verdict is Verdict.FAIL, str(finding)
+    assert bug.cause in finding.cause
+    assert finding.where
+    assert finding.smallest
+    assert finding.difference > (finding.tolerance or 0.0)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_mistakes_are_found_whatever_the_seed(name, unshrunk):
+    bug = GALLERY[name]
+    finding = check(bug.subject(7), only=bug.property, seed=5)[bug.property]
+    assert finding.verdict is Verdict.FAIL, str(finding)
+    assert bug.cause in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("no causal mask", (1, 2)),  # two tokens: the first sees the second
+        ("padding ignored", (1, 1)),  # one token beside padding
+        (
+            "window ignored when decoding",
+            (1, 5),
+        ),  # the window shows itself and three before it: the fifth is too many
+        ("cache not reordered for beams", (2, 2)),  # two rows that can be confused
+    ],
+)
+def test_the_example_is_the_smallest_that_there_is(name, size):
+    bug = GALLERY[name]
+    finding = check(bug.subject(), only=bug.property)[bug.property]
+    assert tuple(finding.example["x"].shape) == size
+    assert str(finding.example["x"].tolist()) in finding.smallest
+
+
+def test_one_mistake_is_not_taken_for_many(unshrunk):
+    """The report of a module with one mistake fails where that shows, and only there."""
+    expected = {
+        "scaled by d_model": {"score scale"},
+        "NaN from an empty row": {"finiteness"},
+        "−1e9 in float16": {"dtype agreement"},
+        "detached output": {"gradients reach every parameter"},
+        "batch-norm in a decoder": {"train = eval without dropout"},
+        "dropout in evaluation": {"determinism"},
+        "left padding with absolute positions": {"padding invariance"},
+        "inverted padding mask": {"padding invariance", "mask polarity"},
+        "cache positions restart": {"cache = no cache"},
+    }
+    for name, properties in expected.items():
+        assert {f.property for f in check(GALLERY[name].subject()).failures} == properties, name

@@ -1,0 +1,449 @@
+"""The instruments themselves: tolerances, influence, what a witness sees, what is said about modules that are
+not known."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from clearhead.attention import KVCache
+from clearhead.checks import (
+    Batch,
+    Caching,
+    Embeddings,
+    Ids,
+    TrueIsHidden,
+    TrueIsReal,
+    Values,
+    Verdict,
+    check,
+    subject_of,
+)
+from clearhead.checks.gallery import CORRECT, GALLERY, NoMask
+from clearhead.checks.lab import Lab
+from clearhead.checks.noise import Rounding, difference
+from clearhead.checks.properties.causality import gradient, influence, reach
+from clearhead.checks.properties.padding import PaddingInvariance
+from clearhead.checks.specimens import Language, Pair
+from clearhead.checks.witness import Witness
+from clearhead.errors import ConfigError, DtypeError
+from clearhead.masks import causal, window
+from clearhead.models import Decoder, tiny_decoder
+from clearhead.positions import Learned
+
+
+class Weighted(nn.Module):
+    """Output i is Σ_j A[i, j] x[j]: its influence is known."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = nn.Parameter(matrix)
+
+    def forward(self, x):
+        return self.matrix[: x.shape[1], : x.shape[1]] @ x
+
+
+def attend(x):
+    """A function, no module: causal attention of x to itself."""
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+# ---------------------------------------------------------------------- tolerances
+
+
+def test_rounding_moves_each_result_by_at_most_a_unit():
+    x = torch.rand(101, dtype=torch.float32) + 0.5
+    with Rounding(3):
+        y = x * 1.0
+    relative = ((y.double() - x.double()) / x.double()).abs().max().item()
+    assert 0 < relative <= 1.5 * torch.finfo(torch.float32).eps
+
+
+def test_rounding_leaves_masks_counts_and_views_alone():
+    mask = torch.tensor([[0.0, -math.inf], [torch.finfo(torch.float32).min, 3.0]])
+    with Rounding(3):
+        assert torch.equal(mask * 1.0, mask)
+        assert mask.view(4).data_ptr() == mask.data_ptr()
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float64, 1e-16, 1e-11), (torch.float32, 1e-7, 1e-3)])
+def test_the_tolerance_follows_the_dtype_inside(dtype, least, most):
+    class Inside(nn.Module):
+        """Computes in a dtype of its own, as many norms do."""
+
+        def forward(self, x):
+            return torch.tanh(x.to(dtype)).to(x.dtype)
+
+    lab = Lab(subject_of(Inside(), inputs=Embeddings(5)))
+    assert least < lab.tolerance < most
+
+
+def test_the_tolerance_grows_with_depth():
+    def deep(n):
+        torch.manual_seed(0)
+        return Lab(subject_of(nn.Sequential(*(nn.Linear(13, 13) for _ in range(n))), inputs=Embeddings(13)))
+
+    shallow, deeper = deep(1), deep(12)
+    scale = [lab.exact.abs().max().item() for lab in (shallow, deeper)]
+    assert deeper.tolerance / scale[1] > 1.5 * shallow.tolerance / scale[0]
+
+
+def test_difference_is_infinite_where_one_is_not_finite():
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan])
+    assert difference(a, b) == math.inf
+    assert difference(b, b) == 0.0
+    assert difference(a, a[:1]) == math.inf
+    assert difference(a, a + 0.5) == 0.5
+
+
+# ---------------------------------------------------------------------- influence
+
+
+def test_influence_and_gradient_show_the_matrix_that_was_put_in():
+    torch.manual_seed(0)
+    matrix = torch.randn(11, 11) * (torch.rand(11, 11) < 0.4)
+    lab = Lab(subject_of(Weighted(matrix), inputs=Embeddings(3), causal=True))
+    assert torch.equal(influence(lab, lab.case) > 0, matrix != 0)
+    slope = gradient(lab, lab.case)
+    # The slope at j of output i is |A[i, j]| times what sums the outputs: rows are proportional to the matrix's.
+    i = int((matrix != 0).sum(1).argmax())
+    ratio = slope[i][matrix[i] != 0] / matrix[i][matrix[i] != 0].abs().double()
+    assert torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-6)
+
+
+def test_the_leak_that_is_reported_is_the_largest():
+    matrix = torch.ones(11, 11).tril()
+    matrix[4, 9], matrix[2, 5] = 100.0, 1.0
+    finding = check(Weighted(matrix), inputs=Embeddings(3), causal=True, only="future leak")["future leak"]
+    assert finding.verdict is Verdict.FAIL
+    assert "output 4 depends on the token at 9" in finding.where
+    assert finding.example["x"].shape[:2] == (1, 6)  # output 2 sees token 5: six tokens show it
+
+
+def test_gradients_find_what_a_change_cannot():
+    class Quantised(nn.Module):
+        """The future comes in as a number that is rounded away, and with a straight-through gradient."""
+
+        def forward(self, x):
+            ahead = x.flip(1).cumsum(1).flip(1)
+            return x + (ahead - ahead.detach())
+
+    finding = check(Quantised(), inputs=Embeddings(3), causal=True, only="future leak")["future leak"]
+    assert finding.verdict is Verdict.FAIL
+    assert "by gradient" in finding.where
+
+
+def test_reach_is_what_layers_can_hand_on():
+    subject = subject_of(Language(), inputs=Ids(29), sees=causal() & window(2, 0), layers=3)
+    T = 11
+    far = reach(Lab(subject), T)
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    assert torch.equal(far, (j <= i) & (j >= i - 6))  # 3 layers, 2 back each
+
+
+# ---------------------------------------------------------------------- the witness
+
+
+def test_a_witness_reads_the_scale_off_the_operations():
+    q, k = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 5)
+    for run in (
+        lambda: (q @ k.transpose(-2, -1) * 0.25).softmax(-1),
+        lambda: ((q / 2) @ (k.transpose(-2, -1) / 2)).softmax(-1),
+        lambda: F.scaled_dot_product_attention(q, k, k, scale=0.25),
+    ):
+        with Witness(2, 7) as witness:
+            run()
+        assert witness.facts.scales == [(0.25, 5, 3)]
+
+
+def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
+    class PlaceEmbedding(nn.Module):
+        """Takes the ids for their number only; its rows (T, M) have no batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(37, 5))
+
+        def forward(self, ids):
+            return self.rows[: ids.shape[1]]
+
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.tokens = PlaceEmbedding(), nn.Embedding(29, 5)
+
+        def forward(self, ids):
+            return (self.places(ids) + self.tokens(ids)).cumsum(1)
+
+    lab = Lab(subject_of(Running(), inputs=Ids(29), causal=True, max_len=37))
+    assert torch.equal(gradient(lab, lab.case) > 0, torch.ones(11, 11, dtype=torch.bool).tril())
+
+
+# ---------------------------------------------------------------------- padding
+
+
+def test_both_inputs_of_a_pair_are_padded_on_both_sides():
+    lab = Lab(CORRECT["encoder-decoder"]())
+    kinds = {seen.kind for seen in PaddingInvariance().look(lab, lab.case)}
+    assert kinds == {
+        f"{which}{side}, {what}"
+        for which in ("", "target, ")
+        for side, whats in (
+            ("right", ("nothing hidden", "amount", "content")),
+            ("left", ("amount", "content")),
+        )
+        for what in whats
+    }
+
+
+def test_a_target_is_padded_only_where_there_is_a_way_to_say_so():
+    padded_too = subject_of(Pair(), inputs=Ids(29), source=Ids(29), padding=TrueIsReal("keep"), max_len=37)
+    lab = Lab(padded_too)
+    assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().look(lab, lab.case))
+
+
+def test_the_mask_of_a_target_is_told_by_its_meaning():
+    how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": TrueIsReal("keep"), "max_len": 37}
+    wrong = check(Pair(), **how, target_padding=TrueIsHidden("target_keep"))
+    assert {f.property for f in wrong.failures} == {"padding invariance", "mask polarity"}
+    assert "of the target" in wrong["mask polarity"].where
+
+
+# ---------------------------------------------------------------------- modules that are not known
+
+
+def test_a_function_is_checked_too():
+    report = check(attend, inputs=Embeddings(5), causal=True)
+    assert report.ok, str(report)
+    assert report["future leak"].verdict is Verdict.PASS
+    assert report["past reach"].verdict is Verdict.PASS
+    leaky = check(lambda x: x.cumsum(1).flip(1), inputs=Embeddings(5), causal=True)
+    assert leaky["future leak"].verdict is Verdict.FAIL
+
+
+def test_padding_is_guessed_by_its_name_and_told_by_its_meaning():
+    class Sum(nn.Module):
+        def forward(self, x, key_padding_mask=None):
+            hidden = torch.zeros(x.shape[:2], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+            return x + (x * ~hidden[..., None]).sum(1, keepdim=True)
+
+    guessed = check(Sum(), inputs=Embeddings(3), causal=False)
+    assert guessed["padding invariance"].verdict is Verdict.PASS
+    wrong = check(Sum(), inputs=Embeddings(3), causal=False, padding=TrueIsReal("key_padding_mask"))
+    assert wrong["mask polarity"].verdict is Verdict.FAIL
+    right = check(Sum(), inputs=Embeddings(3), causal=False, padding=TrueIsHidden("key_padding_mask"))
+    assert right.ok, str(right)
+
+
+def test_a_module_may_be_called_in_any_way():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Language()
+
+        def forward(self, request):
+            return {"answer": self.inner(request["tokens"], request.get("real"))}
+
+    def run(module, batch: Batch):
+        return module({"tokens": batch.x, "real": batch.keep})["answer"]
+
+    report = check(Odd(), inputs=Ids(29), causal=True, run=run, padding=TrueIsReal("real"), max_len=37, positions=True)
+    assert report.ok, str(report)
+    assert report["padding invariance"].verdict is Verdict.PASS
+
+
+def test_the_module_is_left_as_it_was():
+    model = Language().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    check(model, inputs=Ids(29), causal=True, max_len=37)
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_what_moves_by_itself_is_not_called_right():
+    report = check(lambda x: x + torch.rand_like(x), inputs=Embeddings(3), causal=True)
+    assert report["determinism"].verdict is Verdict.FAIL
+    assert report["batch invariance"].verdict is not Verdict.PASS
+
+
+def test_a_report_is_text_html_and_json():
+    report = check(GALLERY["no causal mask"].subject())
+    document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    first = next(f for f in document["findings"] if f["property"] == "future leak")
+    assert first["verdict"] == "fail"
+    assert first["difference"] > 0
+    assert "no causal mask" in first["cause"]
+    assert "✗ future leak" in str(report)
+    assert "<td>future leak</td>" in report._repr_html_()
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("module", "how", "error", "message"),
+    [
+        (3, {}, DtypeError, "got a int; expected a PyTorch module or a function"),
+        (nn.Linear(3, 3), {}, ConfigError, "it is not known what Linear reads; say inputs=Ids"),
+        (nn.Linear(3, 3), {"inputs": 3}, ConfigError, "inputs is 3; expected Ids"),
+        (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, ConfigError, "check knows no 'colour'"),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "padding": "mask"},
+            ConfigError,
+            "padding is 'mask'; expected TrueIs",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "target_padding": "mask"},
+            ConfigError,
+            "target_padding is 'mask'; expected TrueIs",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "caching": 1},
+            ConfigError,
+            "caching is 1; expected Caching",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((5,))},
+            ConfigError,
+            "Linear could not be called with values 3 × 5",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "length": 0},
+            ConfigError,
+            "length is 0; expected a whole number",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"inputs": Values((3,)), "only": "leak"},
+            ConfigError,
+            "there is no property 'leak'; there are",
+        ),
+        (nn.Linear(3, 3), {"inputs": Values((3,)), "only": 5}, ConfigError, "only is 5; expected names"),
+    ],
+)
+def test_refusals_say_what_to_do(module, how, error, message):
+    with pytest.raises(error, match=message):
+        check(module, **how)
+
+
+def test_a_cache_that_is_not_there_is_not_applicable():
+    finding = check(Language(), inputs=Ids(29), causal=True, max_len=37)["cache = no cache"]
+    assert finding.verdict is Verdict.NOT_APPLICABLE
+    assert "give caching=" in finding.cause
+    assert Caching(new=dict).argument == "cache"
+
+
+# ---------------------------------------------------------------------- right, but unusual
+
+
+class ValueHead(Language):
+    """One number for each token, (B, T), as a reward model gives."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs).mean(-1)
+
+
+class LeakyValueHead(ValueHead, NoMask):
+    """The same, and nothing hides the future."""
+
+
+def test_one_number_for_each_token_is_an_output_for_each_token():
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    report = check(ValueHead(), **how)
+    assert report.ok, report
+    verdicts = {finding.property: finding.verdict for finding in report.findings}
+    for name in ("future leak", "past reach", "cache = no cache", "padding invariance"):
+        assert verdicts[name] is Verdict.PASS
+    found = check(LeakyValueHead(), **how, only="future leak").findings[0]
+    assert found.verdict is Verdict.FAIL
+    assert "nothing hides the future" in found.cause
+
+
+def zeroed(model):
+    """As ReZero and its kin begin: what attention gives is multiplied by zeros."""
+    for name, parameter in model.named_parameters():
+        if ".o." in name:
+            nn.init.zeros_(parameter)
+    return model
+
+
+def test_weights_that_begin_at_zero_hide_no_leak_and_raise_no_alarm():
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    right, wrong = zeroed(Language()), zeroed(NoMask())
+    assert check(right, **how).ok, check(right, **how)
+    assert check(wrong, **how)["future leak"].verdict is Verdict.FAIL
+    assert not any(p.any() for name, p in wrong.named_parameters() if ".o." in name), "only a copy is moved"
+
+
+class OwnDropout(Language):
+    """Dropout as a function, its rate under a name that does not say so."""
+
+    p = 0.3
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        q = F.scaled_dot_product_attention(out, out, out, None, self.p * self.training, is_causal=True)
+        return F.dropout(out, 0.1, self.training) + torch.dropout(out, self.p, self.training) + q
+
+
+class Noisy(Language):
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        return out + torch.randn_like(out) if self.training else out
+
+
+def test_dropout_is_dropout_however_it_is_called():
+    how = {"inputs": Ids(29), "only": "train = eval without dropout"}
+    assert check(OwnDropout(), **how).ok
+    assert not check(Noisy(), **how).ok
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_what_the_caller_has_switched_off_is_no_fault_of_the_module(around):
+    subject = CORRECT["language model"]()
+    with around():
+        report = check(subject)
+    assert report.ok, report
+    assert report.to_dict() == check(subject).to_dict()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_inputs_raise_no_alarm(length):
+    for make in (CORRECT["language model"], CORRECT["encoder-decoder"]):
+        report = check(make(), length=length)
+        assert report.ok, report
+    room = length + 4
+    short = Decoder(tiny_decoder().replace(max_len=room, positions=Learned(max_len=room)))
+    assert check(short).ok, check(short)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ids(0), "vocab_size is 0"),
+        (lambda: Ids(True), "vocab_size is True"),
+        (lambda: Embeddings(-1), "width is -1"),
+        (lambda: Values((3, 0)), "a size of shape is 0"),
+        (lambda: check(attend, inputs=Embeddings(3), length=True), "length is True"),
+        (lambda: check(attend, inputs=Embeddings(3), seed="x"), "seed is 'x'"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

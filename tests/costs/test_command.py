@@ -1,0 +1,110 @@
+"""`clearhead cost`, run as a person would."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from clearhead.cli.app import run as run_command
+from clearhead.costs import cost
+from clearhead.costs import measure as measuring
+from clearhead.costs.measure import Case
+from clearhead.costs.report import read, worst
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process: exit status, standard output, standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["clearhead", "cost", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            run_command()
+        shown = capsys.readouterr()
+        return int(ending.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+def test_one_layer(run):
+    status, out, error = run("--d-model", "512", "--n-heads", "8", "--tokens", "1000")
+    assert status == 0, error
+    assert "1,048,576" in out
+    assert "1,000,000 attention weights a head" in out
+    for name, n in (("q_proj", 524_288_000), ("scores", 1_024_000_000), ("weighted sum", 1_024_000_000)):
+        assert any(name in line and f"{n:,}" in line for line in out.splitlines())
+
+
+def test_no_number_is_cut_in_a_narrow_terminal(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
+    assert status == 0, error
+    found = cost("gpt2", tokens=1024, batch=4, training=True)
+    assert "…" not in out
+    assert any(
+        line.startswith("total")
+        and f"{found.forward.value:,}" in line.split()
+        and f"{found.backward.value:,}" in line.split()
+        for line in out.splitlines()
+    )
+
+
+def test_json_is_the_prediction_with_what_fits_and_what_was_measured(run):
+    status, out, error = run(
+        "tiny-decoder", "--tokens", "13", "--batch", "3", "--train", "--json", "--fit", "1MiB", "--measure"
+    )
+    assert status == 0, error
+    document = json.loads(out)
+    predicted = cost("tiny-decoder", tokens=13, batch=3, training=True, device="cpu")
+    assert document["parameters"]["value"] == predicted.parameters.value
+    assert document["memory"]["peak"]["value"] == predicted.memory.peak.value
+    assert document["fit"]["largest_batch"] >= 1
+    assert document["measure"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(run, tmp_path, monkeypatch):
+    two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
+    monkeypatch.setattr(measuring, "cases", lambda scale: two)
+    status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
+    assert status == 0, error
+    document = read(tmp_path / "cost.json")
+    assert [row["training"] for row in document["rows"]] == [True, False]
+    for row in document["rows"]:
+        assert row["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+        assert f"{row['ratio']['time']:6.3f}" in out
+    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt2", "--tokens", "5", "--out", "x.json"), "clearhead: --out is for --measure without a model"),
+        (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
+        (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected at least 1\n"),
+        (
+            ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
+            "clearhead: d_model 512 does not divide into 7 heads",
+        ),
+        ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
+        (("gpt2", "--tokens", "5", "--fit", "much"), "clearhead: 'much' is no size of memory"),
+        (("base", "--tokens", "5", "--n-kv-heads", "2"), "clearhead: got a model and the sizes of a layer"),
+        (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
+        (
+            ("gpt2", "--tokens", "5", "--source", "3"),
+            "clearhead: tokens is (3, 5); Decoder reads one sequence",
+        ),
+        (("vit-small", "--source", "3"), "clearhead: --source is the length of what is read; give --tokens"),
+        (
+            ("--measure", "--train"),
+            "clearhead: --measure without a model has sizes, dtypes and modes of its own",
+        ),
+        (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has sizes"),
+    ],
+)
+def test_one_line_for_an_error(run, arguments, message):
+    status, _, error = run(*arguments)
+    assert status == 1
+    assert error.startswith(message)
+    assert error.count("\n") == 1

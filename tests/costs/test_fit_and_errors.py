@@ -1,0 +1,215 @@
+"""The largest that fits really is the largest; bad input is refused in words; the results file and its table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.attention import Additive, MultiHeadAttention
+from clearhead.costs import AttentionSizes, cost, preset
+from clearhead.costs.fit import bytes_of, fit
+from clearhead.costs.machine import Machine
+from clearhead.costs.measure import Case, compare_with_run, predict_again
+from clearhead.costs.report import markdown, read, summary, worst
+from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError, StorageError
+from clearhead.masks import causal, padding, window
+from clearhead.models import tiny_decoder, tiny_vision
+from clearhead.models.linear import LogisticRegressionConfig
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+MACHINE = Machine("test", "cpu", {"float32": 1e10}, 1e10, 1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_largest_batch_fits_and_one_more_does_not(training):
+    found = fit("gpt2", bytes_of("24GiB"), tokens=1000, training=training)
+    assert found.batch is not None
+    peaks = [
+        cost("gpt2", tokens=1000, batch=found.batch + more, training=training).memory.peak.value for more in (0, 1)
+    ]
+    assert peaks[0] <= 24 * 2**30 < peaks[1]
+
+
+def test_the_longest_fits_and_one_more_does_not():
+    found = fit("base", bytes_of("8GiB"), tokens=100, batch=4, training=True)
+    assert found.tokens is not None
+    assert not found.at_end
+    peaks = [cost("base", tokens=found.tokens + more, batch=4, training=True).memory.peak.value for more in (0, 1)]
+    assert peaks[0] <= 8 * 2**30 < peaks[1]
+
+
+def test_the_longest_may_be_the_models():
+    found = fit("gpt2", bytes_of("200GiB"), tokens=100)
+    assert (found.tokens, found.at_end) == (1024, True)
+
+
+def test_nothing_fits():
+    assert fit("gpt2", bytes_of("1MiB"), tokens=10).batch == 0
+
+
+def test_images_have_no_length_to_choose():
+    found = fit("vit-small", bytes_of("2GiB"))
+    assert found.tokens is None
+    assert found.batch is not None
+    assert found.batch > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("24GiB", 24 * 2**30), ("1.5 kb", 1500), ("7", 7), ("2G", 2**31), ("512MB", 512 * 10**6)]
+)
+def test_sizes_of_memory(text, n):
+    assert bytes_of(text) == n
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "24 apples", "-3GiB", "0.1b"])
+def test_no_sizes_of_memory(text):
+    with pytest.raises(ConfigError, match="memory"):
+        bytes_of(text)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: cost("gpt3", tokens=5), ConfigError, "there is no preset 'gpt3'; did you mean 'gpt2'?"),
+        (lambda: preset("zzz"), ConfigError, "there is no preset 'zzz'; known are: base, big"),
+        (lambda: cost("gpt2"), ConfigError, "tokens was not given"),
+        (lambda: cost("gpt2", tokens=-3), ConfigError, "tokens is -3; expected at least 1"),
+        (lambda: cost("gpt2", tokens=3.5), ConfigError, "tokens is 3.5; expected a whole number"),
+        (lambda: cost("gpt2", tokens=3, batch=0), ConfigError, "batch is 0; expected at least 1"),
+        (lambda: cost("base", tokens=(3, 4, 5)), ConfigError, "expected one number, or two"),
+        (lambda: cost("base", tokens=(3, 0)), ConfigError, "target is 0; expected at least 1"),
+        (lambda: cost("gpt2", tokens=(3, 4)), ConfigError, "Decoder reads one sequence: expected one number"),
+        (lambda: cost("bert-base", tokens=(3, 4)), ConfigError, "Encoder reads one sequence"),
+        (
+            lambda: cost("gpt2", tokens=1025),
+            ShapeError,
+            "1025 tokens are more than the 1024 learned positions",
+        ),
+        (
+            lambda: cost("vit-small", tokens=5),
+            ShapeError,
+            "reads 197 tokens, got tokens=5; change image_size",
+        ),
+        (
+            lambda: cost("vit-small", mask=causal()),
+            ConfigError,
+            "VisionTransformer takes no mask|Vision takes no mask",
+        ),
+        (lambda: cost(LogisticRegressionConfig(n_features=3), tokens=5), ShapeError, "takes no sequence"),
+        (lambda: cost("gpt2", tokens=5, dtype=torch.int64), DtypeError, "expected a floating-point dtype"),
+        (
+            lambda: cost("gpt2", tokens=5, impl="quick"),
+            ImplementationError,
+            'impl="quick" is unknown; choose one of',
+        ),
+        (
+            lambda: cost(torch.nn.Linear(3, 5), tokens=5),
+            ConfigError,
+            "got a Linear; expected a configuration",
+        ),
+        (lambda: AttentionSizes(10, 3), ConfigError, "d_model 10 does not divide into 3 heads"),
+        (lambda: AttentionSizes(-8, 2), ConfigError, "d_model is -8"),
+        (
+            lambda: cost(MultiHeadAttention(10, 2, scores=Additive(5, 5, 3)), tokens=5),
+            ConfigError,
+            "the cost of Additive scores",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        call()
+
+
+def test_a_model_is_its_configuration():
+    config = tiny_decoder()
+    assert cost(config.build(), tokens=13).to_dict() == cost(config, tokens=13).to_dict()
+
+
+def test_masks_count_over_the_batch():
+    lengths = torch.tensor([3, 7, 11])
+    found = cost(tiny_decoder(), tokens=11, batch=3, mask=padding(lengths))
+    assert found.pairs is not None
+    assert found.pairs.allowed.value == int((causal() & padding(lengths)).dense(11).sum())
+    assert found.pairs.dense.value == 3 * 11 * 11
+
+
+def test_a_plan_is_charged_for_what_it_computes():
+    mask = causal() & window(16, 0)
+    found = cost("gpt2", tokens=1000, mask=window(16, 0), impl="gathered")
+    dense = cost("gpt2", tokens=1000, mask=window(16, 0), impl="fused")
+    assert found.pairs is not None
+    assert found.pairs.mask == mask
+    assert found.pairs.allowed.value == mask.count(1000) < found.pairs.computed.value < 1000 * 1000
+    saved = 4 * 768 * 12 * (1000 * 1000 - found.pairs.computed.value)
+    assert dense.forward.value - found.forward.value == saved
+
+
+def test_auto_follows_the_plan_where_attend_does():
+    sparse = cost("tiny-decoder", tokens=61, mask=window(3, 0))
+    assert sparse.pairs is not None
+    assert not sparse.pairs.gathers  # too small to plan for
+    layer = AttentionSizes(64, 4)
+    long = cost(layer, tokens=8192, mask=causal() & window(64, 0))
+    assert long.pairs is not None
+    assert long.pairs.gathers
+    assert long.pairs.computed.value == long.pairs.planned < long.pairs.dense.value / 10
+
+
+@pytest.mark.parametrize(("device", "dtype", "rows"), [("cpu", torch.float32, 64), ("cuda", torch.bfloat16, 64)])
+def test_a_sparse_mask_is_charged_for_the_plan_that_runs(device, dtype, rows):
+    """A window of 3 before a block of `rows` queries: each block computes its rows and 3 more keys."""
+    found = cost(AttentionSizes(64, 1), tokens=8192, mask=causal() & window(3, 0), dtype=dtype, device=device)
+    assert found.pairs is not None
+    assert found.pairs.planned == 8192 * (rows + 3) - 3 * rows  # the first block has no keys before it
+
+
+def test_a_prediction_in_words_and_in_json():
+    found = cost("tiny-decoder", tokens=13, training=True)
+    assert "feed-forward" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["parameters"]["value"] == 30752
+    assert found.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
+    assert "M" in found.formulas(latex=True)["parameters"]
+    assert "<pre>" in found._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def document():
+    rows = [compare_with_run(Case("tiny-vision", 3, training=False), MACHINE, seconds=0.01).to_dict()]
+    return {"format": 1, "machine": MACHINE.to_dict(), "versions": {"torch": torch.__version__}, "rows": rows}
+
+
+def test_the_table_is_made_from_the_file(document, tmp_path):
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(document))
+    assert summary(read(path)).count("`tiny-vision` | float32, inference") == 1
+    table = markdown(read(path))
+    row = document["rows"][0]
+    assert f"| tiny-vision | {tiny_vision().grid[0] ** 2 + 1} | 3 | float32 | inference |" in table
+    assert f"{row['ratio']['memory']:.3f}" in table
+    assert worst(document)["memory"] == abs(row["ratio"]["memory"] - 1)
+    assert abs(row["ratio"]["memory"] - 1) < 0.05
+
+
+def test_predicting_again_changes_nothing(document):
+    assert predict_again(document) == document
+
+
+def test_what_is_predicted_today_for_what_was_measured_on_a_gpu():
+    """The committed measurements hold today's formulas to their bounds."""
+    document = predict_again(read(RESULTS / "cost.json"))
+    off = worst(document)
+    assert off["memory"] <= 0.05
+    assert off["time"] <= 0.20
+
+
+def test_a_file_that_is_no_results(tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(StorageError, match="holds no cost results of format 1"):
+        read(tmp_path / "bad.json")
+    with pytest.raises(StorageError, match="cannot be read as results"):
+        read(tmp_path / "missing.json")

@@ -1,0 +1,119 @@
+"""What backward keeps, against autograd's own list; the peak, against every storage of a real step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.costs import cost
+from clearhead.costs.trial import example, measure, set_impl
+from clearhead.masks import causal, window
+from clearhead.models.recurrent import LSTM
+from clearhead.positions import RelativeBias
+from tests.costs.subjects import BASELINES, SUBJECTS, TRANSFORMERS
+from tests.costs.test_operations import length
+
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1}
+
+
+def kept_for_backward(model, given) -> int:
+    """Bytes of all storages that autograd saves, but for parameters and inputs."""
+    there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *given.inputs)}
+    there |= {value.untyped_storage().data_ptr() for _, value in given.options if isinstance(value, torch.Tensor)}
+    if given.targets is not None:
+        there.add(given.targets.untyped_storage().data_ptr())
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in there:
+            kept[storage.data_ptr()] = (
+                storage.nbytes(),
+                tensor,
+            )  # holding the tensor keeps its address from being reused
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = given.loss(model)
+    assert loss.requires_grad
+    return sum(n for n, _ in kept.values())
+
+
+def both(config, *, impl="auto", dtype=torch.float32, batch=3):
+    tokens = length(config, 13, 11)
+    predicted = cost(config, tokens=tokens, batch=batch, training=True, impl=impl, dtype=dtype, device="cpu")
+    model = set_impl(config.build(), impl).to(dtype)
+    given = example(config, tokens=tokens, batch=batch, dtype=dtype)
+    return predicted.memory.activations.value, kept_for_backward(model, given)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_activations_are_what_autograd_keeps(name, impl):
+    predicted, kept = both(TRANSFORMERS[name], impl=impl)
+    assert predicted == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["encoder", "decoder", "encoder-decoder", "vision", "decoder, untied, no bias, rms"])
+def test_activations_with_dropout(name, impl):
+    predicted, kept = both(TRANSFORMERS[name].replace(**DROPOUT), impl=impl)
+    assert predicted == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["decoder", "vision", "decoder, untied, no bias, rms"])
+def test_activations_in_half_precision(name, impl):
+    predicted, kept = both(TRANSFORMERS[name], impl=impl, dtype=torch.bfloat16)
+    assert predicted == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["encoder", "encoder, window", "decoder", "decoder, sparse", "encoder-decoder"])
+def test_activations_with_a_learned_bias(name, impl):
+    """One sequence: what the bias is looked up by is kept once, whatever the batch."""
+    predicted, kept = both(TRANSFORMERS[name].replace(positions=RelativeBias()), impl=impl, batch=1)
+    assert predicted == kept
+
+
+@pytest.mark.parametrize("name", [n for n in BASELINES if "lstm" not in n and "seq2seq" not in n])
+def test_activations_of_baselines(name):
+    predicted, kept = both(BASELINES[name], batch=5)
+    assert predicted == pytest.approx(kept, rel=0.05 if "rnn" in name or "gru" in name else 0.01)
+
+
+@pytest.mark.parametrize("mask", [None, causal(), window(3, 1)], ids=str)
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_activations_of_a_layer(mask, impl):
+    layer = MultiHeadAttention(35, 5, impl=impl)
+    predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl=impl, device="cpu")
+    given = example(layer, tokens=17, batch=2, mask=mask)
+    assert predicted.memory.activations.value == kept_for_backward(layer, given)
+
+
+def test_activations_of_a_plan():
+    layer = MultiHeadAttention(35, 5, impl="gathered")
+    mask = causal() & window(3, 0)
+    predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl="gathered", device="cpu")
+    assert predicted.memory.activations.value == kept_for_backward(layer, example(layer, tokens=17, batch=2, mask=mask))
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_peak_is_that_of_a_real_step(name, training):
+    config = TRANSFORMERS[name]
+    tokens = length(config, 37, 31)
+    predicted = cost(config, tokens=tokens, batch=7, training=training, device="cpu").memory.peak.value
+    measured = measure(config, tokens=tokens, batch=7, training=training, seconds=0.0).peak_bytes
+    assert predicted == pytest.approx(measured, rel=0.02)
+
+
+def test_lstm_is_left_to_its_kernel():
+    """The CPU's LSTM keeps a workspace of its own making; the prediction is a lower bound there."""
+    config = SUBJECTS["lstm, both ways"]
+    assert config.cell == LSTM()
+    predicted, kept = both(config)
+    assert predicted < kept

@@ -1,0 +1,97 @@
+"""Predicted parameters against the modules' own, predicted operations against torch's counter: exactly, for
+every model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.costs import AttentionSizes, cost
+from clearhead.costs.trial import example, set_impl
+from clearhead.models import PRESETS
+from clearhead.models.recurrent import LSTM
+from tests.costs.subjects import SUBJECTS, TRANSFORMERS, reads_a_sequence, reads_two
+
+SHAPES = ((2, 7, 5), (3, 13, 11), (5, 19, 17))  # batch, source, target: primes
+
+
+def length(config, source, target):
+    if not reads_a_sequence(config):
+        return None
+    return (source, target) if reads_two(config) else target
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_of_presets_are_the_modules(name):
+    config = PRESETS[name]()
+    with torch.device("meta"):
+        model = config.build()
+    predicted = cost(name, tokens=31 if reads_a_sequence(config) else None)
+    assert predicted.parameters.value == sum(p.numel() for p in model.parameters())
+    formula = predicted.parameters.formula
+    values = {symbol: predicted.sizes[str(symbol)] for symbol in formula.free_symbols}
+    assert formula.subs(values) == predicted.parameters.value
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_parameters_are_the_modules(name):
+    config = SUBJECTS[name]
+    predicted = cost(config, tokens=length(config, 7, 5)).parameters.value
+    assert predicted == sum(p.numel() for p in config.build().parameters())
+
+
+def count(config, batch, tokens):
+    """Forward and backward operations, counted by torch while the reference runs."""
+    # torch counts nothing inside the CPU's fused LSTM; tensors without data take the plain way.
+    device = "meta" if getattr(config, "cell", None) == LSTM() else "cpu"
+    model = set_impl(config.build(), "reference").to(device).eval()
+    given = example(config, tokens=tokens, batch=batch, device=device)
+    with FlopCounterMode(display=False) as counter:
+        loss = given.loss(model)
+        forward = counter.get_total_flops()
+        loss.backward()
+    return forward, counter.get_total_flops() - forward
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_operations_are_those_torch_counts(name, shape):
+    config = SUBJECTS[name]
+    batch, source, target = shape
+    tokens = length(config, source, target)
+    predicted = cost(config, tokens=tokens, batch=batch, training=True, impl="reference")
+    assert (predicted.forward.value, predicted.backward.value) == count(config, batch, tokens)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_every_formula_gives_its_number(name):
+    config = TRANSFORMERS[name]
+    predicted = cost(config, tokens=length(config, 13, 11), batch=3, training=True)
+    amounts = [predicted.parameters, predicted.forward, predicted.backward, predicted.traffic]
+    amounts += [amount for _, amount in predicted.memory.rows()]
+    amounts += [part.forward for part in predicted.parts] + [part.parameters for part in predicted.parts]
+    for amount in amounts:
+        formula = amount.formula
+        values = {symbol: predicted.sizes[str(symbol)] for symbol in formula.free_symbols}
+        assert formula.subs(values) == amount.value
+
+
+def test_a_layer_by_its_sizes():
+    predicted = cost(AttentionSizes(512, 8, bias=False), tokens=1000)
+    assert predicted.parameters.value == 1_048_576
+    assert str(predicted.parameters.formula) == "4*M**2"
+    items = {part.name: part.forward.value for part in predicted.items}
+    assert items["projections: attention.q_proj"] == 2 * 1000 * 512 * 512
+    assert predicted.pairs is not None
+    assert predicted.pairs.dense.value == 1_000_000  # for each head
+
+
+def test_a_layer_is_its_module():
+    layer = MultiHeadAttention(33, 11, n_kv_heads=1, bias=False)
+    predicted = cost(layer, tokens=(13, 7), batch=2, impl="reference")
+    assert predicted.parameters.value == sum(p.numel() for p in layer.parameters())
+    with FlopCounterMode(display=False) as counter:
+        set_impl(layer, "reference")(torch.randn(2, 7, 33), torch.randn(2, 13, 33))
+    assert predicted.forward.value == counter.get_total_flops()
