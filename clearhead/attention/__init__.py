@@ -2,12 +2,14 @@
 
 from clearhead.attention.attend import attend
 from clearhead.attention.cache import KVCache
+from clearhead.attention.config import AttentionConfig
 from clearhead.attention.multihead import MultiHeadAttention
 from clearhead.attention.scores import Additive, Bilinear, Dot, ScaledDot
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
 
 __all__ = [
     "Additive",
+    "AttentionConfig",
     "Bilinear",
     "Dot",
     "Gumbel",

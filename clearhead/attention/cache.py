@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float, Int
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.positions._checks import stray
+from clearhead.values import stray
 
 
 class KVCache:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.cache import KVCache
+from clearhead.attention.config import AttentionConfig
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.weights import Softmax, Weights
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
+from clearhead.values import Rate, checked, whole
 
 
 @runtime_checkable
@@ -54,14 +56,15 @@ class MultiHeadAttention(nn.Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
-        self.n_heads, self.n_kv_heads, self.d_head = _head_sizes(d_model, n_heads, n_kv_heads, d_head)
-        self.d_model = d_model
+        sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
+        self.d_model, self.n_heads = sizes.d_model, sizes.n_heads
+        self.n_kv_heads, self.d_head = sizes.kv_heads, sizes.head_width
         self.impl: Impl = impl
         self.rotary = rotary
         self.scores: Scores = scores if scores is not None else ScaledDot()
-        self.weights, self.training_weights = _weights(weights, dropout)
-        d_key = d_model if d_key is None else d_key
-        d_value = d_key if d_value is None else d_value
+        self.weights, self.training_weights = _weights(weights, checked(dropout, "MultiHeadAttention: dropout", Rate))
+        d_key = d_model if d_key is None else whole(d_key, "MultiHeadAttention: d_key", least=1)
+        d_value = d_key if d_value is None else whole(d_value, "MultiHeadAttention: d_value", least=1)
         self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=bias)  # W_Q
         self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=bias)  # W_K
         self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=bias)  # W_V
@@ -173,25 +176,6 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         kv = "" if self.n_kv_heads == self.n_heads else f", n_kv_heads={self.n_kv_heads}"
         return f"d_model={self.d_model}, n_heads={self.n_heads}{kv}, d_head={self.d_head}"
-
-
-def _head_sizes(d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None) -> tuple[int, int, int]:
-    if d_model < 1 or n_heads < 1:
-        raise ConfigError(f"d_model is {d_model} and n_heads {n_heads}; both must be at least 1")
-    if d_head is None:
-        if d_model % n_heads:
-            raise ConfigError(
-                f"d_model {d_model} does not divide into {n_heads} heads; "
-                f"choose a number of heads that divides it, or give d_head"
-            )
-        d_head = d_model // n_heads
-    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    if d_head < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
-        raise ConfigError(
-            f"n_heads {n_heads}, n_kv_heads {n_kv_heads}, d_head {d_head}: "
-            f"all must be at least 1, and n_heads a multiple of n_kv_heads"
-        )
-    return n_heads, n_kv_heads, d_head
 
 
 def _weights(weights: Weights | None, dropout: float) -> tuple[Weights, Weights]:

@@ -152,7 +152,7 @@ def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
 
 
 def _vision(module: Any, kind: VisionTransformer) -> Subject:
-    shape = (kind.config.channels, *kind.config.image_size)
+    shape = (kind.config.n_channels, *kind.config.image_size)
     return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from clearhead.claims.figure import Figure
 from clearhead.errors import ClearheadError
+from clearhead.values import did_you_mean
 
 HOLDS = "holds"
 HOLDS_WHEN = "holds when"
@@ -247,10 +248,7 @@ def find(ids: Iterable[str]) -> list[Claim]:
     wanted = list(ids)
     for name in wanted:
         if name not in known:
-            import difflib
-
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "`clearhead claims` lists them"
+            hint = did_you_mean(name, known, otherwise="`clearhead claims` lists them")
             raise ClaimError(f"no claim is called {name!r}; {hint}")
     return [known[name] for name in wanted] if wanted else list(known.values())
 

@@ -203,7 +203,7 @@ def patches_shuffled(t: Trial) -> None:
     shuffled = cut[:, :, order].reshape(1, 1, 2, 3, 4, 4).permute(0, 1, 2, 4, 3, 5).reshape(1, 1, 8, 12)
     for name, positions in (("none", NoPositions()), ("learned", None)):
         config = VisionConfig(
-            image_size=(8, 12), patch_size=4, n_classes=5, n_layers=2, channels=1,
+            image_size=(8, 12), patch_size=4, n_classes=5, n_layers=2, n_channels=1,
             d_model=8, n_heads=2, d_ff=16, positions=positions,
         )  # fmt: skip
         model = config.build().double().eval()

@@ -13,7 +13,7 @@ from clearhead.models import VisionConfig, VisionTransformer
 def small(generator_seed: int) -> VisionTransformer:
     torch.manual_seed(generator_seed)
     config = VisionConfig(
-        image_size=(8, 12), patch_size=4, n_classes=5, n_layers=2, channels=1, d_model=8, n_heads=2, d_ff=16
+        image_size=(8, 12), patch_size=4, n_classes=5, n_layers=2, n_channels=1, d_model=8, n_heads=2, d_ff=16
     )
     return VisionTransformer(config).double().eval()
 

@@ -4,7 +4,6 @@ anything.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from clearhead.models.linear import LogisticRegressionConfig
 from clearhead.models.recurrent import RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2SeqConfig
 from clearhead.positions import Learned
+from clearhead.values import did_you_mean
 
 __all__ = ["AttentionSizes", "cost", "cost_of", "preset", "setting"]
 
@@ -59,9 +59,7 @@ class AttentionSizes:
 def preset(name: str) -> Config:
     """The configuration of a preset; an unknown name is answered with the nearest one."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(PRESETS)}"
-        raise ConfigError(f"there is no preset {name!r}; {hint}")
+        raise ConfigError(f"there is no preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]()
 
 

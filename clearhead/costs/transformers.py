@@ -321,7 +321,7 @@ def vision(s: Setting, config: VisionConfig) -> Pairs:
     T = N + extra if extra else N
     sizes = _sizes(s, config, config.chosen_positions, ("L", config.n_layers), T)
     M, p = sizes.heads.M, s.program
-    pixels = s.letter("C", config.channels) * s.letter("p", config.patch_size) * s.letter("p", config.patch_size)
+    pixels = s.letter("C", config.n_channels) * s.letter("p", config.patch_size) * s.letter("p", config.patch_size)
     images = s.tensor("images", s.B * N * pixels)
     p.inputs.append(images)
     elementwise(s, "cut", "embedding", ("images",), s.tensor("patches", s.B * N * pixels))

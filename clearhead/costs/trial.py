@@ -104,7 +104,7 @@ def example(
 def _fixed_example(config: Config, numbers: Callable[..., Tensor], answers: Callable[[int], Tensor]) -> Example:
     """Inputs of models that read no sequence."""
     if isinstance(config, VisionConfig):
-        return Example((numbers(config.channels, *config.image_size),), answers(config.n_classes))
+        return Example((numbers(config.n_channels, *config.image_size),), answers(config.n_classes))
     if isinstance(config, ConvNetConfig):
         return Example((numbers(config.n_channels, *config.image_size),), answers(config.n_classes))
     if isinstance(config, LogisticRegressionConfig):

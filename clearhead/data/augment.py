@@ -9,7 +9,7 @@ Letters: B pictures, C channels.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,19 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError
+from clearhead.config import Value, decode_choice, encode
+from clearhead.values import Natural, NotNegative, Positive, Rate, Share
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(Value):
     """Move by up to `pixels` whole pixels each way; the rim is repeated."""
 
-    pixels: int = 2
+    pixels: Natural = 2
     n_draws: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise ConfigError(f"{self}: pixels must not be below 0")
 
     def __call__(
         self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
@@ -43,17 +40,13 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Value):
     """Turn up to `degrees`, scale up to 1 ± `scale`, move up to `shift` of the size; the rim is repeated."""
 
-    shift: float = 0.06
-    scale: float = 0.1
-    degrees: float = 0.0
+    shift: NotNegative = 0.06
+    scale: Rate = 0.1
+    degrees: NotNegative = 0.0
     n_draws: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        if self.shift < 0 or self.degrees < 0 or not 0 <= self.scale < 1:
-            raise ConfigError(f"{self}: expected shift and degrees of at least 0, and scale from 0 to below 1")
 
     def __call__(
         self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
@@ -70,16 +63,12 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(Value):
     """Stretch the distance from the picture's mean by up to 1 ± `amount`, and perhaps turn light to dark."""
 
-    amount: float = 0.2
-    invert: float = 0.0  # the share of pictures inverted
+    amount: Rate = 0.2
+    invert: Share = 0.0  # of the pictures
     n_draws: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount < 1 or not 0 <= self.invert <= 1:
-            raise ConfigError(f"{self}: expected amount from 0 to below 1, and invert from 0 to 1")
 
     def __call__(
         self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
@@ -94,15 +83,11 @@ Augmentation = Shift | Affine | Contrast
 
 
 @dataclass(frozen=True)
-class PerSet:
+class PerSet(Value):
     """Subtract one mean and divide by one standard deviation: of the training pictures, scaled to 0 … 1."""
 
     mean: float
-    std: float
-
-    def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ConfigError(f"{self}: std must be above 0")
+    std: Positive
 
     @classmethod
     def of(cls, pixels: Tensor) -> PerSet:
@@ -118,14 +103,10 @@ class PerSet:
 
 
 @dataclass(frozen=True)
-class PerImage:
+class PerImage(Value):
     """Give each picture mean 0 and standard deviation 1; `floor` is the least spread divided by."""
 
-    floor: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not self.floor > 0:
-            raise ConfigError(f"{self}: floor must be above 0")
+    floor: Positive = 0.02
 
     def __call__(self, images: Float[Tensor, "... height width"]) -> Float[Tensor, "... height width"]:
         std, mean = torch.std_mean(images, dim=(-2, -1), correction=0, keepdim=True)
@@ -137,17 +118,9 @@ Normalisation = PerSet | PerImage
 
 def normalisation_to_dict(choice: Normalisation) -> dict[str, Any]:
     """The choice as plain values, to be kept beside the weights."""
-    return {"type": type(choice).__name__, **asdict(choice)}
+    return encode(choice)
 
 
 def normalisation_from_dict(fields: dict[str, Any]) -> Normalisation:
     """The choice that `normalisation_to_dict` wrote."""
-    kinds = {kind.__name__: kind for kind in (PerSet, PerImage)}
-    fields = dict(fields)
-    name = fields.pop("type", None)
-    if name not in kinds:
-        raise ConfigError(f"normalisation of type {name!r}: expected one of {', '.join(kinds)}")
-    try:
-        return kinds[name](**fields)
-    except TypeError as error:
-        raise ConfigError(f"normalisation {name} with {fields}: {error}") from error
+    return decode_choice(fields, (PerSet, PerImage), "normalisation")

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
+from clearhead.config import Value
 from clearhead.data.batch import Batch
 from clearhead.data.draws import permutation
 from clearhead.data.task import Split
 from clearhead.errors import ConfigError, DataError
+from clearhead.values import Count
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
@@ -52,20 +54,16 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class ByTokens:
+class ByTokens(Value):
     """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
 
     `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are
     sorted at a time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch.
     """
 
-    budget: int
-    multiple: int = 1
-    pool: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.budget < 1 or self.multiple < 1 or (self.pool is not None and self.pool < 1):
-            raise ConfigError(f"{self}: budget, multiple and pool must be at least 1")
+    budget: Count
+    multiple: Count = 1
+    pool: Count | None = None
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
@@ -102,15 +100,11 @@ class ByTokens:
 
 
 @dataclass(frozen=True)
-class ByCount:
+class ByCount(Value):
     """A fixed number of examples, for those that are all of one size; the last batch may be smaller."""
 
-    examples: int
-    multiple: int = 1
-
-    def __post_init__(self) -> None:
-        if self.examples < 1 or self.multiple < 1:
-            raise ConfigError(f"{self}: examples and multiple must be at least 1")
+    examples: Count
+    multiple: Count = 1
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a (shuffled) order."""
@@ -118,18 +112,14 @@ class ByCount:
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(Value):
     """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
 
     Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order
     of the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out."""
 
-    rows: int
-    width: int
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.width < 1:
-            raise ConfigError(f"{self}: rows and width must be at least 1")
+    rows: Count
+    width: Count
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """For each batch, (rows, most): the numbers of the examples in each row, and −1 where there are no more."""

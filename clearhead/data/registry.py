@@ -14,6 +14,7 @@ from pathlib import Path
 from clearhead.data import files
 from clearhead.data.fetch import Progress, Remote, fetch_file
 from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.values import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +228,7 @@ def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     for item in known:
         if item.name == name:
             return item
-    raise ConfigError(f"no data set is called {name!r}: expected one of {', '.join(item.name for item in known)}")
+    raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, [item.name for item in known])}")
 
 
 def fetch(

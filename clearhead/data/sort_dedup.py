@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Bool, Int
+from clearhead.config import Value
 from clearhead.data import draws
 from clearhead.data.batch import TokenBatch
 from clearhead.data.ragged import inside, round_up
 from clearhead.data.task import Split
 from clearhead.data.tokenizers import Symbols
 from clearhead.errors import ConfigError, DataError
+from clearhead.values import Count, Share, require
 
 START, STOP, PAD = "<START>", "<STOP>", "<PAD>"
 _LENGTH, _ORDER, _LETTER, _NARROW, _CONTENT = 307, 311, 313, 317, 331
@@ -66,21 +68,16 @@ def sorted_without_repeats(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class Inputs(Value):
     """What inputs there are: how many different letters, and which lengths."""
 
-    n_symbols: int = 26
-    lengths: tuple[int, ...] = tuple(range(1, 33))
-    narrow: float = 0.5  # the share drawn from a random part of the alphabet, where repeats are many
+    n_symbols: Count = 26
+    lengths: tuple[Count, ...] = tuple(range(1, 33))
+    narrow: Share = 0.5  # what part is drawn from a random part of the alphabet, where repeats are many
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.n_symbols < 1:
-            raise ConfigError(f"n_symbols {self.n_symbols}: expected at least 1 letter")
-        if not self.lengths or min(self.lengths) < 1:
-            raise ConfigError(f"lengths {self.lengths}: expected at least one, and each at least 1")
-        if not 0 <= self.narrow <= 1:
-            raise ConfigError(f"narrow {self.narrow}: expected a share from 0 to 1")
+    def validate(self) -> None:
+        require(bool(self.lengths), "Inputs: lengths is empty; expected at least one")
 
     def draw(
         self, rows: Int[Tensor, " B"], *, stream: int, trial: int = 0

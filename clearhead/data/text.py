@@ -7,20 +7,24 @@ not depend on luck.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
+from clearhead.config import Value
 from clearhead.data import draws, files, report
 from clearhead.data.batch import TokenBatch
 from clearhead.data.ragged import inside
 from clearhead.data.report import Report, Tally
 from clearhead.data.task import Split
 from clearhead.data.tokenizers import Characters, Tokenizer
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import DataError
+from clearhead.values import Fraction, checked, whole
 
 _STARTS, _PHASE = 211, 223
 
@@ -29,35 +33,36 @@ _STARTS, _PHASE = 211, 223
 class RandomWindows:
     """Windows that start anywhere, anew in each epoch; an epoch has as many as would cover the text once."""
 
-    seed: int = 0
-
     def count(self, n_ids: int, context: int) -> int:
         return -(-(n_ids - 1) // context)
 
-    def starts(self, rows: Int[Tensor, " B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, " B"]:
-        return draws.below(max(1, n_ids - context), _STARTS, self.seed, epoch, rows)
+    def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
+        return draws.below(max(1, n_ids - context), _STARTS, seed, epoch, rows)
 
 
 @dataclass(frozen=True)
-class ConsecutiveWindows:
+class ConsecutiveWindows(Value):
     """Windows end to end over the whole text, the last one shorter.
 
-    With a seed each epoch begins at another token, so that the cuts fall elsewhere: then all windows are
-    full, and less than two windows' worth is left out at the ends.
+    `shifted` begins each epoch at another token, so that the cuts fall elsewhere: then all windows are full, and less
+    than two windows' worth is left out at the ends.
     """
 
-    seed: int | None = None
+    shifted: bool = False
 
     def count(self, n_ids: int, context: int) -> int:
-        if self.seed is None:
+        if not self.shifted:
             return -(-(n_ids - 1) // context)
         return max(1, (n_ids - 1) // context - 1)
 
-    def starts(self, rows: Int[Tensor, " B"], epoch: int, n_ids: int, context: int) -> Int[Tensor, " B"]:
-        if self.seed is None:
+    def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
+        if not self.shifted:
             return rows * context
         room = max(0, n_ids - 1 - self.count(n_ids, context) * context)
-        return rows * context + draws.below(room + 1, _PHASE, self.seed, epoch)
+        return rows * context + draws.below(room + 1, _PHASE, seed, epoch)
+
+
+Windows: TypeAlias = RandomWindows | ConsecutiveWindows
 
 
 def read_text(path: Path | str) -> tuple[str, Report]:
@@ -89,16 +94,16 @@ class WindowSplit(Split[TokenBatch]):
         ids: Int[Tensor, " N"],
         *,
         context: int,
-        windows: RandomWindows | ConsecutiveWindows,
+        windows: Windows,
+        seed: int = 0,
         pad_id: int = 0,
     ) -> None:
-        if context < 1:
-            raise ConfigError(f"context {context}: expected at least 1")
         if len(ids) < 2:
             raise DataError(f"a text of {len(ids)} tokens has nothing to predict: expected at least 2")
         self.ids = ids
-        self.context = context
+        self.context = whole(context, "context", least=1)
         self.windows = windows
+        self.seed = seed
         self._pad_id = pad_id
 
     def __len__(self) -> int:
@@ -106,7 +111,7 @@ class WindowSplit(Split[TokenBatch]):
 
     def _bounds(self, rows: Int[Tensor, " B"], epoch: int) -> tuple[Tensor, Tensor]:
         """First input of each window and the one after its last."""
-        start = self.windows.starts(rows, epoch, len(self.ids), self.context)
+        start = self.windows.starts(rows, len(self.ids), self.context, seed=self.seed, epoch=epoch)
         return start, (start + self.context).clamp(max=len(self.ids) - 1)
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
@@ -136,7 +141,9 @@ class WindowSplit(Split[TokenBatch]):
         )
 
     def to(self, device: torch.device | str) -> WindowSplit:
-        return WindowSplit(self.ids.to(device), context=self.context, windows=self.windows, pad_id=self._pad_id)
+        moved = copy.copy(self)
+        moved.ids = self.ids.to(device)
+        return moved
 
 
 class Text:
@@ -157,23 +164,24 @@ class Text:
         *,
         context: int = 256,
         tokenizer: Tokenizer | None = None,
-        windows: RandomWindows | ConsecutiveWindows | None = None,
+        windows: Windows | None = None,
         hold_out: float = 0.1,
+        seed: int = 0,
     ) -> Text:
         """From a text file (or a folder with `input.txt`), the last `hold_out` of it for validation.
 
-        Without a tokenizer, the characters of the text are one.
+        Without a tokenizer, the characters of the text are one. `seed` decides where training's windows start.
         """
         path = Path(path)
         text, rows = read_text(path / "input.txt" if path.is_dir() else path)
-        if not 0 < hold_out < 1:
-            raise ConfigError(f"hold_out {hold_out}: expected a fraction between 0 and 1")
+        hold_out = checked(hold_out, "hold_out", Fraction)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
             tokenizer = Characters.of(text)
 
-        def split(part: str, how: RandomWindows | ConsecutiveWindows) -> WindowSplit:
-            return WindowSplit(tokenizer.encode_long(part), context=context, windows=how, pad_id=tokenizer.pad_id)
+        def split(part: str, how: Windows) -> WindowSplit:
+            ids = tokenizer.encode_long(part)
+            return WindowSplit(ids, context=context, windows=how, seed=seed, pad_id=tokenizer.pad_id)
 
         train = split(text[:cut], windows or RandomWindows())
         return cls(train, split(text[cut:], ConsecutiveWindows()), tokenizer, rows)

@@ -23,7 +23,8 @@ from clearhead.data.ragged import Ragged, inside
 from clearhead.data.report import Report, Tally
 from clearhead.data.task import Split
 from clearhead.data.tokenizers import Tokenizer, train_bpe
-from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.errors import DataError, StorageError
+from clearhead.values import Fraction, checked
 
 _MAX_LINE_BYTES = 1 << 16
 _TRAIN_NAMES = ("train.tsv", "train.txt", "spa.txt", "spa-eng.zip", "nmt-0.0.6.tar.gz")
@@ -234,8 +235,7 @@ def divide(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
 
     Which a pair is depends on its source sentence alone, in any file and any order.
     """
-    if not 0 < fraction < 1:
-        raise ConfigError(f"hold_out {fraction}: expected a fraction between 0 and 1")
+    fraction = checked(fraction, "hold_out", Fraction)
     held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
     if all(held) or not any(held):
         raise DataError(

@@ -5,7 +5,7 @@ the rest are modules.
 
 from __future__ import annotations
 
-from clearhead.layers.block import Block, BlockConfig
+from clearhead.layers.block import Block, BlockConfig, BlockParts
 from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, ReLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
@@ -17,6 +17,7 @@ __all__ = [
     "Activation",
     "Block",
     "BlockConfig",
+    "BlockParts",
     "DepthScaled",
     "FeedForward",
     "Init",

@@ -11,70 +11,53 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
-from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.attention import AttentionConfig, KVCache, MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.layers.feedforward import GELU, Activation, FeedForward, ReLU, SwiGLU
-from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
-from clearhead.layers.residual import PostNorm, PreNorm, Residual
+from clearhead.layers.feedforward import GELU, Activation, FeedForward
+from clearhead.layers.norms import LayerNorm, Norm
+from clearhead.layers.residual import PreNorm, Residual
 from clearhead.masks import Mask
 from clearhead.positions import Rotary
-from clearhead.positions._checks import one_of, rate, whole, yes_or_no
+from clearhead.values import Count, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """What a block is made of. Three dropouts, all for training only:
+class BlockParts(AttentionConfig):
+    """What a block is made of, but for its positions. Three dropouts, all for training only:
 
     `dropout` falls on what each branch adds to the stream, `attention_dropout` on the attention weights, and
     `feed_forward_dropout` on the hidden features of the feed-forward.
     """
 
-    d_model: int
-    n_heads: int
-    d_ff: int
-    n_kv_heads: int | None = None
-    d_head: int | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    feed_forward_dropout: float = 0.0
-    bias: bool = True
+    d_ff: Count | None = None  # None: 4 · d_model
+    dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    feed_forward_dropout: Rate = 0.0
     norm: Norm = LayerNorm()
     residual: Residual = PreNorm()
     activation: Activation = GELU()
+
+    def check_rotary(self, rotary: Rotary) -> None:
+        """Refuses here, before anything is built, a width of heads that cannot be turned."""
+        try:
+            rotary.turned_width(self.head_width)
+        except ShapeError as error:
+            raise ConfigError(f"{self.owner}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(BlockParts):
+    """A block by itself: its parts, and how its queries and keys are turned."""
+
     rotary: Rotary | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("d_model", "n_heads", "d_ff"):
-            whole("BlockConfig", name, getattr(self, name), at_least=1)
-        for name in ("n_kv_heads", "d_head"):
-            if getattr(self, name) is not None:
-                whole("BlockConfig", name, getattr(self, name), at_least=1)
-        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
-            object.__setattr__(self, name, rate("BlockConfig", name, getattr(self, name)))
-        yes_or_no("BlockConfig", "bias", self.bias)
-        one_of("BlockConfig", "norm", self.norm, (LayerNorm, RMSNorm))
-        one_of("BlockConfig", "residual", self.residual, (PreNorm, PostNorm))
-        one_of("BlockConfig", "activation", self.activation, (ReLU, GELU, SwiGLU))
-        self._check_heads()
-
-    def _check_heads(self) -> None:
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise ConfigError(
-                f"BlockConfig: d_model is {self.d_model} and n_heads is {self.n_heads}; expected a width "
-                "that the heads divide. Change one of them, or give d_head."
-            )
-        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            raise ConfigError(
-                f"BlockConfig: n_heads is {self.n_heads} and n_kv_heads is {self.n_kv_heads}; expected the "
-                "first to be a multiple of the second, so that each key head serves equally many query "
-                "heads."
-            )
+    def validate(self) -> None:
+        super().validate()
         if self.rotary is not None:
-            one_of("BlockConfig", "rotary", self.rotary, (Rotary,))
-            try:
-                self.rotary.turned_width(self.d_head or self.d_model // self.n_heads)
-            except ShapeError as error:
-                raise ConfigError(f"BlockConfig: {error}") from error
+            self.check_rotary(self.rotary)
+
+    def build(self) -> Block:
+        return Block(self)
 
 
 class Block(nn.Module):
@@ -91,7 +74,7 @@ class Block(nn.Module):
         self.norm2 = config.norm.build(config.d_model)
         self.feed_forward = FeedForward(
             config.d_model,
-            config.d_ff,
+            4 * config.d_model if config.d_ff is None else config.d_ff,
             config.activation,
             bias=config.bias,
             dropout=config.feed_forward_dropout,

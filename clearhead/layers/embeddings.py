@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.positions._checks import stray, whole, yes_or_no
+from clearhead.values import checked, stray, whole
 
 
 class TokenEmbedding(nn.Embedding):
@@ -25,10 +25,10 @@ class TokenEmbedding(nn.Embedding):
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
-        whole("TokenEmbedding", "vocab_size", vocab_size, at_least=1)
-        whole("TokenEmbedding", "d_model", d_model, at_least=1)
-        super().__init__(vocab_size, d_model)
-        self.scaled = yes_or_no("TokenEmbedding", "scaled", scaled)
+        super().__init__(
+            whole(vocab_size, "TokenEmbedding: vocab_size", least=1), whole(d_model, "TokenEmbedding: d_model", least=1)
+        )
+        self.scaled: bool = checked(scaled, "TokenEmbedding: scaled", bool)
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def reset_parameters(self) -> None:
@@ -67,13 +67,12 @@ class PatchEmbedding(nn.Module):
     whose kernel and stride are the patch: `as_convolution` gives it.
     """
 
-    def __init__(self, channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
+    def __init__(self, n_channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.channels = whole("PatchEmbedding", "channels", channels, at_least=1)
-        self.patch = whole("PatchEmbedding", "patch", patch, at_least=1)
-        self.projection = nn.Linear(
-            channels * patch**2, whole("PatchEmbedding", "d_model", d_model, at_least=1), bias=bias
-        )
+        self.n_channels = whole(n_channels, "PatchEmbedding: n_channels", least=1)
+        self.patch = whole(patch, "PatchEmbedding: patch", least=1)
+        d_model = whole(d_model, "PatchEmbedding: d_model", least=1)
+        self.projection = nn.Linear(n_channels * patch**2, d_model, bias=bias)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """How many patches an image has down and across; a size that does not divide is refused."""
@@ -86,8 +85,10 @@ class PatchEmbedding(nn.Module):
 
     def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
         """The flattened patches (B, N, C · patch²), before the projection."""
-        if images.ndim != 4 or images.shape[1] != self.channels:
-            raise ShapeError(f"images have shape {tuple(images.shape)}; expected (B, {self.channels}, height, width).")
+        if images.ndim != 4 or images.shape[1] != self.n_channels:
+            raise ShapeError(
+                f"images have shape {tuple(images.shape)}; expected (B, {self.n_channels}, height, width)."
+            )
         if not images.is_floating_point():
             raise DtypeError(
                 f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / 255`."
@@ -109,9 +110,9 @@ class PatchEmbedding(nn.Module):
         """
         weight, bias = self.projection.weight, self.projection.bias
         convolution = nn.Conv2d(
-            self.channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
+            self.n_channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
         )
-        kernel = (len(weight), self.channels, self.patch, self.patch)
+        kernel = (len(weight), self.n_channels, self.patch, self.patch)
         convolution.weight = nn.Parameter(weight.detach().view(kernel), requires_grad=weight.requires_grad)
         if bias is not None:
             convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
+from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.positions._checks import one_of, rate, whole, yes_or_no
+from clearhead.values import Rate, checked, whole
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,13 @@ class ReLU:
 
 
 @dataclass(frozen=True)
-class GELU:
+class GELU(Value):
     """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained
     with.
     """
 
     gated: ClassVar[bool] = False
     tanh: bool = False
-
-    def __post_init__(self) -> None:
-        yes_or_no("GELU", "tanh", self.tanh)
 
     def __call__(self, h: Tensor) -> Tensor:
         return F.gelu(h, approximate="tanh" if self.tanh else "none")
@@ -68,13 +66,12 @@ class FeedForward(nn.Module):
         self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        whole("FeedForward", "d_model", d_model, at_least=1)
-        whole("FeedForward", "d_ff", d_ff, at_least=1)
-        one_of("FeedForward", "activation", activation, (ReLU, GELU, SwiGLU))
-        self.activation = activation
+        d_model = whole(d_model, "FeedForward: d_model", least=1)
+        d_ff = whole(d_ff, "FeedForward: d_ff", least=1)
+        self.activation: Activation = checked(activation, "FeedForward: activation", Activation)
         self.gate = nn.Linear(d_model, d_ff, bias=bias) if activation.gated else None
         self.up = nn.Linear(d_model, d_ff, bias=bias)
-        self.dropout = nn.Dropout(rate("FeedForward", "dropout", dropout))
+        self.dropout = nn.Dropout(checked(dropout, "FeedForward: dropout", Rate))
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:

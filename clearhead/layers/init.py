@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from clearhead.config import Value
 from clearhead.positions import LearnedPositions
-from clearhead.positions._checks import above, whole
+from clearhead.values import Positive, whole
 
 # The last map of each residual branch, by name: attention's output and the feed-forward's way down.
 RESIDUAL_OUTPUTS = frozenset({"o_proj", "down"})
@@ -30,7 +31,7 @@ class Xavier:
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
-        whole("Xavier", "n_layers", n_layers, at_least=0)
+        whole(n_layers, "Xavier: n_layers")
         for _, part in _parts(module):
             if isinstance(part, nn.Linear):
                 nn.init.xavier_uniform_(part.weight)
@@ -39,39 +40,33 @@ class Xavier:
 
 
 @dataclass(frozen=True)
-class TruncatedNormal:
+class TruncatedNormal(Value):
     """Normal with standard deviation `std`, drawn again beyond two of them (BERT, ViT).
 
     What is cut off counts: the weights' own standard deviation is 0.88 · std.
     """
 
-    std: float = 0.02
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "std", above("TruncatedNormal", "std", self.std, 0.0))
+    std: Positive = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
-        whole("TruncatedNormal", "n_layers", n_layers, at_least=0)
+        whole(n_layers, "TruncatedNormal: n_layers")
         for _, part in _parts(module):
             nn.init.trunc_normal_(part.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
 
 
 @dataclass(frozen=True)
-class DepthScaled:
+class DepthScaled(Value):
     """Normal with standard deviation `std`; the last map of each residual branch 1 / √(2L) of that (GPT-2).
 
     A stack of L layers adds 2L branches to the stream, so its variance at the end does not grow with L.
     """
 
-    std: float = 0.02
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "std", above("DepthScaled", "std", self.std, 0.0))
+    std: Positive = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`, a stack of `n_layers` blocks."""
-        whole("DepthScaled", "n_layers", n_layers, at_least=1)
+        whole(n_layers, "DepthScaled: n_layers", least=1)
         for name, part in _parts(module):
             ends_branch = name.rpartition(".")[2] in RESIDUAL_OUTPUTS
             nn.init.normal_(part.weight, std=self.std / math.sqrt(2 * n_layers) if ends_branch else self.std)

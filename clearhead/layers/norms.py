@@ -9,19 +9,16 @@ from typing import TypeAlias
 
 from torch import nn
 
-from clearhead.positions._checks import above, yes_or_no
+from clearhead.config import Value
+from clearhead.values import Positive
 
 
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(Value):
     """Subtracts the mean, divides by the standard deviation, then scales (and shifts, with `bias`)."""
 
-    eps: float = 1e-5
+    eps: Positive = 1e-5
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", above("LayerNorm", "eps", self.eps, 0.0))
-        yes_or_no("LayerNorm", "bias", self.bias)
 
     def build(self, d: int) -> nn.LayerNorm:
         """The module for features of width d."""
@@ -29,13 +26,10 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class RMSNorm(Value):
     """Divides by the root mean square, then scales: no mean, no shift."""
 
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", above("RMSNorm", "eps", self.eps, 0.0))
+    eps: Positive = 1e-6
 
     def build(self, d: int) -> nn.RMSNorm:
         """The module for features of width d."""

@@ -10,7 +10,6 @@ path: `output` is what it returns. A module that is really called `output` is me
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError
+from clearhead.values import did_you_mean
 
 KINDS = ("weights", "output", "input")
 
@@ -94,10 +94,10 @@ def _name(pattern: str) -> str:
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
     layers = [path for path, module in modules.items() if is_attention(module)]
-    close = difflib.get_close_matches(front, modules, n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    near = did_you_mean(front, modules, otherwise="")
+    meant = f"{near} Its" if near else "its"
     shown = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
     return ConfigError(
-        f"nothing in this model is called {pattern!r}{meant}; its attention layers are: {shown or 'none'} "
+        f"nothing in this model is called {pattern!r}; {meant} attention layers are: {shown or 'none'} "
         f"(* stands for one name between dots, ** for any number; endings are .weights, .output and .input)"
     )

@@ -6,7 +6,6 @@ text) is declared here; the kinds of masks are in `structural.py`, `data.py` and
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
@@ -18,6 +17,7 @@ from clearhead._shapes import Bool, Integer
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.geometry import Grid, Keys, Region
+from clearhead.values import whole
 
 MAX_DEPTH = 100
 """How deep an expression may nest: every walk over it is a recursion of at most this depth."""
@@ -170,6 +170,24 @@ class Mask(ABC):
 
         return html(self)
 
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def to_text(self) -> str:
+        """The expression as a configuration stores it; `from_text` is its inverse."""
+        if not self.is_structural:
+            raise MaskError(
+                f"{self} holds data (lengths, ids or a tensor), which a configuration cannot store; "
+                "keep the structural part here and pass the rest to forward as mask="
+            )
+        return str(self)
+
+    @classmethod
+    def from_text(cls, text: str) -> Mask:
+        """The mask that a configuration stored."""
+        from clearhead.masks.parse import parse
+
+        return parse(text)
+
     # -- operators ----------------------------------------------------------------------------------------------------
 
     def __and__(self, other: object) -> Mask:
@@ -289,17 +307,7 @@ def as_mask(value: object) -> Mask:
 
 def whole_number(value: Any, what: str, *, least: int = 0) -> int:
     """`value` as an int between `least` and 2³¹ − 1, or a MaskError that names `what`."""
-    if isinstance(value, (bool, float, str)) or value is None or isinstance(value, Tensor):
-        raise MaskError(f"{what} is {value!r}; expected a whole number of at least {least}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise MaskError(f"{what} is {value!r}; expected a whole number of at least {least}") from None
-    if number < least:
-        raise MaskError(f"{what} is {number}; expected at least {least}")
-    if number > MAX_INTEGER:
-        raise MaskError(f"{what} is {number}; expected at most {MAX_INTEGER} (2³¹ − 1)")
-    return number
+    return whole(value, what, least=least, most=MAX_INTEGER, error=MaskError)
 
 
 def brief(mask: Mask) -> str:

@@ -13,7 +13,6 @@ in Python:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -23,6 +22,7 @@ from clearhead.masks import data as _data
 from clearhead.masks import structural as _structural
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.operators import And, Or, join
+from clearhead.values import did_you_mean
 
 MAX_TEXT = 65_536
 """The longest text that is read, in characters: room for every expression that can be built."""
@@ -283,5 +283,5 @@ def _shown(name: str) -> str:
 
 
 def _guess(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name[:40], list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = did_you_mean(name, known, otherwise="")
+    return f"; {near}" if near else ""

@@ -6,8 +6,8 @@ baselines that they have to beat. `save` and `load` keep one in a folder.
 
 from __future__ import annotations
 
+from clearhead.config import Config
 from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
-from clearhead.models.config import Config
 from clearhead.models.convnet import ConvNet, ConvNetConfig
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
+from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers.feedforward import GELU, ReLU
-from clearhead.models.config import Config, require
+from clearhead.values import Count
 
 __all__ = ["Autoencoder", "AutoencoderConfig"]
 
@@ -30,18 +31,11 @@ class AutoencoderConfig(Config):
     nothing.
     """
 
-    n_features: int
-    d_latent: int
-    hidden: tuple[int, ...] = ()
+    n_features: Count
+    d_latent: Count
+    hidden: tuple[Count, ...] = ()
     activation: ReLU | GELU = _RELU
     bias: bool = True
-
-    def validate(self) -> None:
-        self._positive("n_features", "d_latent")
-        require(
-            all(width > 0 for width in self.hidden),
-            f"AutoencoderConfig.hidden: got {self.hidden}, expected widths above 0",
-        )
 
     def build(self) -> Autoencoder:
         return Autoencoder(self)

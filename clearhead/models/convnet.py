@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
+from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.models.config import Config, require
+from clearhead.values import Count, Natural, require
 
 __all__ = ["ConvHead", "ConvNet", "ConvNetConfig", "LinearHead", "PointwiseHead", "conv_output", "shapes"]
 
@@ -51,28 +52,21 @@ class ConvNetConfig(Config):
     Convolutions have stride 1; a pooling of width p has stride p. Kernels are square.
     """
 
-    image_size: tuple[int, int] = (32, 32)
-    n_channels: int = 1
-    n_classes: int = 10
-    filters: tuple[int, ...] = (8, 16)
-    kernels: tuple[int, ...] = (5, 4)
-    paddings: tuple[int, ...] = (0, 1)
-    pools: tuple[int, ...] = (4, 2)
+    image_size: tuple[Count, Count] = (32, 32)
+    n_channels: Count = 1
+    n_classes: Count = 10
+    filters: tuple[Count, ...] = (8, 16)
+    kernels: tuple[Count, ...] = (5, 4)
+    paddings: tuple[Natural, ...] = (0, 1)
+    pools: tuple[Count, ...] = (4, 2)
     head: Head = LinearHead()
 
     def validate(self) -> None:
-        self._positive("n_channels", "n_classes")
         lengths = {name: len(getattr(self, name)) for name in ("filters", "kernels", "paddings", "pools")}
         require(
             len(set(lengths.values())) == 1 and lengths["filters"] > 0,
             f"ConvNetConfig: got {lengths} entries, expected the same number in each: one entry a stage",
         )
-        for name, least in (("image_size", 1), ("filters", 1), ("kernels", 1), ("paddings", 0), ("pools", 1)):
-            values = getattr(self, name)
-            require(
-                all(value >= least for value in values),
-                f"ConvNetConfig.{name}: got {values}, expected numbers of at least {least}",
-            )
         try:
             shapes(self)
         except ShapeError as error:

@@ -18,6 +18,7 @@ from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
+from clearhead.values import Count
 
 __all__ = ["Decoder", "DecoderConfig"]
 
@@ -27,14 +28,10 @@ class DecoderConfig(TextConfig):
     """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() &
     window(256, 0)`."""
 
-    n_layers: int
+    n_layers: Count
     mask: Mask = causal()
     tied: bool = True  # logits from the embedding matrix itself
     cross_attention: bool = False
-
-    def validate(self) -> None:
-        super().validate()
-        self._positive("n_layers")
 
     def build(self) -> Decoder:
         return Decoder(self)

@@ -15,6 +15,7 @@ from clearhead._shapes import Float, Int
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
+from clearhead.values import Count
 
 __all__ = ["Encoder", "EncoderConfig"]
 
@@ -23,12 +24,8 @@ __all__ = ["Encoder", "EncoderConfig"]
 class EncoderConfig(TextConfig):
     """`Encoder`'s configuration. `mask` is the pattern of its self-attention, which padding is added to at run time."""
 
-    n_layers: int
+    n_layers: Count
     mask: Mask = full()
-
-    def validate(self) -> None:
-        super().validate()
-        self._positive("n_layers")
 
     def build(self) -> Encoder:
         return Encoder(self)

@@ -15,11 +15,11 @@ from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
-from clearhead.models.config import require
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.stack import TextConfig
 from clearhead.positions import RelativeBias
+from clearhead.values import Count, require
 
 __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
 
@@ -34,9 +34,9 @@ class EncoderDecoderConfig(TextConfig):
     leaves in the model the one that was lent to it.
     """
 
-    n_encoder_layers: int
-    n_decoder_layers: int
-    source_vocab_size: int | None = None  # None: vocab_size
+    n_encoder_layers: Count
+    n_decoder_layers: Count
+    source_vocab_size: Count | None = None  # None: vocab_size
     tied: bool = True
     share_embeddings: bool = False
     encoder_mask: Mask = full()
@@ -44,7 +44,6 @@ class EncoderDecoderConfig(TextConfig):
 
     def validate(self) -> None:
         super().validate()
-        self._positive("n_encoder_layers", "n_decoder_layers", "source_vocab_size")
         require(
             not self.share_embeddings or self.source_vocab_size in (None, self.vocab_size),
             f"EncoderDecoderConfig: share_embeddings needs one vocabulary, and source_vocab_size {self.source_vocab_size} "

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
-from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.models.config import Config, require
+from clearhead.config import Config, Value
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.values import Count, NotNegative, Range
 
 __all__ = ["LogisticRegression", "LogisticRegressionConfig", "Ridge", "SquaredInfinity", "logistic_loss"]
 
@@ -31,16 +33,9 @@ class LogisticRegressionConfig(Config):
     like the rest.
     """
 
-    n_features: int
-    n_classes: int = 2
+    n_features: Count
+    n_classes: Annotated[int, Range(least=2)] = 2
     bias: bool = True
-
-    def validate(self) -> None:
-        self._positive("n_features")
-        require(
-            self.n_classes >= 2,
-            f"LogisticRegressionConfig.n_classes: got {self.n_classes}, expected at least 2",
-        )
 
     def build(self) -> LogisticRegression:
         return LogisticRegression(self)
@@ -76,20 +71,17 @@ class LogisticRegression(nn.Module):
 
 
 @dataclass(frozen=True)
-class Ridge:
+class Ridge(Value):
     """strength/2 · ‖w‖₂²: pulls every weight towards zero in proportion to its size. The bias is left out."""
 
-    strength: float
-
-    def __post_init__(self) -> None:
-        _check_strength(self, self.strength)
+    strength: NotNegative
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         return self.strength / 2 * model.linear.weight.square().sum()
 
 
 @dataclass(frozen=True)
-class SquaredInfinity:
+class SquaredInfinity(Value):
     """strength/2 · ‖w‖∞², ‖w‖∞ the largest |weight|: pulls on that one weight alone. The bias is left out.
 
     Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1,
@@ -98,10 +90,7 @@ class SquaredInfinity:
     weight matrix.
     """
 
-    strength: float
-
-    def __post_init__(self) -> None:
-        _check_strength(self, self.strength)
+    strength: NotNegative
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         w = model.linear.weight.flatten()
@@ -130,13 +119,6 @@ def logistic_loss(
         )
     loss = F.cross_entropy(logits, classes.long())
     return loss if penalty is None else loss + penalty(model)
-
-
-def _check_strength(penalty: Ridge | SquaredInfinity, strength: float) -> None:
-    if not 0 <= strength < float("inf"):
-        raise ConfigError(
-            f"{type(penalty).__name__}: got a strength of {strength}, expected a finite number of at least 0"
-        )
 
 
 def _check(x: Tensor, n_features: int) -> None:

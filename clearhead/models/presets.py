@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clearhead.config import Config
 from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, TruncatedNormal, Xavier
-from clearhead.models.config import Config
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
@@ -191,7 +191,9 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
 
 def tiny_vision() -> VisionConfig:
     """A small vision Transformer for 32×32 grey digits."""
-    return VisionConfig(image_size=(32, 32), patch_size=8, channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4)
+    return VisionConfig(
+        image_size=(32, 32), patch_size=8, n_channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4
+    )
 
 
 PRESETS: dict[str, Callable[[], Config]] = {

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Bool, Float, Int
+from clearhead.config import Config, Value
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.layers.embeddings import TokenEmbedding
 from clearhead.masks import Mask, as_mask
-from clearhead.models.config import Config, require
+from clearhead.values import Count, Range, Rate, require
 
 __all__ = [
     "GRU",
@@ -49,7 +50,7 @@ def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state
 
 
 @dataclass(frozen=True)
-class RNN:
+class RNN(Value):
     """h' = g(W x + U h + b), with g = tanh, or ReLU where `relu`."""
 
     n_states: ClassVar[int] = 1
@@ -285,38 +286,32 @@ def check_ids(name: str, ids: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Value):
     """Logits of the next token at each place, (B, T, vocab_size). `tied`: from the embedding's own matrix."""
 
     tied: bool = False
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(Value):
     """Logits of one class for the whole sequence, (B, n_classes), from the states that have read it all."""
 
-    n_classes: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.n_classes, int) or self.n_classes < 2:
-            raise ConfigError(f"Classify.n_classes: got {self.n_classes!r}, expected a whole number of at least 2")
+    n_classes: Annotated[int, Range(least=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
     """The sizes of a `Recurrent`: `d_model` is the width of the embeddings and of the states."""
 
-    vocab_size: int
-    d_model: int
-    n_layers: int = 1
+    vocab_size: Count
+    d_model: Count
+    n_layers: Count = 1
     cell: RNN | GRU | LSTM = LSTM()
     task: NextToken | Classify = NextToken()
     bidirectional: bool = False
-    dropout: float = 0.0
+    dropout: Rate = 0.0
 
     def validate(self) -> None:
-        self._positive("vocab_size", "d_model", "n_layers")
-        self._probability("dropout")
         require(
             not (self.bidirectional and isinstance(self.task, NextToken)),
             "RecurrentConfig: got bidirectional=True with NextToken(), expected one direction: "

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
 from clearhead.attention import Additive, attend
+from clearhead.config import Config
 from clearhead.errors import ShapeError
 from clearhead.layers.embeddings import TokenEmbedding
 from clearhead.masks import Mask
-from clearhead.models.config import Config
 from clearhead.models.recurrent import (
     GRU,
     LSTM,
@@ -27,6 +27,7 @@ from clearhead.models.recurrent import (
     check_ids,
     real_tokens,
 )
+from clearhead.values import Count, Rate
 
 __all__ = ["AfterStep", "BeforeStep", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig"]
 
@@ -60,19 +61,15 @@ class RecurrentSeq2SeqConfig(Config):
     `vocab_size` counts the target's tokens. `d_model` is the width of embeddings and states.
     """
 
-    vocab_size: int
-    d_model: int
-    source_vocab_size: int | None = None  # None: vocab_size
-    d_attention: int | None = None  # width of the attention's hidden layer; None: d_model
-    n_layers: int = 1
+    vocab_size: Count
+    d_model: Count
+    source_vocab_size: Count | None = None  # None: vocab_size
+    d_attention: Count | None = None  # width of the attention's hidden layer; None: d_model
+    n_layers: Count = 1
     cell: RNN | GRU | LSTM = _LSTM
     attention: AfterStep | BeforeStep = AfterStep()
     bidirectional: bool = True
-    dropout: float = 0.0
-
-    def validate(self) -> None:
-        self._positive("vocab_size", "d_model", "source_vocab_size", "d_attention", "n_layers")
-        self._probability("dropout")
+    dropout: Rate = 0.0
 
     def build(self) -> RecurrentSeq2Seq:
         return RecurrentSeq2Seq(self)

@@ -8,6 +8,7 @@ out. Between those, all are the same: positions, a stack of blocks, and for pre-
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -15,91 +16,32 @@ from torch import Tensor, nn
 
 from clearhead.attention import KVCache
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.layers import (
-    GELU,
-    Activation,
-    Block,
-    BlockConfig,
-    Init,
-    LayerNorm,
-    Norm,
-    PreNorm,
-    Residual,
-    TruncatedNormal,
-)
+from clearhead.layers import Block, BlockConfig, BlockParts, Init, PreNorm, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
-from clearhead.models.config import Config, require
 from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
+from clearhead.values import Count, require
 
 __all__ = ["Stack", "TextConfig", "TransformerConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Config):
+class TransformerConfig(BlockParts):
     """The fields that describe a Transformer's blocks, whatever goes in and comes out."""
 
-    d_model: int
-    n_heads: int
-    n_kv_heads: int | None = None  # fewer than n_heads: grouped-query attention; None: as many
-    d_head: int | None = None  # None: d_model / n_heads
-    d_ff: int | None = None  # None: 4 · d_model
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    feed_forward_dropout: float = 0.0
-    bias: bool = True
-    norm: Norm = LayerNorm()
-    residual: Residual = PreNorm()
-    activation: Activation = GELU()
     init: Init = TruncatedNormal()
-
-    @property
-    def head_width(self) -> int:
-        """D: `d_head`, or its default."""
-        return self.d_model // self.n_heads if self.d_head is None else self.d_head
-
-    def validate(self) -> None:
-        self._positive("d_model", "n_heads", "n_kv_heads", "d_head", "d_ff")
-        self._probability("dropout", "attention_dropout", "feed_forward_dropout")
-        name = type(self).__name__
-        require(
-            self.d_head is not None or self.d_model % self.n_heads == 0,
-            f"{name}: d_model {self.d_model} does not divide into {self.n_heads} heads; "
-            "choose n_heads that divides it, or give d_head",
-        )
-        require(
-            self.n_kv_heads is None or self.n_heads % self.n_kv_heads == 0,
-            f"{name}: {self.n_heads} query heads cannot be shared out over n_kv_heads {self.n_kv_heads}; "
-            "choose n_kv_heads that divides n_heads",
-        )
 
     def block(self, rotary: Rotary | None = None) -> BlockConfig:
         """What one block of the stack is made of."""
-        return BlockConfig(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            d_head=self.d_head,
-            d_ff=4 * self.d_model if self.d_ff is None else self.d_ff,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            feed_forward_dropout=self.feed_forward_dropout,
-            bias=self.bias,
-            norm=self.norm,
-            residual=self.residual,
-            activation=self.activation,
-            rotary=rotary,
-        )
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlockParts)}
+        return BlockConfig(**parts, rotary=rotary)
 
-    def _check_positions(self, positions: Positions) -> None:
+    def check_positions(self, positions: Positions) -> None:
         """Refuses here, before anything is built, what `positions` would refuse later."""
         if isinstance(positions, Rotary):
-            try:
-                positions.turned_width(self.head_width)
-            except ShapeError as error:
-                require(False, f"{type(self).__name__}.positions: {error}")
+            self.check_rotary(positions)
         require(
             not isinstance(positions, Sinusoidal) or self.d_model % 2 == 0,
-            f"{type(self).__name__}: Sinusoidal positions come in pairs and d_model {self.d_model} is odd; make it even",
+            f"{self.owner}: Sinusoidal positions come in pairs and d_model {self.d_model} is odd; make it even",
         )
 
 
@@ -111,25 +53,23 @@ class TextConfig(TransformerConfig):
     beyond it; the other positions have no end, and there it is a note for those who train and generate.
     """
 
-    vocab_size: int
-    max_len: int = 512
+    vocab_size: Count
+    max_len: Count = 512
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
     embedding_norm: bool = False  # a norm before the first block, as in BERT
 
     def validate(self) -> None:
         super().validate()
-        self._positive("vocab_size", "max_len")
-        self._check_positions(self.positions)
+        self.check_positions(self.positions)
         if isinstance(self.positions, Learned):
-            name = type(self).__name__
             require(
                 self.positions.grid is None,
-                f"{name}: {self.positions} is a grid and text is a line; use Learned(max_len={self.max_len})",
+                f"{self.owner}: {self.positions} is a grid and text is a line; use Learned(max_len={self.max_len})",
             )
             require(
                 self.positions.length == self.max_len,
-                f"{name}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} "
+                f"{self.owner}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} "
                 f"rows; give max_len={self.positions.length}, or positions=Learned(max_len={self.max_len})",
             )
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._version import __version__
+from clearhead.config import Config
 from clearhead.errors import ConfigError, StorageError
-from clearhead.models.config import Config
 
 if TYPE_CHECKING:
     from safetensors import safe_open

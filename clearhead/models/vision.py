@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import PatchEmbedding
-from clearhead.models.config import require
 from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.positions import Learned, LearnedPositions, Positions
+from clearhead.values import Count, require
 
 __all__ = ["Cls", "Mean", "VisionConfig", "VisionTransformer"]
 
@@ -47,11 +47,11 @@ class Mean:
 class VisionConfig(TransformerConfig):
     """`VisionTransformer`'s configuration. `positions=None` learns one for each place on the grid of patches."""
 
-    image_size: tuple[int, int]  # height, width
-    patch_size: int
-    n_classes: int
-    n_layers: int
-    channels: int = 3
+    image_size: tuple[Count, Count]  # height, width
+    patch_size: Count
+    n_classes: Count
+    n_layers: Count
+    n_channels: Count = 3
     pooling: Cls | Mean = Cls()
     positions: Positions | None = None
 
@@ -69,14 +69,13 @@ class VisionConfig(TransformerConfig):
 
     def validate(self) -> None:
         super().validate()
-        self._positive("patch_size", "n_classes", "n_layers", "channels")
         require(
-            min(self.image_size) > 0 and not any(side % self.patch_size for side in self.image_size),
+            not any(side % self.patch_size for side in self.image_size),
             f"VisionConfig: an image of {_size(self.image_size)} does not divide into patches of "
             f"{_size((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
         )
         positions = self.chosen_positions
-        self._check_positions(positions)
+        self.check_positions(positions)
         if isinstance(positions, Learned):
             fits = (self.grid, self.pooling.n_extra)
             require(
@@ -84,6 +83,10 @@ class VisionConfig(TransformerConfig):
                 f"VisionConfig: {positions} does not fit {_size(self.grid)} patches and {fits[1]} extra token(s); "
                 f"leave positions out, or give Learned(grid={self.grid}, n_extra={fits[1]})",
             )
+
+    @classmethod
+    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"n_channels" if name == "channels" else name: value for name, value in fields.items()}
 
     def build(self) -> VisionTransformer:
         return VisionTransformer(self)
@@ -93,7 +96,7 @@ class VisionTransformer(Stack):
     """Patches in, class logits out."""
 
     def __init__(self, config: VisionConfig) -> None:
-        embedding = PatchEmbedding(config.channels, config.patch_size, config.d_model)
+        embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model)
         super().__init__(config, embedding, config.chosen_positions, n_layers=config.n_layers)
         self.config = config
         n_extra = config.pooling.n_extra
@@ -126,7 +129,7 @@ class VisionTransformer(Stack):
     def _check(self, images: Tensor) -> None:
         if not images.is_floating_point():
             raise DtypeError(f"images are {images.dtype}; expected floating-point numbers: images.float() / 255")
-        wanted = (self.config.channels, *self.config.image_size)
+        wanted = (self.config.n_channels, *self.config.image_size)
         if images.dim() != 4 or images.shape[1] != wanted[0]:
             raise ShapeError(
                 f"images have shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, wanted))})"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
-from clearhead.positions._checks import whole
+from clearhead.values import whole
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LinearBias(nn.Module):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.n_heads = whole("ALiBi", "n_heads", n_heads, at_least=1)
+        self.n_heads = whole(n_heads, "ALiBi: n_heads", least=1)
 
     def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
         """One slope a head, float32."""

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
-from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.positions._checks import beside, stray, whole
+from clearhead.config import Value
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.positions._places import beside
+from clearhead.values import Count, Natural, require, stray, whole
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Value):
     """`Learned(max_len=512)`: places in a line. `Learned(grid=(14, 14), n_extra=1)`: a grid, row by row.
 
     The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts
@@ -30,31 +32,24 @@ class Learned:
     """
 
     kind: ClassVar[Literal["added"]] = "added"
-    max_len: int | None = None
-    grid: tuple[int, int] | None = None
-    n_extra: int = 0
+    max_len: Count | None = None
+    grid: tuple[Count, Count] | None = None  # rows, columns
+    n_extra: Natural = 0
 
-    def __post_init__(self) -> None:
-        whole("Learned", "n_extra", self.n_extra, at_least=0)
-        if self.grid is None:
-            max_len = 512 if self.max_len is None else self.max_len
-            object.__setattr__(self, "max_len", whole("Learned", "max_len", max_len, at_least=1))
-            return
-        if self.max_len is not None:
-            raise ConfigError(
-                f"Learned: got max_len={self.max_len} and grid={self.grid}; expected one of them, a line or a grid."
-            )
-        if not isinstance(self.grid, (tuple, list)) or len(self.grid) != 2:
-            raise ConfigError(f"Learned: grid is {self.grid!r}; expected two whole numbers, (rows, columns).")
-        rows, columns = (whole("Learned", "grid", side, at_least=1) for side in self.grid)
-        object.__setattr__(self, "grid", (rows, columns))  # a list, as TOML gives it, becomes hashable
+    def validate(self) -> None:
+        if self.grid is None and self.max_len is None:
+            object.__setattr__(self, "max_len", 512)
+        require(
+            self.grid is None or self.max_len is None,
+            f"Learned: max_len is {self.max_len} and grid is {self.grid}; expected one of them, a line or a grid",
+        )
 
     @property
     def n_places(self) -> int:
         """Rows of the line or the grid, without the extra ones."""
         if self.grid is not None:
             return self.grid[0] * self.grid[1]
-        assert self.max_len is not None  # __post_init__ filled it
+        assert self.max_len is not None  # validate filled it
         return self.max_len
 
     @property
@@ -73,7 +68,7 @@ class LearnedPositions(nn.Module):
     def __init__(self, choice: Learned, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(torch.empty(choice.length, whole("Learned", "d_model", d_model, at_least=1)))
+        self.weight = nn.Parameter(torch.empty(choice.length, whole(d_model, "Learned: d_model", least=1)))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
     def forward(

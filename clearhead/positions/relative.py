@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
-from clearhead.errors import ConfigError
-from clearhead.positions._checks import whole, yes_or_no
+from clearhead.config import Value
+from clearhead.values import Count, require, whole
 
 
 @dataclass(frozen=True)
-class RelativeBias:
+class RelativeBias(Value):
     """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j.
 
     `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it
@@ -31,25 +31,22 @@ class RelativeBias:
     """
 
     kind: ClassVar[Literal["bias"]] = "bias"
-    n_buckets: int = 32
-    max_distance: int = 128
+    n_buckets: Count = 32
+    max_distance: Count = 128
     bidirectional: bool = True
 
-    def __post_init__(self) -> None:
-        yes_or_no("RelativeBias", "bidirectional", self.bidirectional)
-        whole("RelativeBias", "n_buckets", self.n_buckets, at_least=4 if self.bidirectional else 2)
-        whole("RelativeBias", "max_distance", self.max_distance, at_least=1)
-        if self.bidirectional and self.n_buckets % 2:
-            raise ConfigError(
-                f"RelativeBias: n_buckets is {self.n_buckets}; expected an even number, half for each "
-                "direction, or bidirectional=False."
-            )
-        if self.max_distance <= self.n_exact:
-            raise ConfigError(
-                f"RelativeBias: max_distance is {self.max_distance}; expected more than {self.n_exact}, the "
-                "number of distances that have a bucket of their own. Use fewer buckets or a larger "
-                "max_distance."
-            )
+    def validate(self) -> None:
+        whole(self.n_buckets, "RelativeBias: n_buckets", least=4 if self.bidirectional else 2)
+        require(
+            not self.bidirectional or self.n_buckets % 2 == 0,
+            f"RelativeBias: n_buckets is {self.n_buckets}; expected an even number, half for each direction, or "
+            "bidirectional=False",
+        )
+        require(
+            self.max_distance > self.n_exact,
+            f"RelativeBias: max_distance is {self.max_distance}; expected more than {self.n_exact}, the number of "
+            "distances that have a bucket of their own: use fewer buckets or a larger max_distance",
+        )
 
     @property
     def n_each_way(self) -> int:
@@ -102,7 +99,7 @@ class BucketedBias(nn.Module):
     def __init__(self, choice: RelativeBias, n_heads: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(torch.empty(choice.n_buckets, whole("RelativeBias", "n_heads", n_heads, at_least=1)))
+        self.weight = nn.Parameter(torch.empty(choice.n_buckets, whole(n_heads, "RelativeBias: n_heads", least=1)))
         self._edges = choice.edges()
         nn.init.normal_(self.weight, std=0.02)
 

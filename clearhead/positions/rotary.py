@@ -9,19 +9,20 @@ vector's length changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
+from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.positions._angles import angles
-from clearhead.positions._checks import above, beside
+from clearhead.positions._places import angles, beside
+from clearhead.values import Range
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(Value):
     """Turns the first `fraction` of every head's width; the rest carries no position.
 
     Which features form a pair: feature i goes with feature i + R/2, where R is the turned width
@@ -35,12 +36,8 @@ class Rotary:
     """
 
     kind: ClassVar[Literal["rotary"]] = "rotary"
-    base: float = 10000.0
-    fraction: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "base", above("Rotary", "base", self.base, 1.0))
-        object.__setattr__(self, "fraction", above("Rotary", "fraction", self.fraction, 0.0, at_most=1.0))
+    base: Annotated[float, Range(above=1)] = 10000.0
+    fraction: Annotated[float, Range(above=0, most=1)] = 1.0
 
     def turned_width(self, d_head: int) -> int:
         """How many of a head's `d_head` features are turned: an even number, or a `ShapeError`."""

@@ -7,15 +7,16 @@ Nothing is learned and nothing is stored, so any position can be asked for, also
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
+from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.positions._angles import angles
-from clearhead.positions._checks import above, beside
+from clearhead.positions._places import angles, beside
+from clearhead.values import Range
 
 
 def _even_width(width: int) -> int:
@@ -34,7 +35,7 @@ def _waves(positions: Tensor, width: int, base: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sinusoidal:
+class Sinusoidal(Value):
     """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos of the same angle, added to the embedding of
     token p.
 
@@ -46,10 +47,7 @@ class Sinusoidal:
     """
 
     kind: ClassVar[Literal["added"]] = "added"
-    base: float = 10000.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "base", above("Sinusoidal", "base", self.base, 1.0))
+    base: Annotated[float, Range(above=1)] = 10000.0
 
     def table(
         self,

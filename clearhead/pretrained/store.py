@@ -5,7 +5,6 @@ box a card: data and licence, metrics, the command, the time. All of it is data;
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
 from clearhead.models import storage
 from clearhead.training.recipe import Recipe
+from clearhead.values import did_you_mean
 
 BOX = Path(__file__).parent
 CARD = "card.toml"
@@ -101,8 +101,7 @@ def find(name: str | Path) -> Path:
             else "expected config.toml"
         )
         raise StorageError(f"{path} holds no model: {hint}")
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"in the box are: {', '.join(known) or 'none'}"
+    hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
     raise StorageError(f"there is no model {str(name)!r}, neither in the box nor as a folder; {hint}")
 
 

@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import ConfigError
+from clearhead.config import Value
+from clearhead.values import Count, Fraction
 
 __all__ = ["EMA", "Average", "LastK", "borrowed"]
 
@@ -40,32 +41,24 @@ class Average(Protocol):
 
 
 @dataclass(frozen=True)
-class EMA:
+class EMA(Value):
     """The exponential moving average: after each update, average ← d · average + (1 − d) · weights.
 
     d starts low and grows, d = min(decay, (1 + step) / (10 + step)), so that the first weights are soon forgotten.
     """
 
-    decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.decay < 1.0:
-            raise ConfigError(f"EMA: got decay={self.decay}, expected a number between 0 and 1")
+    decay: Fraction = 0.999
 
     def build(self) -> Average:
         return _Moving(self)
 
 
 @dataclass(frozen=True)
-class LastK:
+class LastK(Value):
     """The mean of the last `k` snapshots of the weights, one taken after every `every` updates."""
 
-    k: int = 5
-    every: int = 100
-
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.every < 1:
-            raise ConfigError(f"LastK: got k={self.k} and every={self.every}, expected both at least 1")
+    k: Count = 5
+    every: Count = 100
 
     def build(self) -> Average:
         return _Snapshots(self)

@@ -6,33 +6,25 @@ folder keeps it, so that a run can be resumed, repeated and read about. Dropout 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from clearhead.config import Config, Value
 from clearhead.data.batches import ByCount, ByTokens, Packed
-from clearhead.errors import ConfigError
-from clearhead.models.config import Config, require
 from clearhead.training.averaging import EMA, LastK
 from clearhead.training.schedule import Constant, InverseRoot, Schedule, WarmupCosine
+from clearhead.values import Count, NotNegative, Positive, Range, Rate, require
 
 __all__ = ["DDP", "FSDP", "EarlyStopping", "TrainConfig"]
 
 
 @dataclass(frozen=True)
-class EarlyStopping:
+class EarlyStopping(Value):
     """End the run when the validation loss has not fallen by more than `min_delta` for `patience` validations in
     a row."""
 
-    patience: int = 5
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.patience < 1 or self.min_delta < 0:
-            raise ConfigError(
-                f"EarlyStopping: got patience={self.patience} and min_delta={self.min_delta}, "
-                "expected a patience of at least 1 and no negative min_delta"
-            )
+    patience: Count = 5
+    min_delta: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,21 +43,19 @@ class TrainConfig(Config):
     """The settings of a run. Give `steps` or `epochs`, not both."""
 
     # How long, and with how much at a time. An epoch counts as many updates as the first one has.
-    steps: int | None = None
-    epochs: int | None = None
+    steps: Count | None = None
+    epochs: Count | None = None
     batch: ByTokens | ByCount | Packed = ByTokens(4096, multiple=8)
-    accumulation: int = 1  # batches to one update
+    accumulation: Count = 1  # batches to one update
 
     # How fast.
-    schedule: Literal["warmup-cosine", "inverse-root", "constant"] = "warmup-cosine"
-    lr_max: float = 1e-3
-    warmup_steps: int = 0
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    clip: float | None = 1.0  # of the norm of all gradients together
-    label_smoothing: float = 0.0
-    consistency: float = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
+    schedule: WarmupCosine | InverseRoot | Constant = WarmupCosine()
+    weight_decay: NotNegative = 0.01
+    betas: tuple[Rate, Rate] = (0.9, 0.98)
+    eps: Positive = 1e-9
+    clip: Positive | None = 1.0  # of the norm of all gradients together
+    label_smoothing: Rate = 0.0
+    consistency: NotNegative = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
     averaging: EMA | LastK | None = None
 
     # In which numbers, on what.
@@ -73,51 +63,35 @@ class TrainConfig(Config):
     compile: bool = False
     device: str = "auto"  # a GPU where there is one
     parallel: DDP | FSDP | None = None  # None: DDP where torchrun starts several processes
-    seed: int = 0
+    seed: Annotated[int, Range(least=0, most=2**63 - 1)] = 0
 
     # How often, in updates.
-    log_every: int = 10
-    eval_every: int | None = None  # None: once an epoch
-    checkpoint_every: int = 500
-    keep: int = 2  # checkpoints
+    log_every: Count = 10
+    eval_every: Count | None = None  # None: once an epoch
+    checkpoint_every: Count = 500
+    keep: Count = 2  # checkpoints
     early_stopping: EarlyStopping | None = None
     keep_best: bool = False  # export the weights of the best validation loss rather than the last
 
     def validate(self) -> None:
         require(
             (self.steps is None) != (self.epochs is None),
-            f"TrainConfig: got steps={self.steps} and epochs={self.epochs}, expected one of them and not the other",
-        )
-        self._positive("steps", "epochs", "accumulation", "eps", "clip", "log_every", "eval_every")
-        self._positive("checkpoint_every", "keep")
-        self._probability("label_smoothing")
-        require(
-            math.isfinite(self.lr_max) and self.lr_max > 0,
-            f"TrainConfig.lr_max: got {self.lr_max}, expected a finite number above 0",
-        )
-        for name in ("weight_decay", "consistency"):
-            value = getattr(self, name)
-            require(value >= 0, f"TrainConfig.{name}: got {value}, expected 0 or more")
-        require(
-            all(0.0 <= beta < 1.0 for beta in self.betas),
-            f"TrainConfig.betas: got {self.betas}, expected two numbers, at least 0 and below 1",
-        )
-        require(0 <= self.seed < 2**63, f"TrainConfig.seed: got {self.seed}, expected a number from 0 to 2⁶³ − 1")
-        least = 1 if self.schedule == "inverse-root" else 0
-        require(
-            self.warmup_steps >= least,
-            f"TrainConfig.warmup_steps: got {self.warmup_steps}, expected at least {least} for {self.schedule}",
+            f"TrainConfig: steps is {self.steps} and epochs is {self.epochs}; expected one of them and not the other",
         )
         if self.steps is not None:
             self.rates(self.steps)
 
+    @classmethod
+    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # The schedule was a word, and its numbers stood beside it.
+        if isinstance(word := fields.get("schedule", "warmup-cosine"), str):
+            numbers = {name: fields.pop(name) for name in ("lr_max", "warmup_steps") if name in fields}
+            fields["schedule"] = {"type": word} | numbers
+        return fields
+
     def rates(self, total_steps: int) -> Schedule:
         """The learning rate of every update of a run of `total_steps`."""
-        if self.schedule == "inverse-root":
-            return InverseRoot(self.lr_max, self.warmup_steps)
-        if self.schedule == "constant":
-            return Constant(self.lr_max, self.warmup_steps)
-        return WarmupCosine(self.lr_max, self.warmup_steps, total_steps)
+        return self.schedule.over(total_steps)
 
     def total_steps(self, batches_per_epoch: int) -> int:
         """How many updates the run has, for an epoch of so many batches."""

@@ -82,7 +82,7 @@ class Trainer:
         self.inner = inner(self.model)
         self.optimiser = optimiser.adamw(
             self.inner,
-            lr=config.lr_max,
+            lr=config.schedule.lr_max,
             weight_decay=config.weight_decay,
             betas=config.betas,
             eps=config.eps,

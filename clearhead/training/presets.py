@@ -6,7 +6,6 @@ command line with `--set`."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from clearhead.data.augment import Affine, Contrast, PerImage
@@ -21,7 +20,9 @@ from clearhead.positions import Learned, NoPositions, Sinusoidal
 from clearhead.training.averaging import EMA
 from clearhead.training.config import TrainConfig
 from clearhead.training.recipe import Recipe
+from clearhead.training.schedule import WarmupCosine
 from clearhead.training.tasks import DigitsData, SortDedupData, TextData, TranslationData
+from clearhead.values import did_you_mean
 
 __all__ = ["PRESETS", "TASKS", "recipe"]
 
@@ -51,8 +52,7 @@ def translation_small() -> Recipe:
         train=TrainConfig(
             steps=500,
             batch=ByTokens(2048, multiple=8),
-            lr_max=4e-3,
-            warmup_steps=50,
+            schedule=WarmupCosine(4e-3, 50),
             label_smoothing=0.1,
             eval_every=250,
             checkpoint_every=100,
@@ -98,8 +98,7 @@ def en_es() -> Recipe:
         train=TrainConfig(
             steps=10000,
             batch=Packed(rows=128, width=128),
-            lr_max=2e-3,
-            warmup_steps=1000,
+            schedule=WarmupCosine(2e-3, 1000),
             weight_decay=0.01,
             label_smoothing=0.1,
             consistency=5.0,
@@ -134,8 +133,7 @@ def text_small() -> Recipe:
         train=TrainConfig(
             steps=1000,
             batch=ByCount(32),
-            lr_max=4e-3,
-            warmup_steps=50,
+            schedule=WarmupCosine(4e-3, 50),
             eval_every=500,
             checkpoint_every=100,
         ),
@@ -161,8 +159,7 @@ def shakespeare() -> Recipe:
         train=TrainConfig(
             steps=2800,
             batch=ByCount(64),
-            lr_max=1.5e-3,
-            warmup_steps=200,
+            schedule=WarmupCosine(1.5e-3, 200),
             weight_decay=0.1,
             betas=(0.9, 0.99),
             eps=1e-8,
@@ -189,7 +186,7 @@ def digits_small() -> Recipe:
         model=VisionConfig(
             image_size=(8, 8),
             patch_size=2,
-            channels=1,
+            n_channels=1,
             n_classes=10,
             d_model=48,
             n_layers=2,
@@ -199,7 +196,7 @@ def digits_small() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            epochs=40, batch=ByCount(64), lr_max=3e-3, warmup_steps=50, checkpoint_every=100, log_every=20
+            epochs=40, batch=ByCount(64), schedule=WarmupCosine(3e-3, 50), checkpoint_every=100, log_every=20
         ),
     )
 
@@ -213,7 +210,7 @@ def digits_vit() -> Recipe:
         model=VisionConfig(
             image_size=(32, 32),
             patch_size=4,
-            channels=1,
+            n_channels=1,
             n_classes=10,
             d_model=192,
             n_layers=6,
@@ -225,8 +222,7 @@ def digits_vit() -> Recipe:
         train=TrainConfig(
             epochs=130,
             batch=ByCount(512),
-            lr_max=1e-3,
-            warmup_steps=300,
+            schedule=WarmupCosine(1e-3, 300),
             weight_decay=0.05,
             betas=(0.9, 0.99),
             eps=1e-8,
@@ -250,8 +246,7 @@ def digits_conv() -> Recipe:
         train=TrainConfig(
             epochs=60,
             batch=ByCount(128),
-            lr_max=4e-3,
-            warmup_steps=200,
+            schedule=WarmupCosine(4e-3, 200),
             weight_decay=0.0,
             betas=(0.9, 0.99),
             eps=1e-8,
@@ -277,8 +272,7 @@ def sort_dedup_small() -> Recipe:
         train=TrainConfig(
             steps=600,
             batch=ByTokens(1024, multiple=8),
-            lr_max=3e-3,
-            warmup_steps=50,
+            schedule=WarmupCosine(3e-3, 50),
             eval_every=200,
             checkpoint_every=100,
         ),
@@ -303,8 +297,7 @@ def sort_dedup() -> Recipe:
         train=TrainConfig(
             steps=2500,
             batch=ByTokens(32768, multiple=8),
-            lr_max=2e-3,
-            warmup_steps=300,
+            schedule=WarmupCosine(2e-3, 300),
             averaging=EMA(0.999),
             precision="bf16",
             compile=True,
@@ -328,15 +321,9 @@ SMALL = "small"  # every task's preset for a CPU minute
 def recipe(task: str, preset: str | None = None) -> Recipe:
     """The recipe of a preset; without a name the task's "small"."""
     if task not in PRESETS:
-        raise ConfigError(f"there is no task {task!r}; {_closest(task, TASKS)}")
+        raise ConfigError(f"there is no task {task!r}; {did_you_mean(task, TASKS)}")
     known = PRESETS[task]
     name = SMALL if preset is None else preset
     if name not in known:
-        raise ConfigError(f"the task {task} has no preset {name!r}; {_closest(name, known)}")
+        raise ConfigError(f"the task {task} has no preset {name!r}; {did_you_mean(name, known)}")
     return known[name]()
-
-
-def _closest(name: str, known: object) -> str:
-    names = list(known)  # type: ignore[call-overload]
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(names)}"

@@ -1,13 +1,13 @@
 """A recipe: everything that decides a run's numbers (data, model, training) in one value and one TOML file.
 
 Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked
-for in the training settings, then in the data's, then in the model's; `train.`, `data.` or `model.` before it says
-which is meant."""
+for in the training settings, then in the data's, then in the model's, and then in the parts of each (`lr_max` is a part
+of the schedule); `train.`, `data.` or `model.` before it says which is meant. The word of a choice (`schedule=constant`)
+takes another one, with the numbers of the present one that it has too."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import tomllib
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clearhead.config import Config, encode
 from clearhead.errors import ConfigError, StorageError
-from clearhead.models.config import Config
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig
+from clearhead.values import did_you_mean
 
 __all__ = ["Recipe", "parse_setting"]
 
@@ -50,7 +51,7 @@ class Recipe:
             section, path = _find(key, sections)
             if section == "train" and path[0] in ("steps", "epochs"):
                 sections["train"] |= {"steps": None, "epochs": None}  # one takes the other's place
-            _put(sections[section], path, parse_setting(value), key)
+            _put(sections[section], path, parse_setting(value), key, getattr(self, section))
         return dataclasses.replace(
             self,
             data=DataConfig.from_dict(sections["data"]),
@@ -106,7 +107,7 @@ class Recipe:
 def parse_setting(value: Any) -> Any:
     """A value as the command line gives it: TOML (`3`, `1e-3`, `true`, `{type = "EMA"}`), or else the text itself."""
     if not isinstance(value, str):
-        return list(value) if isinstance(value, tuple) else _plain(value)
+        return encode(value)
     try:
         document = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
@@ -114,40 +115,34 @@ def parse_setting(value: Any) -> Any:
     return document["value"] if document.keys() == {"value"} else value
 
 
-def _plain(value: Any) -> Any:
-    """A typed choice given from Python, as `from_dict` reads it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
     """Which section a key speaks of, and its path in there."""
-    first, *rest = key.split(".")
+    first, *rest = path = key.split(".")
+    asked: tuple[str, ...] = _SECTIONS
     if first in _SECTIONS and rest:
-        if rest[0] in sections[first] and rest[0] != "type":
-            return first, rest
-        raise ConfigError(f"there is no setting {key!r}; {_closest(rest[0], sections[first])}")
-    for name in _SECTIONS:
-        if first in sections[name] and first != "type":
-            return name, [first, *rest]
-    known = [setting for name in _SECTIONS for setting in sections[name]]
-    raise ConfigError(f"there is no setting {key!r}; {_closest(first, known)}")
+        asked, path = (first,), rest
+    # Where a name stands: itself, or a part of a choice. Whole fields come before parts.
+    places = [(section, [name]) for section in asked for name in sections[section] if name != "type"]
+    for section, parents in tuple(places):
+        inner = sections[section][parents[0]]
+        places += [(section, [*parents, name]) for name in inner if name != "type"] if isinstance(inner, dict) else []
+    for section, place in places:
+        if place[-1] == path[0]:
+            return section, [*place, *path[1:]]
+    raise ConfigError(f"there is no setting {key!r}; {did_you_mean(path[0], [place[-1] for _, place in places])}")
 
 
-def _closest(name: str, known: Any) -> str:
-    known = sorted(set(known) - {"type"})
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
-
-
-def _put(target: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for part in path[:-1]:
+def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: Config) -> None:
+    *parents, last = path
+    for part in parents:
         inner = target.get(part)
         if not isinstance(inner, dict):
             raise ConfigError(f"{key}: {part!r} is {inner!r} and has no parts; give it whole")
         target = inner
-    if len(path) > 1 and path[-1] not in target:
-        raise ConfigError(f"there is no setting {key!r}; {_closest(path[-1], target)}")
-    target[path[-1]] = value
+    if parents and last not in target:
+        raise ConfigError(
+            f"there is no setting {key!r}; {did_you_mean(last, [name for name in target if name != 'type'])}"
+        )
+    if isinstance(value, str) and isinstance(present := target[last], dict):
+        value = config.choice(last, value, present)
+    target[last] = value

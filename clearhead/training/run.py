@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.config import Config
 from clearhead.data.files import write_atomically
 from clearhead.data.task import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import ConfigError, MissingDependencyError
-from clearhead.models.config import Config
 from clearhead.models.storage import load as load_model
 from clearhead.models.storage import save as save_model
 from clearhead.training import presets

@@ -7,10 +7,12 @@ Nothing is carried from step to step: a resumed run asks for its step and gets w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from clearhead.config import Value
 from clearhead.errors import ConfigError
+from clearhead.values import Count, Natural, Positive, require, whole
 
 __all__ = ["Constant", "InverseRoot", "Schedule", "WarmupCosine"]
 
@@ -23,7 +25,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
+class WarmupCosine(Value):
     """A straight rise to `lr_max`, then half a cosine down to zero (CENG 403, Transformers and Attention, Q7a).
 
         lr(step) = lr_max · step / warmup_steps                                                    step ≤ warmup_steps
@@ -31,21 +33,28 @@ class WarmupCosine:
 
     Both lines give `lr_max` at `warmup_steps`, and step `total_steps` gives exactly 0. Beyond it the formula would rise
     again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where
-    the warm-up is the whole run, the end value is `lr_max`."""
+    the warm-up is the whole run, the end value is `lr_max`. Training takes its own length for a `total_steps` of None."""
 
-    lr_max: float
-    warmup_steps: int
-    total_steps: int
+    lr_max: Positive = 1e-3
+    warmup_steps: Natural = 0
+    total_steps: Count | None = None
 
-    def __post_init__(self) -> None:
-        _check_rate(self.lr_max)
-        if not 0 <= self.warmup_steps <= self.total_steps or self.total_steps < 1:
-            raise ConfigError(
-                f"got warmup_steps={self.warmup_steps} and total_steps={self.total_steps}, expected "
-                "0 ≤ warmup_steps ≤ total_steps and at least one step: shorten the warm-up or lengthen the run"
-            )
+    def validate(self) -> None:
+        require(
+            self.total_steps is None or self.warmup_steps <= self.total_steps,
+            f"WarmupCosine: warmup_steps is {self.warmup_steps} and total_steps is {self.total_steps}; expected no "
+            "warm-up beyond the end: shorten it, or lengthen the run",
+        )
+
+    def over(self, total_steps: int) -> WarmupCosine:
+        """The schedule of a run of so many steps."""
+        return replace(self, total_steps=total_steps) if self.total_steps is None else self
 
     def __call__(self, step: int) -> float:
+        if self.total_steps is None:
+            raise ConfigError(
+                "WarmupCosine: total_steps is None; expected the length of the run: use .over(total_steps)"
+            )
         step = min(_checked(step), self.total_steps)
         if step <= self.warmup_steps:
             return self.lr_max * step / self.warmup_steps if self.warmup_steps else self.lr_max
@@ -54,7 +63,7 @@ class WarmupCosine:
 
 
 @dataclass(frozen=True)
-class InverseRoot:
+class InverseRoot(Value):
     """A straight rise to `lr_max`, then a fall with the inverse square root of the step: the schedule of 2017.
 
         lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
@@ -62,15 +71,12 @@ class InverseRoot:
     It has no end, so nothing happens at the end of a run.
     """
 
-    lr_max: float
-    warmup_steps: int
+    lr_max: Positive = 1e-3
+    warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups
 
-    def __post_init__(self) -> None:
-        _check_rate(self.lr_max)
-        if self.warmup_steps < 1:
-            raise ConfigError(
-                f"got warmup_steps={self.warmup_steps}, expected at least 1: the fall is measured in warm-ups"
-            )
+    def over(self, total_steps: int) -> InverseRoot:
+        """Itself, however long the run is."""
+        return self
 
     @classmethod
     def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseRoot:
@@ -84,27 +90,19 @@ class InverseRoot:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Value):
     """A straight rise to `lr_max` (none by default), and no fall."""
 
-    lr_max: float
-    warmup_steps: int = 0
+    lr_max: Positive = 1e-3
+    warmup_steps: Natural = 0
 
-    def __post_init__(self) -> None:
-        _check_rate(self.lr_max)
-        if self.warmup_steps < 0:
-            raise ConfigError(f"got warmup_steps={self.warmup_steps}, expected 0 or more")
+    def over(self, total_steps: int) -> Constant:
+        """Itself, however long the run is."""
+        return self
 
     def __call__(self, step: int) -> float:
         return self.lr_max * step / self.warmup_steps if _checked(step) < self.warmup_steps else self.lr_max
 
 
-def _check_rate(lr_max: float) -> None:
-    if not (math.isfinite(lr_max) and lr_max > 0):
-        raise ConfigError(f"got lr_max={lr_max}, expected a finite number above 0")
-
-
 def _checked(step: int) -> int:
-    if step < 0:
-        raise ConfigError(f"got step {step}, expected 0 or more: steps count updates")
-    return step
+    return whole(step, "step")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
+from clearhead.config import Config
 from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
 from clearhead.data.batch import Batch
 from clearhead.data.batches import ByCount, ByTokens, Packed
@@ -27,8 +28,8 @@ from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.translation import Translation
 from clearhead.errors import DataError
-from clearhead.models.config import Config, require
 from clearhead.positions import Learned
+from clearhead.values import Count, Fraction, Share, require
 
 __all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted", "loss"]
 
@@ -61,18 +62,17 @@ class TranslationData(DataConfig):
     task: ClassVar[str] = "translation"
     path: str | None = None
     validation: str | None = None  # None: dev.tsv beside train.tsv, or a part held out
-    vocab_size: int = 8000
-    max_tokens: int = 128
-    hold_out: float = 0.02
+    vocab_size: Count = 8000
+    max_tokens: Count = 128
+    hold_out: Fraction = 0.02
     swap: bool = False  # translate the second column into the first
     phrases: tuple[tuple[str, str], ...] = ()  # further pairs (source, target) to learn from
-    phrase_copies: int = 1  # how often each of them comes in an epoch
+    phrase_copies: Count = 1  # how often each of them comes in an epoch
 
     def validate(self) -> None:
-        self._positive("vocab_size", "max_tokens", "phrase_copies")
         require(
             all(text.strip() for phrase in self.phrases for text in phrase),
-            f"TranslationData.phrases: got {self.phrases}, expected two texts in each, neither empty",
+            f"TranslationData: phrases is {self.phrases}; expected two texts in each, neither empty",
         )
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Translation:
@@ -99,18 +99,30 @@ class TextData(DataConfig):
 
     task: ClassVar[str] = "text"
     path: str | None = None
-    context: int = 256
-    hold_out: float = 0.1
-    random_windows: bool = True  # False: windows end to end, cut elsewhere in each epoch
+    context: Count = 256
+    hold_out: Fraction = 0.1
+    windows: RandomWindows | ConsecutiveWindows = RandomWindows()
 
-    def validate(self) -> None:
-        self._positive("context")
+    @classmethod
+    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if "random_windows" in fields:
+            at_random = fields.pop("random_windows")
+            fields["windows"] = (
+                {"type": "RandomWindows"} if at_random else {"type": "ConsecutiveWindows", "shifted": True}
+            )
+        return fields
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Text:
         if self.path is None:
             raise _no_data(self.task, "any plain text in UTF-8, such as the works of Shakespeare")
-        windows = RandomWindows(seed) if self.random_windows else ConsecutiveWindows(seed)
-        return Text.load(self.path, context=self.context, tokenizer=tokenizer, windows=windows, hold_out=self.hold_out)
+        return Text.load(
+            self.path,
+            context=self.context,
+            tokenizer=tokenizer,
+            windows=self.windows,
+            hold_out=self.hold_out,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +146,12 @@ class SortDedupData(DataConfig):
     """D A A → A D, made on the fly. `unseen_lengths` are left out of training, not of validation."""
 
     task: ClassVar[str] = "sort-dedup"
-    n_symbols: int = 26
-    max_length: int = 32
+    n_symbols: Count = 26
+    max_length: Count = 32
     unseen_lengths: tuple[int, ...] = ()
-    narrow: float = 0.5
-    n_train: int = 1 << 16  # examples to an epoch; every epoch has new ones
-    n_validation: int = 1 << 11
-
-    def validate(self) -> None:
-        self._positive("n_symbols", "max_length", "n_train", "n_validation")
+    narrow: Share = 0.5
+    n_train: Count = 1 << 16  # examples to an epoch; every epoch has new ones
+    n_validation: Count = 1 << 11
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> SortDedup:
         return SortDedup(
@@ -183,12 +192,7 @@ def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Con
             if is_learned:
                 known["positions"] = Learned(max_len=longest)
     if (size := getattr(task, "image_size", None)) is not None:
-        known |= {
-            "image_size": size,
-            "channels": 1,
-            "n_channels": 1,
-            "n_classes": getattr(task, "n_classes", 10),
-        }
+        known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     names = {field.name for field in dataclasses.fields(model)}
     return model.replace(**{name: value for name, value in known.items() if name in names})
 

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from clearhead.errors import ConfigError
+from clearhead.values import did_you_mean
 from clearhead.work.numbers import Number, NumberError, read_number
 
 Path = tuple[str | int, ...]
@@ -71,13 +72,9 @@ class Source:
 
     def only(self, *known: str) -> None:
         """Refuses a key that is not known, with the nearest one that is."""
-        import difflib
-
         for key in self.values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                self.fail(key, f"the key {key!r} is unknown here; {hint}")
+                self.fail(key, f"the key {key!r} is unknown here; {did_you_mean(key, known)}")
 
     def need(self, *keys: str) -> None:
         """Refuses a table without one of these keys."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers.feedforward import GELU, ReLU
 from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
-from clearhead.models.config import Config
 
 
 def train(model, x, steps):

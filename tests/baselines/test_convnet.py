@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.models.config import Config
 from clearhead.models.convnet import (
     ConvHead,
     ConvNet,

@@ -8,8 +8,8 @@ import scipy.optimize
 import torch
 from sklearn.linear_model import LogisticRegression as Peer
 
+from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.models.config import Config
 from clearhead.models.linear import (
     LogisticRegression,
     LogisticRegressionConfig,

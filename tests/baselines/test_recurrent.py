@@ -10,9 +10,9 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks import causal, padding
-from clearhead.models.config import Config
 from clearhead.models.recurrent import (
     GRU,
     LSTM,

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from clearhead.config import Config
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import padding, window
-from clearhead.models.config import Config
 from clearhead.models.recurrent import GRU, LSTM, RNN, RecurrentCache
 from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 

@@ -65,7 +65,7 @@ TRANSFORMERS = {
         d_model=22,
         n_layers=3,
         n_heads=2,
-        channels=1,
+        n_channels=1,
         pooling=Mean(),
     ),
 }

@@ -21,12 +21,12 @@ from clearhead.data.text import read_text
 from clearhead.errors import ConfigError, DataError
 
 
-def _split(n, context, windows):
+def _split(n, context, windows, seed=3):
     # Ids that tell their place, so that any window can be checked.
-    return WindowSplit(torch.arange(n, dtype=torch.int32) + 10, context=context, windows=windows, pad_id=0)
+    return WindowSplit(torch.arange(n, dtype=torch.int32) + 10, context=context, windows=windows, seed=seed, pad_id=0)
 
 
-kinds = st.sampled_from([RandomWindows(3), ConsecutiveWindows(), ConsecutiveWindows(5)])
+kinds = st.sampled_from([RandomWindows(), ConsecutiveWindows(), ConsecutiveWindows(shifted=True)])
 
 
 @given(st.integers(2, 97), st.integers(1, 23), kinds, st.integers(0, 5), st.integers(1, 4))
@@ -52,7 +52,7 @@ def test_validation_predicts_every_token_once(n, context):
 
 @given(st.integers(50, 300), st.integers(1, 23), st.integers(0, 9))
 def test_shifted_windows_are_full_and_end_to_end(n, context, epoch):
-    split = _split(n, context, ConsecutiveWindows(7))
+    split = _split(n, context, ConsecutiveWindows(shifted=True))
     batch = split.batch(torch.arange(len(split)), epoch=epoch)
     if n > context:
         assert set(batch.lengths.tolist()) == {context}
@@ -62,13 +62,27 @@ def test_shifted_windows_are_full_and_end_to_end(n, context, epoch):
 
 
 def test_random_windows_are_others_in_each_epoch_and_reach_everywhere():
-    split = _split(103, 11, RandomWindows(1))
+    split = _split(103, 11, RandomWindows())
     first = split.batch(torch.arange(len(split)), epoch=0).ids[:, 0]
     assert not torch.equal(first, split.batch(torch.arange(len(split)), epoch=1).ids[:, 0])
     starts = torch.cat([split.batch(torch.arange(len(split)), epoch=e).ids[:, 0] for e in range(200)]) - 10
     assert set(starts.tolist()) == set(range(103 - 11))
     # One row alone is what it is among others.
     assert torch.equal(split.batch(torch.tensor([4]), epoch=0).ids[0, 0], first[4])
+
+
+@pytest.mark.parametrize(
+    ("windows", "starts"),
+    [
+        (RandomWindows(), [56, 84, 69, 70, 27, 80, 46, 10, 75, 38]),
+        (ConsecutiveWindows(shifted=True), [4, 15, 26, 37, 48, 59, 70, 81]),
+    ],
+)
+def test_a_seed_means_the_same_windows_in_every_version(windows, starts):
+    # As version 0.1.0 drew them, when windows held the seed: a run that it began goes on with the same ones.
+    split = _split(103, 11, windows, seed=7)
+    assert (split.batch(torch.arange(len(split)), epoch=3).ids[:, 0] - 10).tolist() == starts
+    assert split.to("cpu").batch(torch.arange(2), epoch=3).ids[1, 0] - 10 == starts[1]
 
 
 def test_the_last_tenth_is_for_validation(tmp_path):
@@ -109,10 +123,10 @@ def test_text_is_read_exactly_and_bad_lines_are_said(tmp_path):
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="context 0: expected at least 1"):
+    with pytest.raises(ConfigError, match="context is 0; expected a whole number of at least 1"):
         _split(10, 0, ConsecutiveWindows())
     with pytest.raises(DataError, match="a text of 1 tokens has nothing to predict"):
         _split(1, 5, ConsecutiveWindows())
     (tmp_path / "a.txt").write_text("abc" * 10)
-    with pytest.raises(ConfigError, match=r"hold_out 0\.0: expected a fraction"):
+    with pytest.raises(ConfigError, match=r"hold_out is 0\.0; expected a number above 0 and below 1"):
         Text.load(tmp_path / "a.txt", hold_out=0.0)

@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "clearhead"
 HOUSE = (
     ("_version", "_shapes", "_numbers"),
     ("errors",),
+    ("values",),
+    ("config",),
     ("masks",),
     ("positions",),
     ("attention",),

@@ -287,7 +287,7 @@ def test_a_comparison_says_what_moved():
 
 def test_a_comparison_of_classifiers():
     model = VisionTransformer(tiny_vision()).eval()
-    images = torch.rand(3, model.config.channels, *model.config.image_size)
+    images = torch.rand(3, model.config.n_channels, *model.config.image_size)
     _, before = traced(model, images, patterns=("output",))
     _, after = traced(model, images, ("blocks.0", look.Zero()), patterns=("output",))
     found = look.compare(before, after)

@@ -26,7 +26,7 @@ def run(name, model):
     torch.manual_seed(0)
     config = model.config
     if name == "digits-vit":
-        return model(torch.rand(3, config.channels, *config.image_size))
+        return model(torch.rand(3, config.n_channels, *config.image_size))
     if name == "en-es":
         source, target = (torch.randint(config.vocab_size, (3, n)) for n in (23, 17))
         return model(source, target, source_mask=padding([23, 11, 7]))

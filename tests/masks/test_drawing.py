@@ -162,5 +162,5 @@ def test_notebooks_show_the_expression_and_a_picture():
 def test_too_many_cells_are_refused():
     with pytest.raises(MaskError, match="cells is 1000; expected at most 128"):
         causal().draw(5, cells=1000)
-    with pytest.raises(MaskError, match="cells is 0; expected at least 1"):
+    with pytest.raises(MaskError, match="cells is 0; expected a whole number of at least 1"):
         causal().draw(5, cells=0)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.compiled
 VISION = {
     "image_size": (6, 9),
     "patch_size": 3,
-    "channels": 2,
+    "n_channels": 2,
     "n_classes": 7,
     "d_model": 10,
     "n_layers": 2,

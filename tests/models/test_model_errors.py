@@ -68,7 +68,7 @@ def test_source_mask_serves_both_attentions(build):
 
 def test_vision_faults(build):
     vision = build(
-        VisionConfig(image_size=(6, 9), patch_size=3, channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2)
+        VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2)
     )
     with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating-point.*/ 255"):
         vision(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))

@@ -156,7 +156,7 @@ def vision(request, build):
         VisionConfig(
             image_size=(6, 9),
             patch_size=3,
-            channels=2,
+            n_channels=2,
             n_classes=7,
             d_model=10,
             n_layers=2,

@@ -115,7 +115,7 @@ def test_bert_with_padding(transformers, assert_close):
 
 
 def vision_config(**changes):
-    sizes = {"image_size": (6, 9), "patch_size": 3, "channels": 2, "n_classes": 5}
+    sizes = {"image_size": (6, 9), "patch_size": 3, "n_channels": 2, "n_classes": 5}
     blocks = {"d_model": M, "n_layers": L, "n_heads": H, "d_ff": F, "activation": GELU()}
     return VisionConfig(**(sizes | blocks | changes))
 

@@ -82,10 +82,10 @@ def test_wrong_shapes_and_dtypes_are_refused(unchecked):
     ("fields", "message"),
     [
         ({"max_len": 0}, "max_len is 0; expected a whole number of at least 1"),
-        ({"max_len": 7, "grid": (2, 3)}, r"got max_len=7 and grid=\(2, 3\); expected one of them"),
-        ({"grid": (2, 3, 5)}, r"grid is \(2, 3, 5\); expected two whole numbers"),
-        ({"grid": 5}, "grid is 5; expected two whole numbers"),
-        ({"grid": (2, 0)}, "grid is 0; expected a whole number of at least 1"),
+        ({"max_len": 7, "grid": (2, 3)}, r"max_len is 7 and grid is \(2, 3\); expected one of them"),
+        ({"grid": (2, 3, 5)}, r"grid is \(2, 3, 5\); expected 2 values, each a whole number"),
+        ({"grid": 5}, "grid is 5; expected 2 values, each a whole number"),
+        ({"grid": (2, 0)}, r"grid is \(2, 0\); expected 2 values, each a whole number of at least 1"),
         ({"n_extra": -1}, "n_extra is -1; expected a whole number of at least 0"),
     ],
 )
@@ -99,7 +99,7 @@ def test_resized_wants_the_right_kind_of_size(unchecked):
         Learned(max_len=5).build(3).resized((2, 3))
     with pytest.raises(ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"):
         Learned(grid=(2, 3)).build(3).resized(5)
-    with pytest.raises(ConfigError, match=r"expected two whole numbers"):
+    with pytest.raises(ConfigError, match=r"expected 2 values, each a whole number"):
         Learned(grid=(2, 3)).build(3).resized((2, 3, 5))
     with pytest.raises(ConfigError, match="max_len is 0"):
         Learned(max_len=5).build(3).resized(0)

@@ -12,7 +12,9 @@ from clearhead.training import (
     EMA,
     FSDP,
     PRESETS,
+    Constant,
     EarlyStopping,
+    InverseRoot,
     LastK,
     Recipe,
     TrainConfig,
@@ -39,8 +41,7 @@ def test_every_field_of_the_settings_round_trips():
         epochs=3,
         batch=ByCount(7),
         accumulation=5,
-        schedule="inverse-root",
-        warmup_steps=11,
+        schedule=InverseRoot(2e-3, 11),
         clip=None,
         averaging=LastK(3, 17),
         precision="bf16",
@@ -67,7 +68,7 @@ def test_settings_are_found_by_name():
             "clip": "none",
         }
     )
-    assert changed.train.lr_max == 2e-3
+    assert changed.train.schedule == WarmupCosine(2e-3, 50)
     assert changed.data.vocab_size == 500
     assert changed.model.vocab_size == 2000
     assert changed.model.d_model == 32
@@ -92,7 +93,7 @@ def test_steps_and_epochs_take_each_others_place():
         ({"model.d_modl": 1}, "did you mean 'd_model'"),
         ({"batch.budgt": 1}, "did you mean 'budget'"),
         ({"lr_max.x": 1}, "has no parts"),
-        ({"lr_max": "fast"}, "TrainConfig.lr_max: got 'fast'"),
+        ({"lr_max": "fast"}, "TrainConfig.schedule: WarmupCosine: lr_max is 'fast'; expected a number above 0"),
         ({"type": "x"}, "no setting 'type'"),
         ({"averaging": '{type = "EMMA"}'}, "no choice 'EMMA'"),
     ],
@@ -107,17 +108,16 @@ def test_unknown_settings_are_named(settings, message):
     ("fields", "message"),
     [
         ({}, "expected one of them and not the other"),
-        ({"steps": 5, "epochs": 5}, "steps=5 and epochs=5"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"steps": 5, "warmup_steps": 6}, "warmup_steps=6 and total_steps=5"),
-        ({"steps": 5, "lr_max": float("nan")}, "lr_max: got nan"),
+        ({"steps": 5, "epochs": 5}, "steps is 5 and epochs is 5"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 5, "schedule": WarmupCosine(1e-3, 6)}, "warmup_steps is 6 and total_steps is 5"),
         ({"steps": 5, "label_smoothing": 1.0}, "label_smoothing"),
         ({"steps": 5, "betas": (0.9, 1.0)}, "betas"),
-        ({"steps": 5, "precision": "fp8"}, "precision: got 'fp8'"),
-        ({"steps": 5, "schedule": "inverse-root"}, "at least 1 for inverse-root"),
-        ({"steps": 5, "weight_decay": -0.1}, "weight_decay: got -0.1"),
-        ({"steps": 5, "accumulation": 0}, "accumulation: got 0"),
-        ({"steps": 5, "seed": -1}, "seed: got -1"),
+        ({"steps": 5, "precision": "fp8"}, "precision is 'fp8'"),
+        ({"steps": 5, "schedule": "inverse-root"}, r"schedule is 'inverse-root'; expected WarmupCosine\(…\) or Inv"),
+        ({"steps": 5, "weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"steps": 5, "accumulation": 0}, "accumulation is 0"),
+        ({"steps": 5, "seed": -1}, "seed is -1"),
     ],
 )
 def test_settings_that_make_no_run_are_refused(fields, message):
@@ -126,7 +126,7 @@ def test_settings_that_make_no_run_are_refused(fields, message):
 
 
 def test_early_stopping_checks_itself():
-    with pytest.raises(ConfigError, match="patience=0"):
+    with pytest.raises(ConfigError, match="patience is 0; expected a whole number of at least 1"):
         EarlyStopping(0)
 
 
@@ -175,3 +175,30 @@ def test_a_task_that_makes_its_data_takes_none():
     with pytest.raises(DataError, match="makes its own data"):
         recipe("sort-dedup").data.at("file")
     assert isinstance(recipe("digits").data.at(None), DataConfig)
+
+
+@pytest.mark.parametrize(
+    ("word", "schedule"),
+    [
+        ("constant", Constant(4e-3, 50)),
+        ("inverse-root", InverseRoot(4e-3, 50)),
+        ("WarmupCosine", WarmupCosine(4e-3, 50)),
+        ('{type = "Constant", lr_max = 1}', Constant(1.0)),
+        (InverseRoot(1e-2, 7), InverseRoot(1e-2, 7)),
+    ],
+)
+def test_a_schedule_is_chosen_by_its_word_and_keeps_its_numbers(word, schedule):
+    assert recipe("text").changed({"schedule": word}).train.schedule == schedule
+
+
+def test_a_word_that_names_no_schedule_is_refused():
+    with pytest.raises(ConfigError, match="schedule: there is no choice 'cosine' here; known are: WarmupCosine, Inv"):
+        recipe("text").changed({"schedule": "cosine"})
+    with pytest.raises(ConfigError, match="warmup_steps is 0; expected a whole number of at least 1"):
+        recipe("text").changed({"warmup_steps": 0, "schedule": "inverse-root"})
+
+
+def test_parts_are_found_by_their_name():
+    changed = recipe("translation").changed({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
+    assert changed.train.schedule == WarmupCosine(0.5, 7)
+    assert changed.train.batch == ByTokens(99, multiple=8)

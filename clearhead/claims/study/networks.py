@@ -65,7 +65,7 @@ def _transformer(size: Size, d_model: int, n_layers: int, n_heads: int) -> nn.Mo
     return VisionConfig(
         image_size=size,
         patch_size=PATCH,
-        channels=1,
+        n_channels=1,
         n_classes=_N_CLASSES,
         d_model=d_model,
         n_layers=n_layers,

@@ -1,0 +1,205 @@
+"""Checks of plain values. One sentence says what was got and what was expected, wherever the value was given.
+
+What is expected is an annotation: `checked(1.5, "FeedForward: dropout", Rate)` gives "FeedForward: dropout is 1.5;
+expected a number of at least 0 and below 1". Frozen choices and configurations are checked by the annotations of their
+fields (`clearhead/config.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+from clearhead._numbers import has_numbers
+from clearhead.errors import ClearheadError, ConfigError
+
+# ---------------------------------------------------------------------- what may be expected
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers an annotation allows, all of them finite: `Annotated[int, Range(least=1)]`."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def holds(self, number: float) -> bool:
+        return (
+            (isinstance(number, int) or math.isfinite(number))
+            and (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+            and (self.most is None or number <= self.most)
+        )
+
+    def __str__(self) -> str:
+        limits = {"of at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        return " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+
+
+Count: TypeAlias = Annotated[int, Range(least=1)]
+Natural: TypeAlias = Annotated[int, Range(least=0)]
+Positive: TypeAlias = Annotated[float, Range(above=0)]
+NotNegative: TypeAlias = Annotated[float, Range(least=0)]
+Rate: TypeAlias = Annotated[float, Range(least=0, below=1)]  # of dropout
+Share: TypeAlias = Annotated[float, Range(least=0, most=1)]
+Fraction: TypeAlias = Annotated[float, Range(above=0, below=1)]
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; an annotation that is no union is its own only alternative."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return tuple(member for part in typing.get_args(hint) for member in members(part))
+    return (hint,)
+
+
+def item_hints(hint: Any, length: int) -> tuple[Any, ...] | None:
+    """What each of `length` items of a tuple annotation must be; None where there cannot be so many."""
+    args = typing.get_args(hint)
+    if len(args) == 2 and args[1] is Ellipsis:
+        return (args[0],) * length
+    return args if len(args) == length else None
+
+
+def words(hint: Any) -> str:
+    """What an annotation expects, in words."""
+    if len(parts := members(hint)) > 1:
+        return " or ".join(map(words, parts))
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))])
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if origin is tuple:
+        items = list(dict.fromkeys(words(arg) for arg in args if arg is not Ellipsis))
+        many = "values" if args[-1] is Ellipsis else f"{len(args)} values"
+        return f"{many}, each {items[0]}" if len(items) == 1 else f"({', '.join(map(words, args))})"
+    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    if hint in plain:
+        return plain[hint]
+    name = getattr(hint, "__name__", str(hint))
+    return f"{name}(…)" if hasattr(hint, "__dataclass_fields__") else f"a {name}"
+
+
+# ---------------------------------------------------------------------- checks
+
+UNFIT = object()
+
+
+def fit(value: Any, hint: Any) -> Any:
+    """`value` as the annotation wants it (a float for 1, a tuple for a list), or `UNFIT`. A bool is no number here."""
+    if len(parts := members(hint)) > 1:
+        return next((found for part in parts if (found := fit(value, part)) is not UNFIT), UNFIT)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Annotated:
+        found = fit(value, args[0])
+        fits = found is not UNFIT and all(limits.holds(found) for limits in args[1:] if isinstance(limits, Range))
+        return found if fits else UNFIT
+    if origin is Literal:
+        return value if isinstance(value, tuple({type(known) for known in args})) and value in args else UNFIT
+    if origin is tuple:
+        inner = item_hints(hint, len(value)) if isinstance(value, (tuple, list)) else None
+        items = (UNFIT,) if inner is None else tuple(map(fit, value, inner))
+        return UNFIT if any(item is UNFIT for item in items) else items
+    if hint is int:
+        number = _index(value)
+        return UNFIT if number is None else number
+    if hint is float:
+        return _float(value)
+    return value if isinstance(value, origin or hint) else UNFIT
+
+
+def checked(value: Any, what: str, hint: Any, error: type[ClearheadError] = ConfigError) -> Any:
+    """`value` as the annotation wants it, or an error that calls it `what`."""
+    found = fit(value, hint)
+    if found is not UNFIT:
+        return found
+    slip = ""
+    if isinstance(value, type):
+        slip = "; that is the class: add the brackets"
+    elif isinstance(value, float) and math.isinf(value):
+        slip = ", and finite"
+    raise error(f"{what} is {shown(value)}; expected {words(hint)}{slip}")
+
+
+def whole(
+    value: Any, what: str, *, least: int = 0, most: int | None = None, error: type[ClearheadError] = ConfigError
+) -> int:
+    """`checked` for whole numbers, where a graph may be compiled around it: annotations do not trace."""
+    number = _index(value)
+    if number is None or number < least:
+        raise error(f"{what} is {shown(value)}; expected a whole number of at least {least}")
+    if most is not None and number > most:
+        raise error(f"{what} is {shown(value)}; expected a whole number of at most {most}")
+    return number
+
+
+def _index(value: Any) -> int | None:
+    if isinstance(value, (bool, float, str, Tensor)) or value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _float(value: Any) -> Any:
+    number = value if isinstance(value, float) else _index(value)
+    try:
+        return UNFIT if number is None else float(number)
+    except OverflowError:  # a whole number that no float reaches
+        return UNFIT
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ConfigError(message)` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def stray(ids: Tensor, limit: int) -> int | None:
+    """A value of `ids` outside 0 … limit − 1, or None.
+
+    Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or break the
+    graph, and the lookup itself still refuses (with a device assertion).
+    """
+    if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
+        return None
+    low, high = (int(end) for end in torch.aminmax(ids))
+    if low < 0:
+        return low
+    return high if high >= limit else None
+
+
+# ---------------------------------------------------------------------- words for messages
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value on one line and not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__} too long to write"
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def did_you_mean(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The known word most like `name` as a question; where none is like it, `otherwise`, or all of them."""
+    names = [word for word in known if word]
+    close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known are: {', '.join(names) or 'none'}" if otherwise is None else otherwise
