@@ -287,8 +287,9 @@ _NUMBERS = itertools.count(1)
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
     columns: Tensor | None = None
     triangle = False
-    rest: Mask | None = mask if T and S else None
-    if T and S:
+    rest: Mask | None = None
+    if T and S and 0 not in mask.batch_shape:
+        rest = mask
         if blocking.triangle and T == S and offset == 0:
             causal, left = whole_triangle(mask)
             if causal is not None:
