@@ -16,11 +16,10 @@ from clearhead._numbers import has_numbers
 from clearhead.attention.kernels import fused, gathered_dense
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.atoms import leaves
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask, as_mask
+from clearhead.masks import Causal, Mask, as_mask, leaves
 
 _WIDEST = 256
 
@@ -114,7 +113,7 @@ def _is_exporting() -> bool:
 def _is_real(call: Call) -> bool:
     """Whether the call is computed as it comes, and is not transformed or only sized."""
     bias = [] if call.bias is None else [call.bias]
-    held = [x for leaf, _ in leaves(as_mask(call.mask), False) for x in getattr(leaf, "data", ())]
+    held = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
     return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.learned, *held)])
 
 
