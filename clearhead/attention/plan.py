@@ -19,15 +19,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import View, leaves
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.listed import Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.lists import Lists
+from clearhead.attention.planning.spans import View
 from clearhead.attention.planning.split import Part, row_blocks, split, whole_columns, whole_triangle
-from clearhead.masks import Drawing, Mask, Scattered, as_mask
+from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, leaves
 from clearhead.masks.geometry import Grid
-from clearhead.masks.structural import Stride
 
 KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
@@ -190,7 +189,7 @@ class Plan:
         each = float(self.T * self.S)
         if not self.mask.depends_on_query:
             return {"dense": heads * each}
-        parts = [leaf for leaf, _ in leaves(self.mask, False)]
+        parts = [leaf for leaf, _ in leaves(self.mask)]
         return {
             "masked": heads * each,
             "leaves": len(parts),
@@ -287,8 +286,9 @@ _NUMBERS = itertools.count(1)
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
     columns: Tensor | None = None
     triangle = False
-    rest: Mask | None = mask if T and S else None
-    if T and S:
+    rest: Mask | None = None
+    if T and S and 0 not in mask.batch_shape:
+        rest = mask
         if blocking.triangle and T == S and offset == 0:
             causal, left = whole_triangle(mask)
             if causal is not None:
@@ -303,8 +303,7 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
 
 
 def _is_elsewhere(leaf: Mask, device: torch.device) -> bool:
-    where = leaf._device()
-    return where is not None and where.type != device.type
+    return leaf.device is not None and leaf.device.type != device.type
 
 
 def _is_long(lists: Lists) -> bool:

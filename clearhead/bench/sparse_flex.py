@@ -7,11 +7,12 @@ position, the shortest way there is to say them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from clearhead.masks import And, Documents, Mask, Not, Or, Scattered, Transposed
+from clearhead.masks import Atom, Documents, Mask, Scattered, fold
 from clearhead.masks.geometry import Grid
 
 Test = Callable[[Tensor, Tensor], Tensor]
@@ -41,31 +42,30 @@ def flex_way(mask: Mask, T: int, device: torch.device) -> Callable[[Tensor, Tens
 
 def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:
     """Whether query p may see key j, for numbers p and j that have no dimensions."""
-    if isinstance(mask, Transposed):
-        swapped = predicate_of(mask.parts[0], T, device)
-        return lambda p, j: swapped(j, p)
-    if isinstance(mask, Not):
-        inner = predicate_of(mask.parts[0], T, device)
-        return lambda p, j: ~inner(p, j)
-    if isinstance(mask, (And, Or)):
-        return _joined([predicate_of(part, T, device) for part in mask.parts], every=isinstance(mask, And))
-    if isinstance(mask, Documents):
-        ids = mask.ids.to(device)
-        return lambda p, j: (ids[p] == ids[j]) & (ids[p] >= 0)
-    if isinstance(mask, Scattered):
-        chosen = mask.listed(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
-        return _joined([_one_of(chosen, place) for place in range(chosen.shape[1])], every=False)
-    return lambda p, j: mask._test(p, j, Grid(T, 0))
 
+    def test(atom: Atom) -> Test:
+        leaf = atom.leaf
+        if isinstance(leaf, Documents):
+            ids = leaf.ids.to(device)
+            return lambda p, j: (ids[p] == ids[j]) & (ids[p] >= 0)
+        if isinstance(leaf, Scattered):
+            chosen = leaf.listed(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
+            return reduce(either, [_one_of(chosen, place) for place in range(chosen.shape[1])])
+        return lambda p, j: leaf.test(p, j, Grid(T, 0))
 
-def _joined(tests: list[Test], *, every: bool) -> Test:
-    def test(p: Tensor, j: Tensor) -> Tensor:
-        result = tests[0](p, j)
-        for other in tests[1:]:
-            result = result & other(p, j) if every else result | other(p, j)
-        return result
+    def both(a: Test, b: Test) -> Test:
+        return lambda p, j: a(p, j) & b(p, j)
 
-    return test
+    def either(a: Test, b: Test) -> Test:
+        return lambda p, j: a(p, j) | b(p, j)
+
+    def inverse(a: Test) -> Test:
+        return lambda p, j: ~a(p, j)
+
+    def transposed(a: Test) -> Test:
+        return lambda p, j: a(j, p)
+
+    return fold(mask, leaf=test, both=both, either=either, inverse=inverse, transposed=transposed)
 
 
 def _one_of(chosen: Tensor, place: int) -> Test:

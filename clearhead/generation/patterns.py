@@ -6,11 +6,11 @@ result.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
-from clearhead.masks import Mask
-from clearhead.masks.operators import And, Not, Or, Transposed
-from clearhead.masks.structural import Causal, Full, Stride, Window
+from clearhead.masks import Atom, Causal, Full, Mask, Stride, Window, fold, leaves
 
 __all__ = ["looks_ahead", "speaks_of_distance_only"]
 
@@ -20,9 +20,7 @@ def speaks_of_distance_only(mask: Mask) -> bool:
 
     True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0.
     """
-    if isinstance(mask, (And, Or, Not, Transposed)):
-        return all(speaks_of_distance_only(part) for part in mask.parts)
-    return isinstance(mask, (Full, Causal, Window, Stride))
+    return all(isinstance(atom.leaf, (Full, Causal, Window, Stride)) for atom in leaves(mask))
 
 
 def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
@@ -41,8 +39,11 @@ def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
 
 def _is_causal(mask: Mask) -> bool:
     """Proof from structure that no query sees a later key."""
-    if isinstance(mask, And):
-        return any(_is_causal(part) for part in mask.parts)
-    if isinstance(mask, Or):
-        return all(_is_causal(part) for part in mask.parts)
-    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0)
+
+    def proved(atom: Atom) -> bool:
+        leaf, swapped = atom
+        if isinstance(leaf, Window):
+            return (leaf.before if swapped else leaf.after) == 0
+        return isinstance(leaf, Causal) and not swapped
+
+    return fold(mask, leaf=proved, both=operator.or_, either=operator.and_, inverse=lambda _: False)

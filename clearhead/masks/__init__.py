@@ -11,7 +11,7 @@ True means may attend; rows are queries and columns are keys. `parse` reads the 
 
 from __future__ import annotations
 
-from clearhead.masks.base import Mask, as_mask
+from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Block, Documents, Padding, allow, block, documents, padding
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.operators import And, Not, Or, Transposed
@@ -35,10 +35,12 @@ from clearhead.masks.structural import (
     stride,
     window,
 )
+from clearhead.masks.walk import Atom, fold, leaves
 
 __all__ = [
     "Allow",
     "And",
+    "Atom",
     "Block",
     "Blocks",
     "Causal",
@@ -46,6 +48,7 @@ __all__ = [
     "Drawing",
     "Every",
     "Full",
+    "Leaf",
     "Mask",
     "Not",
     "Or",
@@ -63,7 +66,9 @@ __all__ = [
     "documents",
     "draw",
     "every",
+    "fold",
     "full",
+    "leaves",
     "padding",
     "parse",
     "prefix",

@@ -97,7 +97,7 @@ class Mask(ABC):
             if positions.dtype.is_floating_point or positions.dtype == torch.bool:
                 raise DtypeError(f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)")
         p, j = p.long(), j.long()  # narrower numbers would wrap around in differences and hashes
-        allowed = self._test(p, j, Grid(keys, offset))
+        allowed = self.test(p, j, Grid(keys, offset))
         return allowed.broadcast_to((*self.batch_shape, *_common_shape(tuple(p.shape), tuple(j.shape))))
 
     def dense(
@@ -111,10 +111,10 @@ class Mask(ABC):
         """The bool tensor (*batch_shape, T, S) itself. Without `device`, it is made where the mask's tensors are."""
         S = T if S is None else S
         start = self.check(T, S, offset)
-        device = self._device() if device is None else device
+        device = self.device if device is None else device
         p = torch.arange(T, device=device)[:, None] + start  # (T, 1)
         j = torch.arange(S, device=device)[None, :]  # (1, S)
-        allowed = self._test(p, j, Grid(S, start, whole=True))
+        allowed = self.test(p, j, Grid(S, start, whole=True))
         return allowed.broadcast_to((*self.batch_shape, T, S)).contiguous()
 
     # -- numbers ------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Mask(ABC):
     # -- what each kind of mask defines -------------------------------------------------------------------------------
 
     @abstractmethod
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         """The predicate, in any shape that broadcasts to (*batch_shape, *common shape of p and j)."""
 
     @abstractmethod
@@ -243,7 +243,8 @@ class Mask(ABC):
         """Raise if the tensors inside do not fit these sizes."""
         return
 
-    def _device(self) -> torch.device | None:
+    @property
+    def device(self) -> torch.device | None:
         """Where the mask's tensors are; None if it has none."""
         return None
 

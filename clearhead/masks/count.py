@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.base import Mask
 from clearhead.masks.geometry import Grid, Keys
-from clearhead.masks.operators import And, Not, Or, Transposed
 from clearhead.masks.structural import Full, Scattered
+from clearhead.masks.walk import Atom, fold
 
 MAX_TERMS = 4096
 """The most products an expression is expanded into; beyond that its pairs are tested one by one."""
@@ -27,59 +26,37 @@ split each short operation over threads, whose waiting for each other costs more
 _PAIRS_AT_ONCE = 1 << 21
 
 
-class Atom(NamedTuple):
-    """A leaf of an expression, with `.T` pushed down to it: the predicate leaf(p, j), or leaf(j, p) if swapped."""
-
-    leaf: Leaf
-    swapped: bool = False
-
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        """The predicate itself, for any positions that broadcast."""
-        return self.leaf._test(j, p, grid.flipped()) if self.swapped else self.leaf._test(p, j, grid)
-
-    def keys(self) -> Callable[[Tensor], Keys] | None:
-        """The function from query positions to what they see (interval and residue), or None where there is none."""
-        return self.leaf.keys_of(self.swapped)
-
-    def flipped(self) -> Atom:
-        return atom(self.leaf, not self.swapped)
-
-
 Term = frozenset[Atom]
+Terms = dict[Term, int]
 
 
-def atom(leaf: Leaf, swapped: bool) -> Atom:
-    """The atom of a leaf; a symmetric leaf has only one."""
-    return Atom(leaf, swapped and not leaf.symmetric)
-
-
-def atoms(mask: Mask) -> list[Atom]:
-    """The different atoms of an expression, in the order of reading."""
-    found: dict[Atom, None] = {}
-    waiting: list[tuple[Mask, bool]] = [(mask, False)]
-    while waiting:
-        node, swapped = waiting.pop()
-        if isinstance(node, (And, Or, Not, Transposed)):
-            swapped ^= isinstance(node, Transposed)
-            waiting.extend((part, swapped) for part in reversed(node.parts))
-        elif isinstance(node, Leaf):
-            found[atom(node, swapped)] = None
-    return list(found)
-
-
-def polynomial(mask: Mask, limit: int = MAX_TERMS) -> dict[Term, int] | None:
+def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
     """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over
     `limit` terms.
 
     Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
     themselves. The empty product is 1: every pair."""
+
+    def product(a: Terms, b: Terms) -> Terms:
+        return _product(a, b, limit)
+
+    def term(atom: Atom) -> Terms:
+        return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
+
     try:
-        return _expand(mask, False, limit)
+        # a | b = ~(~a & ~b), so one product serves both.
+        return fold(
+            mask,
+            leaf=term,
+            both=product,
+            either=lambda a, b: _complement(product(_complement(a), _complement(b))),
+            inverse=_complement,
+        )
     except _TooManyTermsError:
         return None
 
 
-def worthwhile(mask: Mask, S: int) -> dict[Term, int] | None:
+def worthwhile(mask: Mask, S: int) -> Terms | None:
     """The polynomial, or None where testing the S pairs of a row one by one is the lesser work."""
     return polynomial(mask, limit=min(MAX_TERMS, max(64, S)))
 
@@ -88,36 +65,17 @@ class _TooManyTermsError(Exception):
     """Raised and caught in this file."""
 
 
-def _expand(mask: Mask, swapped: bool, limit: int) -> dict[Term, int]:
-    if isinstance(mask, Full):
-        return {frozenset(): 1}
-    if isinstance(mask, Transposed):
-        return _expand(mask.parts[0], not swapped, limit)
-    if isinstance(mask, Not):
-        return _complement(_expand(mask.parts[0], swapped, limit))
-    if isinstance(mask, (And, Or)):
-        # a | b = ~(~a & ~b), so one product serves both.
-        turn = _complement if isinstance(mask, Or) else dict
-        result: dict[Term, int] = {frozenset(): 1}
-        for part in mask.parts:
-            result = _product(result, turn(_expand(part, swapped, limit)), limit)
-        return turn(result)
-    if isinstance(mask, Leaf):
-        return {frozenset([atom(mask, swapped)]): 1}
-    raise TypeError(f"{type(mask).__name__} is neither a Leaf nor an operator of masks")
-
-
-def _complement(terms: dict[Term, int]) -> dict[Term, int]:
+def _complement(terms: Terms) -> Terms:
     result = {term: -factor for term, factor in terms.items()}
     one: Term = frozenset()
     result[one] = result.get(one, 0) + 1
     return {term: factor for term, factor in result.items() if factor}
 
 
-def _product(a: dict[Term, int], b: dict[Term, int], limit: int) -> dict[Term, int]:
+def _product(a: Terms, b: Terms, limit: int) -> Terms:
     if len(a) * len(b) > 16 * limit:
         raise _TooManyTermsError
-    result: dict[Term, int] = {}
+    result: Terms = {}
     for left, x in a.items():
         for right, y in b.items():
             both = left | right
@@ -173,16 +131,16 @@ class Counter:
     listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`).
     """
 
-    def __init__(self, mask: Mask, grid: Grid, terms: dict[Term, int] | None) -> None:
+    def __init__(self, mask: Mask, grid: Grid, terms: Terms | None) -> None:
         self.mask = mask
         self.grid = grid
-        self.device = mask._device() or torch.device("cpu")
+        self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
         self.formulas: list[tuple[list[Callable[[Tensor], Keys]], int]] = []
         self.lists: list[tuple[Scattered, list[Atom], int]] = []
         self.by_pairs = terms is None or not self._sort_out(terms)
 
-    def _sort_out(self, terms: dict[Term, int]) -> bool:
+    def _sort_out(self, terms: Terms) -> bool:
         found = {factor: factor.keys() for term in terms for factor in term}
         for term, number in terms.items():
             lists = [factor for factor in term if isinstance(factor.leaf, Scattered) and not factor.swapped]
@@ -251,7 +209,7 @@ class Counter:
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         batch = math.prod(self.batch)
         for rows, columns in _pieces(p, int(edges[0]), int(edges[-1]), batch):
-            allowed = self.mask._test(rows[:, None], columns[None, :], self.grid)
+            allowed = self.mask.test(rows[:, None], columns[None, :], self.grid)
             allowed = allowed.broadcast_to((*self.batch, len(rows), len(columns)))
             number = allowed.reshape(-1, len(columns)).sum(0)
             result.index_add_(0, torch.bucketize(columns, edges[1:-1], right=True), number)

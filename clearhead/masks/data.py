@@ -35,7 +35,8 @@ class _Data(Leaf):
             return None  # torch does not count changes of these
         return tuple([tensor._version for tensor in self.data])
 
-    def _device(self) -> torch.device | None:
+    @property
+    def device(self) -> torch.device | None:
         return self.data[0].device
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +76,7 @@ class Padding(_Data):
         before = self.before.to(device=device, dtype=torch.int64).reshape(shape)
         return before, before + lengths
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         start, stop = self._bounds(j.device, max(p.ndim, j.ndim))
         return (start <= j) & (j < stop)
 
@@ -114,7 +115,7 @@ class Documents(_Data):
                 f"need {max(S, offset + T)}: give ids for every position"
             )
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         rank = max(p.ndim, j.ndim)
         mine, yours = self._at(p, rank), self._at(j, rank)
         return (mine == yours) & (mine >= 0)
@@ -176,7 +177,7 @@ class Allow(_Data):
                 f"needed{turned}: its last two dimensions are queries and keys and must match exactly"
             )
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         tensor = self.tensor.to(p.device)
         if grid.whole:
             whole = tensor.mT if grid.swapped else tensor
@@ -194,8 +195,8 @@ class Allow(_Data):
 class Block(Allow):
     """A bool tensor whose True is hidden; see `block`. `data` is (tensor,)."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        return ~super()._test(p, j, grid)
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        return ~super().test(p, j, grid)
 
     def __str__(self) -> str:
         return f"block({self.names[0]})"

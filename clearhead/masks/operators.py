@@ -57,9 +57,10 @@ class _Compound(Mask):
         for part in self.parts:
             part._check_data(T, S, offset, swapped)
 
-    def _device(self) -> torch.device | None:
+    @property
+    def device(self) -> torch.device | None:
         for part in self.parts:
-            device = part._device()
+            device = part.device
             if device is not None:
                 return device
         return None
@@ -74,10 +75,10 @@ class _Compound(Mask):
 class And(_Compound):
     """Allowed by every part."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        result = self.parts[0]._test(p, j, grid)
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        result = self.parts[0].test(p, j, grid)
         for part in self.parts[1:]:
-            result = result & part._test(p, j, grid)
+            result = result & part.test(p, j, grid)
         return result
 
     def verdict(self, region: Region) -> bool | None:
@@ -101,10 +102,10 @@ class And(_Compound):
 class Or(_Compound):
     """Allowed by some part."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        result = self.parts[0]._test(p, j, grid)
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        result = self.parts[0].test(p, j, grid)
         for part in self.parts[1:]:
-            result = result | part._test(p, j, grid)
+            result = result | part.test(p, j, grid)
         return result
 
     def verdict(self, region: Region) -> bool | None:
@@ -126,8 +127,8 @@ class Or(_Compound):
 class Not(_Compound):
     """Allowed where its one part is not."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        return ~self.parts[0]._test(p, j, grid)
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        return ~self.parts[0].test(p, j, grid)
 
     def verdict(self, region: Region) -> bool | None:
         inner = self.parts[0].verdict(region)
@@ -140,8 +141,8 @@ class Not(_Compound):
 class Transposed(_Compound):
     """Allows (p, j) where its one part allows (j, p)."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        return self.parts[0]._test(j, p, grid.flipped())
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        return self.parts[0].test(j, p, grid.flipped())
 
     def _reads(self, swapped: bool) -> bool:
         return self.parts[0]._reads(not swapped)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from clearhead.errors import MaskError
 from clearhead.masks.base import Mask, whole_number
-from clearhead.masks.count import Counter, atoms, only_swapped_lists, worthwhile
+from clearhead.masks.count import Counter, only_swapped_lists, worthwhile
 from clearhead.masks.data import Allow, Documents
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.geometry import Grid
 from clearhead.masks.hashing import mix
+from clearhead.masks.walk import leaves
 
 _ROWS_A_BAND = 4096
 _PAIRS_A_BAND = 1 << 22
@@ -75,7 +76,7 @@ def _chosen(first: int, stop: int, most: int, device: torch.device) -> Tensor:
 def html(mask: Mask, size: int = 16) -> str:
     """What a notebook shows for a mask: the expression and a drawing at 16, or at the size that its tensors have."""
     T = S = size
-    for leaf, swapped in atoms(mask):
+    for leaf, swapped in leaves(mask):
         if isinstance(leaf, Allow):
             T, S = leaf.tensor.shape[-1 if swapped else -2], leaf.tensor.shape[-2 if swapped else -1]
         elif isinstance(leaf, Documents):

@@ -1,6 +1,6 @@
 """Masks that follow from positions alone: full, causal, window, every, stride, prefix, blocks, scattered.
 
-Each kind is a small frozen class with its predicate (`_test`), its judgement of whole regions (`verdict`) and its keys
+Each kind is a small frozen class with its predicate (`test`), its judgement of whole regions (`verdict`) and its keys
 as an interval and a residue class (`keys_of`), and a function that checks the arguments and makes one. In the drawings
 rows are queries, columns are keys, and ■ may attend."""
 
@@ -25,7 +25,7 @@ class Full(Leaf):
     reads_query: ClassVar[bool] = False
     reads_key: ClassVar[bool] = False
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=p.device)
 
     def verdict(self, region: Region) -> bool | None:
@@ -46,7 +46,7 @@ class Full(Leaf):
 class Causal(Leaf):
     """j ≤ p; see `causal`."""
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j <= p
 
     def verdict(self, region: Region) -> bool | None:
@@ -66,7 +66,7 @@ class Window(Leaf):
     before: int
     after: int
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - self.before <= j) & (j <= p + self.after)
 
     def verdict(self, region: Region) -> bool | None:
@@ -94,7 +94,7 @@ class Every(Leaf):
 
     reads_query: ClassVar[bool] = False
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return ((j - self.offset) % self.stride == 0) & (j >= self.offset)
 
     def verdict(self, region: Region) -> bool | None:
@@ -123,7 +123,7 @@ class Stride(Leaf):
 
     step: int
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - j) % self.step == 0
 
     def verdict(self, region: Region) -> bool | None:
@@ -151,7 +151,7 @@ class Prefix(Leaf):
 
     reads_query: ClassVar[bool] = False
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j < self.n
 
     def verdict(self, region: Region) -> bool | None:
@@ -170,7 +170,7 @@ class Blocks(Leaf):
 
     size: int
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return p // self.size == j // self.size
 
     def verdict(self, region: Region) -> bool | None:
@@ -203,7 +203,7 @@ class Scattered(Leaf):
     per_row: int
     seed: int
 
-    def _test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         if grid.whole and not grid.swapped:
             chosen = self.listed(p, grid.keys)  # (T, per_row)
             nothing = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)

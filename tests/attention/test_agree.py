@@ -50,7 +50,11 @@ STRUCTURAL = [
 ]
 
 
-def assert_errs_at_most_twice(fast, plain, exact, terms):
+def assert_errs_at_most_twice(fast, plain, exact, terms, largest_score=0.0):
+    """`largest_score` is given where there is a bias and a temperature, by which a fast path divides before it adds.
+
+    The reference adds first, and takes scores relative to their row's largest before it divides. The two roundings more
+    of a score are an error of its weight, in proportion."""
     # A gradient that is exactly zero (one key visible: its weight is 1) is the difference of two that are not.
     largest = max(e.abs().max().item() if e.numel() else 0.0 for e in exact)
     for f, p, e in zip(fast, plain, exact, strict=True):
@@ -60,6 +64,7 @@ def assert_errs_at_most_twice(fast, plain, exact, terms):
         plain_error = (p.double() - e).abs().max().item() if e.numel() else 0.0
         fast_error = (f.double() - e).abs().max().item() if e.numel() else 0.0
         rounding = torch.finfo(f.dtype).eps * largest * (terms if f.dtype == torch.float64 else 2)
+        rounding += torch.finfo(torch.promote_types(f.dtype, torch.float32)).eps * largest_score * largest
         assert fast_error <= 2 * plain_error + rounding, (fast_error, plain_error, rounding)
 
 
@@ -71,7 +76,9 @@ def forward_backward(inputs, cotangent, impl, **kwargs):
 
 
 def in_ways(ways, shape, dtype, *, mask=None, bias=None, **kwargs):
-    """Output and gradients of drawn inputs: of the reference in float64, then of each way in `dtype`."""
+    """Output and gradients of drawn inputs: of the reference in float64, then of each way in `dtype`.
+
+    A bias in float64 is given to them in the dtype that they compute in, any other as it is."""
     B, H, K, T, S, D, E = shape
     generator = torch.Generator().manual_seed(B + 10 * T + 100 * S)
     inputs = [
@@ -80,8 +87,11 @@ def in_ways(ways, shape, dtype, *, mask=None, bias=None, **kwargs):
     ]
     cotangent = torch.randn(B, H, T, E, generator=generator, dtype=torch.float64)
     wide = [x.double() for x in inputs]
-    exact = forward_backward(wide, cotangent.to(dtype).double(), "reference", mask=mask, bias=bias, **kwargs)
-    low = None if bias is None else bias.to(torch.promote_types(dtype, torch.float32))
+    low = bias
+    if bias is not None and bias.dtype == torch.float64:
+        low = bias.to(torch.promote_types(dtype, torch.float32))
+    high = None if bias is None else bias.double()
+    exact = forward_backward(wide, cotangent.to(dtype).double(), "reference", mask=mask, bias=high, **kwargs)
     return exact, *(forward_backward(inputs, cotangent, way, mask=mask, bias=low, **kwargs) for way in ways)
 
 

@@ -137,6 +137,18 @@ def test_any_expression_at_any_size(mask, sizes, heads, widths, dtype):
     compare((2, *heads, T, S, *widths), dtype, mask=mask, offset=offset)
 
 
+@pytest.mark.parametrize("impl", ["auto", "gathered"])
+@pytest.mark.parametrize("make", [allow, block])
+def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
+    """2,048 tokens, so that "auto" plans for them."""
+    q = torch.randn(0, 2, 2048, 4, requires_grad=True)
+    mask = make(torch.zeros(0, 1, 2048, 2048, dtype=torch.bool))
+    out = attend(q, q, q, mask | window(2, 2), impl=impl)
+    out.sum().backward()
+    assert out.shape == q.grad.shape == q.shape
+    assert plan_module.plan(mask, 2048).computed == 0
+
+
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
 def test_any_leading_batch(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))

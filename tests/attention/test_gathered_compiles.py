@@ -121,19 +121,20 @@ def found(monkeypatch):
 @pytest.mark.parametrize(
     ("mask", "dtype", "D", "groups", "bias"),
     [
-        (causal() & (window(70, 0) | every(32)), torch.bfloat16, 64, 2, False),
-        (window(70, 9), torch.float16, 128, 1, True),
-        (scattered(3, seed=1) | prefix(5).T, torch.float32, 16, 1, False),
-        (window(9, 70), torch.bfloat16, 256, 1, False),
-        (documents(torch.arange(2 * T).reshape(2, T) // 47) & causal(), torch.bfloat16, 64, 2, False),
-        (allow(torch.arange(2 * T * T).reshape(2, T, T) % 7 == 0), torch.float16, 24, 2, False),
+        (causal() & (window(70, 0) | every(32)), torch.bfloat16, 64, 2, None),
+        (window(70, 9), torch.float16, 128, 1, torch.float32),
+        (window(70, 9), torch.bfloat16, 64, 1, torch.bfloat16),
+        (scattered(3, seed=1) | prefix(5).T, torch.float32, 16, 1, None),
+        (window(9, 70), torch.bfloat16, 256, 1, torch.float32),
+        (documents(torch.arange(2 * T).reshape(2, T) // 47) & causal(), torch.bfloat16, 64, 2, None),
+        (allow(torch.arange(2 * T * T).reshape(2, T, T) % 7 == 0), torch.float16, 24, 2, None),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     q, grad = (torch.randn(2, 2, T, D).to(dtype) for _ in range(2))
     k, v = (torch.randn(2, 2 // groups, T, D).to(dtype) for _ in range(2))
-    added = torch.randn(1, 2, T, T).to(dtype) if bias else None
+    added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
     blocking = gathered.blocking_on(torch.device("cuda"), dtype, D, D, dense=False)
     made = plan(mask, T, blocking=blocking)
     out, lse = gathered_ops._forward_triton(made, q, k, v, added, 0.125)
@@ -146,11 +147,12 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
 @pytest.mark.parametrize(
     ("mask", "bias", "at_once"),
     [
-        (window(128, 128) | every(64), False, 4),
-        (causal() & (window(256, 0) | every(128)), False, 4),
-        (window(256, 256), False, 4),
-        (window(256, 256), True, 3),
-        (scattered(3, seed=1), False, 3),
+        (window(128, 128) | every(64), None, 4),
+        (causal() & (window(256, 0) | every(128)), None, 4),
+        (window(256, 256), None, 4),
+        (window(256, 256), torch.bfloat16, 3),
+        (window(256, 256), torch.float32, 2),
+        (scattered(3, seed=1), None, 3),
     ],
     ids=str,
 )
@@ -158,8 +160,8 @@ def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
     """Its loads are waited for: only other blocks of threads fill that time. Nothing may be spilled to make room."""
     T = 1031  # enough for full tiles
     q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))
-    blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=not bias)
-    added = torch.randn(1, 1, T, T).bfloat16() if bias else None
+    blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=bias is None)
+    added = None if bias is None else torch.randn(1, 1, T, T).to(bias)
     gathered_ops._forward_triton(plan(mask, T, blocking=blocking), q, k, v, added, 0.125)
     (kernel,) = (one for one in found if one.kernel == "forward_kernel")
     assert kernel.spilled == 0

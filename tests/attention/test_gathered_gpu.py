@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from clearhead.attention import attend
+from clearhead.attention.attend import Impl
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan
@@ -64,9 +65,12 @@ class Case:
     offset: int = 0
     bias: str | None = None
     deterministic: bool = False
+    temperature: float = 1.0
+    way: Impl = "gathered"
 
     def __str__(self) -> str:
         extra = f" + {self.bias}" * (self.bias is not None) + " twice" * self.deterministic
+        extra += f" / {self.temperature}" * (self.temperature != 1.0) + f" {self.way}" * (self.way != "gathered")
         return f"{self.mask}{extra} {self.shape} {str(self.dtype).removeprefix('torch.')}"
 
 
@@ -138,6 +142,17 @@ CASES = [
         for bias, dtype in (("ALiBi", BRAIN), ("RelativeBias", SINGLE), ("row", HALF))
         for mask in (LANDMARKS, window(2, 2) | every(4))
     ),
+    # A bias that half precision would round: given in float32, or divided by a temperature.
+    *(
+        Case("padding alone", (2, 2, 2, 1025, 1025, 32, 32), HALF, bias="large row", way=way)
+        for way in ("auto", "fused", "gathered")
+    ),
+    *(
+        Case(causal() & window(32, 0), square(1024, 32), BRAIN, bias="large", temperature=0.3, way=way)
+        for way in ("auto", "fused", "gathered")
+    ),
+    *(Case(mask, (1, 4, 2, 1031, 1031, 64, 64), bias="ALiBi", way="auto") for mask in (causal(), full())),
+    Case(full(), (1, 2, 2, 397, 397, 64, 64), bias="ALiBi", way="gathered"),
     *(Case(name, (2, 4, 2, 397, 397, 64, 64)) for name in ("padding", "documents", "allow by batch", "block by head")),
     Case(window(3, 0) & every(16), square(331), SINGLE),  # most rows see nothing
     Case(~full(), square(331)),
@@ -156,6 +171,8 @@ def mask_of(case: Case) -> Mask:
         return case.mask
     B, H, _, T, S, _, _ = case.shape
     generator = torch.Generator().manual_seed(5)
+    if case.mask == "padding alone":
+        return padding([T // 3, T])
     if case.mask == "padding":
         return causal() & padding([T // 3, T], before=[11, 0])
     if case.mask == "documents":
@@ -168,7 +185,11 @@ def mask_of(case: Case) -> Mask:
 def bias_of(case: Case, device: str) -> torch.Tensor | None:
     if case.bias is None:
         return None
-    _, H, _, T, S, _, _ = case.shape
+    B, H, _, T, S, _, _ = case.shape
+    if case.bias == "large row":
+        return 10 * torch.randn(B, H, 1, S, generator=torch.Generator().manual_seed(6)).to(device)
+    if case.bias == "large":
+        return 10 * torch.randn(H, T, S, generator=torch.Generator().manual_seed(6)).to(device, case.dtype)
     if case.bias == "row":
         return torch.randn(H, 1, S, generator=torch.Generator().manual_seed(6)).to(device)
     torch.manual_seed(7)
@@ -178,7 +199,7 @@ def bias_of(case: Case, device: str) -> torch.Tensor | None:
 
 
 def errors(case: Case, device: str) -> list[dict[str, float]]:
-    """For out, dq, dk, dv: how far gathered and reference are from float64, and what roundings explain."""
+    """For out, dq, dk, dv: how far the case's way and the reference are from float64, and what roundings explain."""
     B, H, K, T, S, D, E = case.shape
     generator = torch.Generator().manual_seed(T + S + D)
     *inputs, cotangent = (
@@ -186,15 +207,15 @@ def errors(case: Case, device: str) -> list[dict[str, float]]:
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
     bias = bias_of(case, device)
-    arguments = {"mask": mask_of(case), "offset": case.offset}
+    arguments = {"mask": mask_of(case), "offset": case.offset, "weights": Softmax(case.temperature)}
     wide = None if bias is None else bias.double()
     exact = forward_backward([x.double() for x in inputs], cotangent, "reference", bias=wide, **arguments)
     plain = forward_backward(inputs, cotangent, "reference", bias=bias, **arguments)
     torch.use_deterministic_algorithms(case.deterministic)
-    fast = forward_backward(inputs, cotangent, "gathered", bias=bias, **arguments)
+    fast = forward_backward(inputs, cotangent, case.way, bias=bias, **arguments)
     again = fast
     if case.deterministic:
-        again = forward_backward(inputs, cotangent, "gathered", bias=bias, **arguments)
+        again = forward_backward(inputs, cotangent, case.way, bias=bias, **arguments)
     torch.use_deterministic_algorithms(False)
     largest = max(e.abs().max().item() for e in exact)
     return [
@@ -261,6 +282,23 @@ def test_errs_at_most_twice_as_much_as_the_reference(results, number):
         assert row["finite"], name
         assert row["same"], f"{name} differs from one run to the next"
         assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
+
+
+@pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
+def test_a_learned_bias_in_float32_gets_its_gradient(dtype):
+    """The Triton kernels have none for it: the fused kernel computes such a call in float32."""
+    generator = torch.Generator().manual_seed(8)
+    q, k, v, grad = (torch.randn(2, n, 131, 32, generator=generator).to("cuda", dtype) for n in (4, 2, 2, 4))
+    bias = torch.randn(4, 131, 131, generator=generator).cuda()
+
+    def gradient(impl: str, wide: torch.dtype, *inputs: torch.Tensor) -> torch.Tensor:
+        learned = bias.to(wide).requires_grad_()
+        attend(*inputs, causal(), bias=learned, impl=impl).backward(grad.to(inputs[0].dtype))
+        return learned.grad
+
+    exact = gradient("reference", torch.float64, q.double(), k.double(), v.double())
+    plain, fast = ((gradient(impl, SINGLE, q, k, v) - exact).abs().max().item() for impl in ("reference", "auto"))
+    assert fast <= 2 * plain + 2 * torch.finfo(dtype).eps * exact.abs().max().item()
 
 
 def plan_of(case: Case) -> Plan:

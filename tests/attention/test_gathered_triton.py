@@ -26,6 +26,8 @@ CASES = [
     ("window(3, 1) | scattered(4, 1)", (1, 1, 1, 41, 41, 16, 16), 0, "float32", None, False, False),
     ("window(5, 5)", (1, 2, 2, 37, 37, 7, 7), 0, "float32", "any", False, False),
     ("causal() & window(9, 0)", (1, 2, 1, 37, 37, 16, 16), 0, "float16", "ALiBi", False, False),
+    ("causal() & window(9, 0)", (1, 2, 1, 37, 37, 16, 16), 0, "float16", "large", False, False),
+    ("full()", (1, 2, 1, 23, 37, 16, 16), 0, "float16", "least", False, False),
     ("window(9, 3) | every(5)", (2, 2, 1, 23, 37, 16, 16), 11, "float32", "RelativeBias", False, False),
     ("~full()", (1, 1, 1, 19, 19, 16, 16), 0, "float32", None, False, False),
     ("window(3, 0) & every(8)", (1, 1, 1, 37, 37, 16, 16), 0, "float32", None, False, False),
@@ -59,8 +61,12 @@ def bias_of(kind, shape, offset, generator):
     from clearhead.positions import ALiBi, RelativeBias
 
     _, H, _, T, S, _, _ = shape
-    if kind == "any":
-        return torch.randn(1, H, T, S, generator=generator)
+    if kind in ("any", "large"):
+        return torch.randn(1, H, T, S, generator=generator) * (1 if kind == "any" else 30)
+    if kind == "least":  # hides keys beside others: finite, and beyond what a number in units of log 2 may be
+        bias = torch.zeros(1, 1, T, S)
+        bias[..., ::3] = torch.finfo(torch.float32).min
+        return bias
     if kind is None:
         return None
     torch.manual_seed(7)  # a learned bias begins with drawn numbers

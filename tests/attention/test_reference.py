@@ -59,6 +59,19 @@ def test_gradients_are_those_of_the_function(weights, mask):
     assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs)
 
 
+@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+def test_a_large_gradient_in_half_precision_stays_finite(impl):
+    """Σ grad · v is beyond float16, where the gradients of q, k and v are not."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 2, 32, 64, generator=generator, dtype=F64).half() for _ in range(4))
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(attend(*exact, window(40, 40)), exact, 8000 * grad.double())
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    found = torch.autograd.grad(attend(*inputs, window(40, 40), impl=impl), inputs, 8000 * grad)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-3 * other.abs().max().item())
+
+
 def test_the_deduplicating_decoder_of_the_final_exam():
     """Deep Learning final exam, January 2025, Part 3, Problem 2.2 and 2.3: D A A <START> A D <STOP> at
     temperature 0."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.masks import (
+    Atom,
     allow,
     block,
     blocks,
@@ -20,13 +21,14 @@ from clearhead.masks import (
     documents,
     every,
     full,
+    leaves,
     padding,
     prefix,
     scattered,
     stride,
     window,
 )
-from clearhead.masks.count import Atom, Counter, atoms, polynomial, worthwhile
+from clearhead.masks.count import Counter, polynomial, worthwhile
 from clearhead.masks.geometry import Grid, Region
 from tests.masks.strategies import masks, plain_masks, sizes, small
 
@@ -151,7 +153,7 @@ def test_polynomials_simplify_by_themselves():
 
 def test_atoms_push_transposition_to_the_leaves():
     mask = (causal() & every(2).T).T | ~(stride(3) | blocks(2)).T | causal()
-    assert atoms(mask) == [
+    assert leaves(mask) == [
         Atom(causal(), True),
         Atom(every(2)),
         Atom(stride(3)),
@@ -164,7 +166,7 @@ def test_atoms_push_transposition_to_the_leaves():
 def test_keys_of_an_atom_are_what_it_allows(mask, size):
     T, S, offset = size
     p = torch.arange(offset, offset + T)
-    for each in atoms(mask):
+    for each in leaves(mask):
         keys = each.keys()(p)
         j = torch.arange(S)[:, None]
         inside = (keys.start <= j) & (j < keys.stop) & ((j - keys.residue) % keys.modulus == 0)

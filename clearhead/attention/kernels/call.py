@@ -5,6 +5,7 @@ are allowed, and are folded into B by implementations that want exactly four."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -46,18 +47,32 @@ class Call:
         """The parameters of a score function that has some."""
         return list(self.scores.parameters()) if isinstance(self.scores, nn.Module) else []
 
-    def cooled(self, bias: Tensor) -> Tensor:
-        """bias / temperature of the softmax. What is finite stays so.
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of the softmax's statistics: float32, or wider where the inputs are."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def cooled(self) -> Tensor:
+        """The bias over the softmax's temperature: as it was given at 1, else in the wide dtype. What is finite stays so.
 
         Some libraries hide keys by the least number there is. Divided, it would become −∞, which hides a key even where
         it is the only one.
         """
+        assert self.bias is not None
         assert isinstance(self.weights, Softmax)  # other ways to weigh are the reference's
         temperature = self.weights.temperature
-        if temperature >= 1.0:
-            return bias if temperature == 1.0 else bias / temperature
-        most = torch.finfo(bias.dtype).max / 2
+        if temperature == 1.0:
+            return self.bias
+        bias = self.bias.to(self.wide)  # a quotient in half precision would be rounded, or beyond its range
+        if temperature > 1.0:
+            return bias / temperature
+        most = torch.finfo(self.wide).max / 2
         return torch.where(bias.isinf(), bias, (bias / temperature).clamp(-most, most))
+
+    def uncast(self) -> AbstractContextManager[object]:
+        """Without autocast, which would round what is computed in wide numbers on purpose."""
+        # Tensors of sizes alone ("meta") have no autocast to switch off.
+        return nullcontext() if self.q.is_meta else torch.autocast(self.q.device.type, enabled=False)
 
     def allowed(self) -> Tensor | None:
         """The mask as a bool tensor that broadcasts to (B, H, T, S); one row where all queries see the same keys."""

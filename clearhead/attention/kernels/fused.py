@@ -3,11 +3,16 @@
 Runs every dot-product score with a softmax (`Bilinear` not in half precision). A mask that is only `causal()` becomes
 the kernel's own causal flag, one that is the same for every query (`padding`, `every`, `prefix`) a single row; other
 masks are built once as (T, S) bools. Queries that may attend to nothing are given everything and their output is then
-zeroed: back ends differ on such rows."""
+zeroed: back ends differ on such rows.
+
+CUDA's kernels take a bias in the queries' dtype only. One that half precision would round is not rounded: the kernel is
+then given everything in float32. That is several times slower, still without the (B, H, T, S) scores of the reference,
+and gives a learned bias its gradient; "auto" gathers such calls where it can, in half precision with a float32 bias."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +21,7 @@ from torch import Tensor
 
 from clearhead._numbers import has_numbers, has_tangent
 from clearhead.attention.kernels.call import Call
-from clearhead.attention.kernels.reference import scores_overflow
+from clearhead.attention.kernels.reference import one_for_each_query_head, scores_overflow
 from clearhead.attention.scores import Bilinear, Dot, ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Mask
@@ -51,28 +56,37 @@ def run(call: Call) -> Tensor:
     dot = call.scores.as_dot(call.q)
     assert dot is not None
     q, scale = dot
-    scale = scale / call.weights.temperature
+    k, v, grouped = call.k, call.v, False
+    if widens(call):
+        # The one CUDA kernel for float32 with a bias does not share keys among heads.
+        q, k, v = (x.to(call.wide) for x in (q, *(one_for_each_query_head(x, call.groups) for x in (k, v))))
+    elif call.groups != 1:  # a plain bool, as in `_is_plain_causal`
+        grouped = True
     is_causal = _is_plain_causal(call)
     attn_mask, seen = (None, None) if is_causal else _mask_and_seen(call)
     lead = q.shape[:-3]
-    out = F.scaled_dot_product_attention(
-        _four(q),
-        _four(call.k),
-        _four(call.v),
-        attn_mask=None if attn_mask is None else _four_mask(attn_mask, lead),
-        dropout_p=call.weights.dropout,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=_is_grouped(call),
-    )
+    # Autocast would round the bias with the rest, which is in its dtype already.
+    with nullcontext() if call.bias is None else call.uncast():
+        out = F.scaled_dot_product_attention(
+            _four(q),
+            _four(k),
+            _four(v),
+            attn_mask=None if attn_mask is None else _four_mask(attn_mask, lead),
+            dropout_p=call.weights.dropout,
+            is_causal=is_causal,
+            scale=scale / call.weights.temperature,
+            enable_gqa=grouped,
+        ).to(call.q.dtype)
     out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
     return out if seen is None else out.masked_fill(~seen, 0.0)
 
 
-def _is_grouped(call: Call) -> bool:
-    if call.groups != 1:  # noqa: SIM103  (a plain bool, as in `_is_plain_causal`)
-        return True
-    return False
+def widens(call: Call) -> bool:
+    """Whether the kernel is given queries, keys and values in float32, for a bias that half precision would round."""
+    if call.bias is None or not call.q.is_cuda or call.q.dtype == call.wide:
+        return False
+    as_given = isinstance(call.weights, Softmax) and call.weights.temperature == 1.0
+    return not as_given or torch.promote_types(call.bias.dtype, call.q.dtype) != call.q.dtype
 
 
 def _is_plain_causal(call: Call) -> bool:
@@ -124,10 +138,9 @@ def _sees_everything(call: Call) -> bool:
 def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
     if call.bias is None:
         return allowed
-    # CPU kernels add a float32 bias to half-precision scores; CUDA's want the query's dtype.
-    bias = call.bias.to(call.q.dtype if call.q.is_cuda else torch.promote_types(call.q.dtype, torch.float32))
-    assert isinstance(call.weights, Softmax)  # why_not has said so
-    bias = call.cooled(bias)  # it divides scores and bias together
+    # A temperature divides scores and bias together. CPU kernels add a float32 bias to half-precision scores; CUDA's
+    # want the dtype of the queries.
+    bias = call.cooled().to(call.q.dtype if call.q.is_cuda and not widens(call) else call.wide)
     return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
 
 

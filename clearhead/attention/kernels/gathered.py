@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from clearhead._numbers import has_numbers
-from clearhead.attention.kernels import gathered_dense
+from clearhead.attention.kernels import fused, gathered_dense
 from clearhead.attention.kernels.call import Call
-from clearhead.attention.kernels.fused import why_not as why_not_fused
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.atoms import leaves
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask, as_mask
+from clearhead.masks import Causal, Mask, as_mask, leaves
 
 _WIDEST = 256
 
@@ -38,9 +36,9 @@ _HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
 
 def why_not(call: Call) -> str | None:
     """Why the gathered way cannot run this call, or None if it can."""
-    if call.mask is None:
+    if call.mask is None and not fused.widens(call):
         return "there is no mask, so nothing to skip"
-    reason = why_not_fused(call)
+    reason = fused.why_not(call)
     if reason is not None:
         return reason
     assert isinstance(call.weights, Softmax)
@@ -74,12 +72,12 @@ def run(call: Call) -> Tensor:
     from clearhead.attention.kernels.gathered_ops import constant_handle, gathered
 
     assert isinstance(call.weights, Softmax)
-    assert call.mask is not None
     dot = call.scores.as_dot(call.q)
     assert dot is not None
     q, scale = dot
     lead = q.shape[:-3]
-    mask = call.mask if len(lead) == 1 or not call.mask.batch_shape else _folded(call.mask, call, lead)
+    mask = as_mask(call.mask)
+    mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
     if torch.compiler.is_compiling():
         spelling = _constant(call)
         assert spelling is not None  # why_not has said so
@@ -88,15 +86,17 @@ def run(call: Call) -> Tensor:
         made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
         handle = made.handle
     four = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, call.k, call.v)]
-    bias = None if call.bias is None else call.cooled(_four_bias(call, lead))
+    bias = None if call.bias is None else _four_bias(call.cooled(), lead)
     out, _ = gathered(*four, bias, handle, scale / call.weights.temperature)
     return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
 
 def worth(call: Call) -> bool:
     """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
-    if call.mask is None or isinstance(call.mask, Causal) or call.T * call.S < WORTH_PLANNING:
+    if call.T * call.S < WORTH_PLANNING:
         return False
+    if (call.mask is None or isinstance(call.mask, Causal)) and not fused.widens(call):
+        return False  # the fused kernel skips what there is to skip
     if not isinstance(call.weights, Softmax) or call.weights.dropout or call.q.device.type not in ("cpu", "cuda"):
         return False  # not worth a plan: it could not be followed
     if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
@@ -113,22 +113,24 @@ def _is_exporting() -> bool:
 def _is_real(call: Call) -> bool:
     """Whether the call is computed as it comes, and is not transformed or only sized."""
     bias = [] if call.bias is None else [call.bias]
-    held = [x for leaf, _ in leaves(as_mask(call.mask), False) for x in getattr(leaf, "data", ())]
+    held = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
     return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.learned, *held)])
 
 
 def _promises(call: Call) -> bool:
     """Whether the plan is predicted to be faster than the fused kernel."""
-    assert call.mask is not None
     heads = 1
     for n in call.q.shape[:-2]:
         heads = heads * n
     width = max(call.q.shape[-1], call.v.shape[-1])
     backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
+    instead = call.wide if fused.widens(call) else call.q.dtype
     if not torch.compiler.is_compiling():
         # Without a count of their changes, tensors in a mask would have to be planned for in every call.
-        rates = rates_of(call.q.device, call.q.dtype)
-        return call.mask.versions is not None and saves(plan_for(call), heads, width, backward, rates)
+        if as_mask(call.mask).versions is None:
+            return False
+        ours, theirs = (rates_of(call.q.device, dtype) for dtype in (call.q.dtype, instead))
+        return saves(plan_for(call), heads, width, backward, ours, instead=theirs)
     from clearhead.attention.kernels.gathered_ops import constant_saves
 
     spelling = _constant(call)
@@ -136,28 +138,31 @@ def _promises(call: Call) -> bool:
         return False
     sizes = (call.T, call.S, call.offset)
     work = (heads, width, backward)
-    return constant_saves(spelling, sizes, call.q.device, call.q.dtype, _plain(blocking_for(call)), work)
+    return constant_saves(spelling, sizes, call.q.device, (call.q.dtype, instead), _plain(blocking_for(call)), work)
 
 
-def saves(made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None) -> bool:
+def saves(
+    made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None, *,
+    instead: Rates | None = None,
+) -> bool:  # fmt: skip
     """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
 
-    On `device`, if that is another one than the plan is on.
+    On `device`, if that is another one than the plan is on; the fused kernel at the rates `instead`, if it has others.
     """
     ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
-    return ours < rates.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
+    theirs = rates if instead is None else instead
+    return ours < theirs.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
 
 
 def _constant(call: Call) -> Spelling | None:
     """The mask in words, where it and the sizes are constants of the graph that is being compiled."""
-    if call.mask is None or not all([is_static(n) for n in (call.T, call.S, call.offset)]):
+    if not all([is_static(n) for n in (call.T, call.S, call.offset)]):
         return None
-    return spell(call.mask)
+    return spell(as_mask(call.mask))
 
 
 def plan_for(call: Call) -> Plan:
     """The plan that `run` would follow."""
-    assert call.mask is not None
     return plan(call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call))
 
 
@@ -190,9 +195,7 @@ def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     return allow(dense.expand(*lead, *dense.shape[-3:]).reshape(-1, *dense.shape[-3:]))
 
 
-def _four_bias(call: Call, lead: torch.Size) -> Tensor:
-    assert call.bias is not None
-    bias = call.bias
+def _four_bias(bias: Tensor, lead: torch.Size) -> Tensor:
     while bias.dim() < 3:
         bias = bias.unsqueeze(0)
     if len(lead) == 1:

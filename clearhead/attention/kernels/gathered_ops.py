@@ -29,15 +29,18 @@ def constant_handle(spelling: Spelling, T: int, S: int, offset: int, device: tor
 
 @torch.compiler.assume_constant_result
 def constant_saves(
-    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, dtype: torch.dtype, blocking: Plain,
-    work: tuple[int, int, bool],
+    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, dtypes: tuple[torch.dtype, torch.dtype],
+    blocking: Plain, work: tuple[int, int, bool],
 ) -> bool:  # fmt: skip
-    """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset."""
+    """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset.
+
+    `dtypes` are that in which it would gather, and that of the fused kernel instead."""
     from clearhead.attention.kernels.gathered import saves
 
     T, S, offset = sizes
     made = plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
-    return saves(made, *work, rates_of(device, dtype))
+    ours, theirs = (rates_of(device, dtype) for dtype in dtypes)
+    return saves(made, *work, ours, instead=theirs)
 
 
 def uses_triton(q: Tensor) -> bool:

@@ -20,6 +20,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LARGEST = tl.constexpr(1e38)
 
 
 @triton.jit
@@ -145,6 +146,15 @@ def _products(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _biased(s, at, scale):
+    """Scores s (M, N) times their scale, and the bias that lies at these places, in whatever dtype: added in float32.
+
+    Some libraries hide keys by the least number there is: it stays finite in units of log 2, and −inf is what it was."""
+    bias = tl.load(at).to(tl.float32)
+    return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
+
+
+@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, part_ptr, state_ptr, slots,
     patterns, rows, segments, items, marks, pool,
@@ -182,7 +192,7 @@ def forward_kernel(
             top = before * LOG2E
             weight = tl.where(before > float("-inf"), 1.0, 0.0)
             acc = tl.where(slot < 0, _tile(o_base, row, sot, E, EP, WIDE).to(tl.float32), 0.0)
-        c = scale * LOG2E
+        c = LOG2E if BIAS else scale * LOG2E
         mine = segments + block * (3 * SEGMENTS)
         for t in range(tl.load(item + 1), tl.load(item + 2)):
             x = t * N + tl.arange(0, N)
@@ -191,7 +201,7 @@ def forward_kernel(
             s = _products(q, k, PRECISION)
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = s + tl.load(at).to(tl.float32) / scale
+                s = _biased(s, at, scale)
             if t >= n_full // N:
                 s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
             new = tl.maximum(top, tl.max(s, 1) * c)

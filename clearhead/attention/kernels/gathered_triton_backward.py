@@ -15,6 +15,7 @@ import triton.language as tl
 
 from clearhead.attention.kernels.gathered_triton import (
     LOG2E,
+    _biased,
     _block,
     _columns,
     _hide,
@@ -23,6 +24,12 @@ from clearhead.attention.kernels.gathered_triton import (
     _products,
     _tile,
 )
+
+
+@triton.jit
+def _weights(x, BIAS: tl.constexpr):
+    """2^x, and never more than 1: beside a bias of 1e38, the rounding of a log-sum-exp is beyond any exponent."""
+    return tl.math.exp2(tl.minimum(x, 0.0)) if BIAS else tl.math.exp2(x)
 
 
 @triton.jit
@@ -56,7 +63,7 @@ def query_kernel(
         bias_base = bias_ptr + b * sbb + h * sbh
         mine = segments + block * (3 * SEGMENTS)
         dq = tl.zeros([M, DP], tl.float32)
-        c = scale * LOG2E
+        c = LOG2E if BIAS else scale * LOG2E
         for t in range(tl.load(item + 1), tl.load(item + 2)):
             x = t * N + tl.arange(0, N)
             index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
@@ -66,10 +73,10 @@ def query_kernel(
             dp = _products(do, v, PRECISION)
             if BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = s + tl.load(at).to(tl.float32) / scale
+                s = _biased(s, at, scale)
             if t >= n_full // N:
                 s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-            p = tl.math.exp2(s * c - shift[:, None])
+            p = _weights(s * c - shift[:, None], BIAS)
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         dq = dq * scale
@@ -117,7 +124,7 @@ def key_kernel(
         v = _tile(v_ptr + b * svb + h_kv * svh, row, svs, E, EP, WIDE)
         dk = tl.zeros([M, DP], tl.float32)
         dv = tl.zeros([M, EP], tl.float32)
-        c = scale * LOG2E
+        c = LOG2E if BIAS else scale * LOG2E
         for g in range(groups):
             bh = first_head + g
             h = h_kv * groups + g
@@ -143,10 +150,10 @@ def key_kernel(
                     dp = _products(v, do, PRECISION)
                 if BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
-                    s = s + tl.load(at).to(tl.float32) / scale
+                    s = _biased(s, at, scale)
                 if t >= n_full // N:
                     s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-                p = tl.math.exp2(s * c - shift[None, :])
+                p = _weights(s * c - shift[None, :], BIAS)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
                 if not AHEAD:
                     dp = _products(v, do, PRECISION)

@@ -8,7 +8,6 @@ It builds the (B, H, T, S) scores and accepts every choice of scores, weights, b
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -25,23 +24,23 @@ def why_not(call: Call) -> str | None:
 
 
 def run(call: Call) -> Tensor:
-    q, k, v = call.q, *(_one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
+    q, k, v = call.q, *(one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
     wide = statistics_dtype(call)
-    # Tensors of sizes alone ("meta") have no autocast to switch off.
-    with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):
+    bias = None if call.bias is None else call.bias.to(wide)
+    with call.uncast():
         scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
-        if call.bias is not None:
-            scores = scores + call.bias.to(wide)
-        weights = call.weights(scores, _allowed(call))  # (B, H, T, S)
-        return weights.to(v.dtype) @ v  # (B, H, T, E)
+        if bias is not None:
+            scores = scores + bias
+        weights = call.weights(scores, _allowed(call, bias))  # (B, H, T, S)
+        return (weights @ v.to(wide)).to(v.dtype)  # (B, H, T, E); wide, so that no gradient of a weight overflows
 
 
-def _allowed(call: Call) -> Tensor | None:
+def _allowed(call: Call, bias: Tensor | None) -> Tensor | None:
     """What the mask allows, but for the keys that a bias of −∞ hides: a row of nothing else is an empty one, too."""
     allowed = call.allowed()
-    if call.bias is None:
+    if bias is None:
         return allowed
-    seen = call.bias != -math.inf
+    seen = bias != -math.inf
     if has_numbers(seen) and not seen.is_meta and bool(seen.all()):
         return allowed
     return seen if allowed is None else allowed & seen
@@ -98,5 +97,5 @@ def _largest(x: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def _one_for_each_query_head(x: Tensor, groups: int) -> Tensor:
+def one_for_each_query_head(x: Tensor, groups: int) -> Tensor:
     return x if groups == 1 else x.repeat_interleave(groups, dim=-3)

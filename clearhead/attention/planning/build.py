@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import Atoms, View, outline_of
 from clearhead.attention.planning.columns import MAX_PROGRESSIONS, Residues, Stretches, stretches_of
 from clearhead.attention.planning.describe import describe
 from clearhead.attention.planning.lists import Lists, work_order
+from clearhead.attention.planning.spans import Spans, View, outline_of
 from clearhead.attention.planning.tested import tested
 
 _MAX_SEGMENTS = 12
@@ -27,9 +27,9 @@ def build(
 
     What must be tested pair by pair is tested on `device`, if one is given; the lists are then there.
     """
-    atoms = outline_of(view)
-    if atoms is not None:
-        found = _structured(view, atoms, indices, keep_empty)
+    spans = outline_of(view)
+    if spans is not None:
+        found = _structured(view, spans, indices, keep_empty)
         if found is not None:
             return found
     if device is not None:
@@ -38,8 +38,8 @@ def build(
     return tested(view, indices, keep_empty)
 
 
-def _structured(view: View, atoms: Atoms, indices: Tensor | None, keep_empty: bool) -> Lists | None:
-    stretches = stretches_of(view, atoms)
+def _structured(view: View, spans: Spans, indices: Tensor | None, keep_empty: bool) -> Lists | None:
+    stretches = stretches_of(view, spans)
     residues = stretches.residues
     sizes = torch.bincount(residues.of, minlength=residues.count)  # members of each class
     every_class = stretches.full.all(-1)
@@ -50,7 +50,7 @@ def _structured(view: View, atoms: Atoms, indices: Tensor | None, keep_empty: bo
     partial_segments = _segments(stretches, partial, 1, cover=True)
     if full_segments.shape[1] + partial_segments.shape[1] > _MAX_SEGMENTS:
         return None
-    marks = describe(view, atoms, stretches, full, partial, partial_segments)
+    marks = describe(view, spans, stretches, full, partial, partial_segments)
     modulus, residue = marks.skip
     for found in (full_segments, partial_segments):
         found[..., 0] -= view.first

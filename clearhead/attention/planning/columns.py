@@ -1,6 +1,6 @@
 """Which columns all rows of a block see (full), and which some of them may (partial), from structure alone.
 
-Between the places where an atom begins or ends for the first or last row of a block, nothing changes but the residue of
+Between the places where a span begins or ends for the first or last row of a block, nothing changes but the residue of
 the column. So a block has a handful of stretches, and in each stretch the expression is worked out once for each class
 of residues, with a lower bound (seen by all rows) and an upper bound (seen by any): & | ~ act on such pairs exactly as
 they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import Atom, Atoms, Key, View, fold
-from clearhead.masks.base import Leaf
+from clearhead.attention.planning.spans import Span, Spans, View
+from clearhead.masks import Atom, fold
 
 MAX_MODULUS = 1 << 20
 """Residues are tabulated up to this common modulus; beyond it a residue class counts as unknown."""
@@ -27,7 +27,7 @@ MAX_PROGRESSIONS = 4
 
 @dataclass(frozen=True)
 class Residues:
-    """Columns sorted into classes by their remainder: those that every residue atom treats alike.
+    """Columns sorted into classes by their remainder: those that every residue span treats alike.
 
     `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided.
     """
@@ -36,7 +36,7 @@ class Residues:
     of: Tensor  # (modulus,)
     count: int
     shift: Tensor | int
-    truth: dict[Key, Tensor]  # (count,) bool for atoms that are known by class
+    truth: dict[Atom, Tensor]  # (count,) bool for spans that are known by class
 
     def members(self, kind: int) -> Tensor:
         return (self.of == kind).nonzero().flatten()
@@ -49,14 +49,14 @@ class Stretches:
     edges: Tensor
     full: Tensor  # (B, E, C) bool
     seen: Tensor  # (B, E, C) bool
-    flags: Tensor  # (B, E) what each atom is there (none, some, all), as one number
+    flags: Tensor  # (B, E) what each span is there (none, some, all), as one number
     residues: Residues
 
 
-def residues_of(atoms: Atoms, device: torch.device) -> Residues:
+def residues_of(spans: Spans, device: torch.device) -> Residues:
     """The classes of columns: from residues that never change, or from one that changes block by block."""
-    moving = {key: atom for key, atom in atoms.items() if atom.modulus > 1 and isinstance(atom.residue, Tensor)}
-    fixed = {key: atom for key, atom in atoms.items() if atom.modulus > 1 and key not in moving}
+    moving = {atom: span for atom, span in spans.items() if span.modulus > 1 and isinstance(span.residue, Tensor)}
+    fixed = {atom: span for atom, span in spans.items() if span.modulus > 1 and atom not in moving}
     shift = _common_shift(list(moving.values()))
     if shift is not None:
         modulus = next(iter(moving.values())).modulus
@@ -65,75 +65,74 @@ def residues_of(atoms: Atoms, device: torch.device) -> Residues:
         truth = torch.tensor([True, False][: min(modulus, 2)], device=device)
         return Residues(modulus, of, len(truth), shift, dict.fromkeys(moving, truth))
     modulus = 1
-    known: list[Key] = []
-    for key, atom in fixed.items():
-        common = math.lcm(modulus, atom.modulus)
+    known: list[Atom] = []
+    for atom, span in fixed.items():
+        common = math.lcm(modulus, span.modulus)
         if common <= MAX_MODULUS and len(known) < 16:
             modulus = common
-            known.append(key)
+            known.append(atom)
     remainder = torch.arange(modulus, device=device)
     code = torch.zeros(modulus, dtype=torch.int64, device=device)
-    tables = {key: (remainder - fixed[key].residue) % fixed[key].modulus == 0 for key in known}
+    tables = {atom: (remainder - fixed[atom].residue) % fixed[atom].modulus == 0 for atom in known}
     for bit, table in enumerate(tables.values()):
         code += table.long() << bit
     kinds, of = code.unique(return_inverse=True)
     if len(kinds) > MAX_CLASSES:
         return Residues(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
-    truth_of = {key: (kinds >> bit) & 1 == 1 for bit, key in enumerate(tables)}
+    truth_of = {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(tables)}
     return Residues(modulus, of, len(kinds), 0, truth_of)
 
 
-def _common_shift(moving: list[Atom]) -> Tensor | None:
-    """The residue that all moving atoms share within each block, or None."""
-    if not moving or any(atom.modulus != moving[0].modulus for atom in moving):
+def _common_shift(moving: list[Span]) -> Tensor | None:
+    """The residue that all moving spans share within each block, or None."""
+    if not moving or any(span.modulus != moving[0].modulus for span in moving):
         return None
     first = moving[0].residue
     assert isinstance(first, Tensor)
-    if any(not torch.equal(atom.residue, first) for atom in moving[1:] if isinstance(atom.residue, Tensor)):
+    if any(not torch.equal(span.residue, first) for span in moving[1:] if isinstance(span.residue, Tensor)):
         return None
     shift = first[:, 0]
     return shift if bool((first == shift[:, None]).all()) else None
 
 
-def stretches_of(view: View, atoms: Atoms) -> Stretches:
-    """Cut each block's columns where an atom changes, and say what is full and what is seen in each stretch."""
+def stretches_of(view: View, spans: Spans) -> Stretches:
+    """Cut each block's columns where a span changes, and say what is full and what is seen in each stretch."""
     device = view.rows.device
     blocks = view.batch * view.rows.shape[0]
-    residues = residues_of(atoms, device)
-    bounds = {key: _bounds(atom, blocks, device) for key, atom in atoms.items()}
+    residues = residues_of(spans, device)
+    bounds = {atom: _bounds(span, blocks, device) for atom, span in spans.items()}
     ends = [torch.full((blocks,), at, device=device) for at in (view.first, view.stop)]
     cuts = [cut.clamp(view.first, view.stop) for four in bounds.values() for cut in four]
     edges = torch.stack([*ends, *cuts], 1).sort(1).values  # (B, E + 1)
     at = edges[:, :-1]  # a stretch is all alike: ask at its first column
     flags = torch.zeros_like(at)
 
-    def pair(leaf: Leaf, swapped: bool) -> tuple[Tensor, Tensor]:
-        atom = atoms[leaf, swapped]
-        low_min, low_max, high_min, high_max = (four[:, None] for four in bounds[leaf, swapped])
+    def pair(atom: Atom) -> tuple[Tensor, Tensor]:
+        low_min, low_max, high_min, high_max = (four[:, None] for four in bounds[atom])
         full = ((at >= low_max) & (at < high_min))[..., None]  # (B, E, 1)
         seen = ((at >= low_min) & (at < high_max))[..., None]
-        if atom.modulus > 1:
-            truth = residues.truth.get((leaf, swapped))
+        if spans[atom].modulus > 1:
+            truth = residues.truth.get(atom)
             full = full & (truth if truth is not None else torch.zeros(1, dtype=torch.bool, device=device))
             seen = seen & truth if truth is not None else seen
         return full, seen
 
-    for key in atoms:
-        full, seen = pair(*key)
+    for atom in spans:
+        full, seen = pair(atom)
         flags = flags * 4 + full.any(-1) + 2 * seen.any(-1)
     full, seen = fold(
         view.mask,
-        view.by_key,
-        pair,
+        leaf=pair,
         both=lambda a, b: (a[0] & b[0], a[1] & b[1]),
         either=lambda a, b: (a[0] | b[0], a[1] | b[1]),
-        negate=lambda a: (~a[1], ~a[0]),
+        inverse=lambda a: (~a[1], ~a[0]),
+        swapped=view.by_key,
     )
     shape = (*at.shape, residues.count)
     return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
 
 
-def _bounds(atom: Atom, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _bounds(span: Span, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Least and greatest start, least and greatest stop of the rows of each block, (B,) each."""
 
     def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:
@@ -142,4 +141,4 @@ def _bounds(atom: Atom, blocks: int, device: torch.device) -> tuple[Tensor, Tens
         same = torch.full((blocks,), value, device=device)
         return same, same
 
-    return *extremes(atom.start), *extremes(atom.stop)
+    return *extremes(span.start), *extremes(span.stop)

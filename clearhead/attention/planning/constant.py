@@ -6,33 +6,24 @@ numbers."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
-from clearhead.masks.base import Mask
-from clearhead.masks.operators import And, Not, Or, Transposed, invert, join, transpose
-from clearhead.masks.structural import (
-    Blocks,
-    Causal,
-    Every,
-    Full,
-    Prefix,
-    Scattered,
-    Stride,
-    Window,
-)
+from clearhead.masks import Atom, Blocks, Causal, Every, Full, Mask, Prefix, Scattered, Stride, Window, fold
+from clearhead.masks.operators import And, Or, invert, join, transpose
 
 Spelling = tuple[Any, ...]
 
-_OPERATORS: dict[str, type[Mask]] = {"and": And, "or": Or, "not": Not, "transposed": Transposed}
 _LEAVES: dict[str, tuple[type[Mask], tuple[str, ...]]] = {
-    "full": (Full, ()),
-    "causal": (Causal, ()),
-    "window": (Window, ("before", "after")),
-    "every": (Every, ("stride", "offset")),
-    "stride": (Stride, ("step",)),
-    "prefix": (Prefix, ("n",)),
-    "blocks": (Blocks, ("size",)),
-    "scattered": (Scattered, ("per_row", "seed")),
+    "Full": (Full, ()),
+    "Causal": (Causal, ()),
+    "Window": (Window, ("before", "after")),
+    "Every": (Every, ("stride", "offset")),
+    "Stride": (Stride, ("step",)),
+    "Prefix": (Prefix, ("n",)),
+    "Blocks": (Blocks, ("size",)),
+    "Scattered": (Scattered, ("per_row", "seed")),
 }
 
 
@@ -45,15 +36,35 @@ def is_static(value: int) -> bool:
 
 def spell(mask: Mask) -> Spelling | None:
     """The mask in words and numbers, or None where it has no such form."""
-    for name, operator in _OPERATORS.items():
-        if type(mask) is operator:
-            parts = [spell(part) for part in mask.parts]  # type: ignore[attr-defined]
-            return None if any([part is None for part in parts]) else (name, *parts)
-    for name, (kind, fields) in _LEAVES.items():
-        if type(mask) is kind:
-            numbers = [getattr(mask, field) for field in fields]
-            return (name, *numbers) if all([is_static(number) for number in numbers]) else None
-    return None
+    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
+        return None
+    return fold(
+        mask,
+        leaf=_spell_leaf,
+        both=_joined("and"),
+        either=_joined("or"),
+        inverse=_around("not"),
+        transposed=_around("transposed"),
+    )
+
+
+def _is_constant(atom: Atom) -> bool:
+    kind, fields = _LEAVES.get(type(atom.leaf).__name__, (None, ()))
+    return type(atom.leaf) is kind and all([is_static(getattr(atom.leaf, field)) for field in fields])
+
+
+def _spell_leaf(atom: Atom) -> Spelling:
+    name = type(atom.leaf).__name__
+    return (name, *[getattr(atom.leaf, field) for field in _LEAVES[name][1]])
+
+
+def _around(name: str) -> Callable[[Spelling], Spelling]:
+    return lambda part: (name, part)
+
+
+def _joined(name: str) -> Callable[[Spelling, Spelling], Spelling]:
+    # In one row, however long: nested, it might be too deep.
+    return lambda a, b: (*a, b) if a[0] == name else (name, a, b)
 
 
 def read(spelling: Spelling) -> Mask:

@@ -6,16 +6,16 @@ Blocks that look alike, seen from their first row, are described once.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import Atom, Atoms, View, atoms_at, fold
 from clearhead.attention.planning.columns import Residues, Stretches
 from clearhead.attention.planning.lists import expand, pack
-from clearhead.masks.base import Leaf
-from clearhead.masks.structural import Blocks, Causal, Every, Full, Stride, Window
+from clearhead.attention.planning.spans import Span, Spans, View, spans_at
+from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
 
 _PAIRS_AT_ONCE = 1 << 24
 # Leaves whose answer depends on p − j alone.
@@ -46,19 +46,19 @@ class _Piece:
     seen: Tensor  # (R, M, X)
 
 
-def describe(view: View, atoms: Atoms, stretches: Stretches, full: Tensor, partial: Tensor, segments: Tensor) -> Marks:
+def describe(view: View, spans: Spans, stretches: Stretches, full: Tensor, partial: Tensor, segments: Tensor) -> Marks:
     """The marks of all blocks, from their partial segments (B, n, 3) of start, step, count."""
     blocks, n_segments, _ = segments.shape
     lengths = segments[..., 2].sum(1)
     if not n_segments or not bool((lengths > 0).any()):
         return Marks(torch.zeros_like(lengths), None, None)
-    chosen, member = _representatives(_signature(view, atoms, stretches, partial), blocks, segments.device)
+    chosen, member = _representatives(_signature(view, spans, stretches, partial), blocks, segments.device)
     mixed = bool((full.any(-1) & partial.any(-1)).any())  # a range of partial columns may hold full ones
-    ranges = not mixed and all(atom.modulus == 1 for atom in atoms.values())
+    ranges = not mixed and all(span.modulus == 1 for span in spans.values())
     pieces = []
     for part in _parts(lengths[chosen], view.rows.shape[1]):
         mine = chosen[part]
-        exact = atoms_at(view, mine)
+        exact = spans_at(view, mine)
         columns, at, width = _runs(view, exact, segments[mine], ranges)
         unwanted = width == 0
         if mixed:
@@ -70,15 +70,15 @@ def describe(view: View, atoms: Atoms, stretches: Stretches, full: Tensor, parti
     return _encode(pieces, lengths[chosen], member, stretches.residues)
 
 
-def _runs(view: View, atoms: Atoms, segments: Tensor, ranges: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _runs(view: View, spans: Spans, segments: Tensor, ranges: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Columns (R, X) of the lists with their places and widths: one by one or, in ranges, where an answer
     may change."""
     starts, counts = segments[..., 0], segments[..., 2]
     ends = counts.cumsum(1)
     total = ends[:, -1:]
     longest = int(total.max())
-    cuts = [x for atom in atoms.values() for x in (atom.start, atom.stop) if isinstance(x, Tensor)]
-    fixed = [x for atom in atoms.values() for x in (atom.start, atom.stop) if not isinstance(x, Tensor)]
+    cuts = [x for span in spans.values() for x in (span.start, span.stop) if isinstance(x, Tensor)]
+    fixed = [x for span in spans.values() for x in (span.start, span.stop) if not isinstance(x, Tensor)]
     if not ranges or longest <= sum(cut.shape[1] for cut in cuts) + len(fixed) + ends.shape[1] + 1:
         place = torch.arange(longest, device=segments.device).expand(len(segments), -1)
         listed = torch.cat([segments[..., :2], ends[..., None]], -1)
@@ -93,12 +93,12 @@ def _runs(view: View, atoms: Atoms, segments: Tensor, ranges: bool) -> tuple[Ten
     return columns, begin, width
 
 
-def _signature(view: View, atoms: Atoms, stretches: Stretches, partial: Tensor) -> Tensor | None:
+def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) -> Tensor | None:
     """Numbers (B, n) that are equal only for blocks whose partial columns look the same, seen from their first row.
 
     None where the expression has too many leaves to say so: then every block is described by itself.
     """
-    if len(atoms) > 30:
+    if len(spans) > 30:
         return None
     anchor = view.ends[:, :1].repeat(view.batch, 1)  # (B, 1)
     residues = stretches.residues
@@ -108,13 +108,13 @@ def _signature(view: View, atoms: Atoms, stretches: Stretches, partial: Tensor) 
         spread = view.filled - view.filled[:, :1]  # (N, M)
         if bool((spread != spread[:1]).any()):
             phases.append(spread.repeat(view.batch, 1))
-    for (leaf, swapped), atom in atoms.items():
+    for (leaf, swapped), span in spans.items():
         if isinstance(leaf, Blocks):
             phases.append(anchor % leaf.size)
         elif isinstance(leaf, Every) and not swapped:
             phases.append(anchor % leaf.stride)
         elif not isinstance(leaf, _MOVE_ALONG):
-            phases.append(_alone(atom, len(anchor), anchor.device))
+            phases.append(_alone(span, len(anchor), anchor.device))
     low, high = stretches.edges[:, :-1], stretches.edges[:, 1:]
     some = partial.any(-1) & (high > low)
     code = (partial << torch.arange(partial.shape[-1], device=partial.device)).sum(-1)
@@ -122,10 +122,10 @@ def _signature(view: View, atoms: Atoms, stretches: Stretches, partial: Tensor) 
     return torch.cat([*phases, *columns], 1)
 
 
-def _alone(atom: Atom, blocks: int, device: torch.device) -> Tensor:
+def _alone(span: Span, blocks: int, device: torch.device) -> Tensor:
     """(B, 1) a number of its own for a block whose rows differ; −1 where all see one interval, which the edges say."""
     differ = torch.zeros(blocks, 1, dtype=torch.bool, device=device)
-    for value in (atom.start, atom.stop):
+    for value in (span.start, span.stop):
         if isinstance(value, Tensor):
             differ = differ | (value != value[:, :1]).any(1, keepdim=True)
     return torch.where(differ, torch.arange(blocks, device=device)[:, None], -1)
@@ -166,13 +166,15 @@ def _parts(lengths: Tensor, M: int) -> list[Tensor]:
     return parts
 
 
-def _exact(view: View, atoms: Atoms, columns: Tensor) -> Tensor:
+def _exact(view: View, spans: Spans, columns: Tensor) -> Tensor:
     """(R, M, X) whether a row sees a column, by the definition."""
 
-    def test(leaf: Leaf, swapped: bool) -> Tensor:
-        return atoms[leaf, swapped].test(columns)
+    def test(atom: Atom) -> Tensor:
+        return spans[atom].test(columns)
 
-    seen = fold(view.mask, view.by_key, test, torch.logical_and, torch.logical_or, torch.logical_not)
+    seen = fold(
+        view.mask, leaf=test, both=operator.and_, either=operator.or_, inverse=operator.invert, swapped=view.by_key
+    )
     return seen.broadcast_to((columns.shape[0], view.rows.shape[1], columns.shape[1]))
 
 

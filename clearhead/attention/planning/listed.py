@@ -42,7 +42,7 @@ def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pair
         p, j = j, p
     kept = (p >= grid.offset) & (p < grid.offset + T)
     if scatter.also is not None:
-        kept = kept & scatter.also._test(p, j, grid)
+        kept = kept & scatter.also.test(p, j, grid)
     return Pairs((p[kept] - grid.offset).int(), j[kept].int())  # kept for long: half the memory
 
 

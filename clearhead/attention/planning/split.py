@@ -7,16 +7,15 @@ the pairs that it names."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import leaves
 from clearhead.attention.planning.listed import Scatter
-from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.operators import And, Not, Or, Transposed
-from clearhead.masks.structural import Causal, Every, Scattered, Stride
+from clearhead.masks import Causal, Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
 
 MIN_ROWS = 16
 """Rows that a remainder of `stride` must have to be worth blocks of its own, which are mostly empty with fewer."""
@@ -38,7 +37,7 @@ def split(mask: Mask, n_rows: int) -> list[Part]:
     and `scattered`."""
     parts: list[Part] = []
     rest: Mask | None = mask
-    found = leaves(mask, False)
+    found = leaves(mask)
     for leaf, swapped in found:
         if rest is None or not _stands_apart(leaf, mask, n_rows) or not _only_adds(rest, leaf):
             continue
@@ -67,29 +66,29 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
 
     None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs.
     """
-    if mask == leaf:
-        return None
-    if isinstance(mask, Transposed):
-        inner = substitute(mask.parts[0], leaf, value)
-        return None if inner is None else inner.T
-    if isinstance(mask, (And, Or)):
-        found = [substitute(part, leaf, value) for part in mask.parts]
-        kept = [part for part in found if part is not None]
-        decides = isinstance(mask, Or) == value  # one constant part settles the whole
-        if not kept or (decides and len(kept) < len(found)):
-            return None
-        result = kept[0]
-        for part in kept[1:]:
-            result = result & part if isinstance(mask, And) else result | part
-        return result
-    return mask
+
+    def joined(join: Callable[[Mask, Mask], Mask], settles: bool) -> Callable[[Mask | None, Mask | None], Mask | None]:
+        def join_known(a: Mask | None, b: Mask | None) -> Mask | None:
+            if a is None or b is None:
+                return None if settles else b if a is None else a
+            return join(a, b)
+
+        return join_known
+
+    return fold(
+        mask,
+        leaf=lambda atom: None if atom.leaf == leaf else atom.leaf,
+        both=joined(operator.and_, settles=not value),
+        either=joined(operator.or_, settles=value),
+        inverse=lambda part: None if part is None else ~part,
+        transposed=lambda part: None if part is None else part.T,
+    )
 
 
 def _only_adds(mask: Mask, leaf: Leaf) -> bool:
     """Whether the leaf stands under no `~`, so that setting it to nothing can only remove pairs."""
-    if isinstance(mask, Not):
-        return (leaf, False) not in leaves(mask, False) and (leaf, True) not in leaves(mask, False)
-    return all(_only_adds(part, leaf) for part in getattr(mask, "parts", ()))
+    # 0: it is not there; 1: it is; 2 and more: under so many `~` and one.
+    return fold(mask, leaf=lambda atom: int(atom.leaf == leaf), both=max, either=max, inverse=lambda n: 2 * n) < 2
 
 
 def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
@@ -127,7 +126,7 @@ def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device
     kind = torch.zeros_like(index)
     if part.step > 1:
         kind = (index + first) % part.step
-    for leaf, swapped in leaves(part.mask, by_key):
+    for leaf, swapped in leaves(part.mask, swapped=by_key):
         if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
             position = index + first
             chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.atoms import View
 from clearhead.attention.planning.lists import Lists, pack, work_order
+from clearhead.attention.planning.spans import View
 
 _PAIRS_AT_ONCE = 1 << 24
 
@@ -36,7 +36,7 @@ def _test_blocks(view: View, rows: Tensor) -> Tensor:
     flat = rows.reshape(-1, 1)
     at = torch.arange(view.first, view.stop, device=rows.device)[None]
     p, j = (at, flat) if view.by_key else (flat, at)
-    seen = view.mask._test(p, j, view.grid)
+    seen = view.mask.test(p, j, view.grid)
     seen = seen.broadcast_to((*view.mask.batch_shape, flat.shape[0], at.shape[1]))
     return seen.reshape(view.batch, *rows.shape, at.shape[1])
 

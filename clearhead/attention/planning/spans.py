@@ -1,27 +1,20 @@
 """A mask seen from one side: for each row, what every part of the expression lets it see.
 
 A *view* has rows (queries, or keys when the gradient of keys is wanted) gathered into blocks, and columns (the other
-side). Each leaf of the expression is an *atom*: for every row an interval of columns and a residue class. Everything is
-in positions, not indices, and vectorised over rows."""
+side). Each leaf of the expression gives every row a *span*: an interval of columns and a residue class. Everything is in
+positions, not indices, and vectorised over rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Leaf, Mask
+from clearhead.masks import Atom, Blocks, Causal, Full, Mask, Window, leaves
 from clearhead.masks.geometry import Grid, Keys
-from clearhead.masks.operators import And, Not, Or, Transposed
-from clearhead.masks.structural import Blocks, Causal, Full, Window
-
-V = TypeVar("V")
-Key = tuple[Leaf, bool]
-"""A leaf, and whether it stands under an odd number of `.T`."""
 
 # Leaves whose interval moves one way only as the position grows: the first and the last row of a block say all.
 _MONOTONE = (Full, Causal, Window, Blocks)
@@ -59,9 +52,9 @@ class View:
         return torch.stack([self.rows[:, 0], self.rows.amax(1)], 1)
 
     @cached_property
-    def functions(self) -> dict[Key, Callable[[Tensor], Keys] | None]:
+    def functions(self) -> dict[Atom, Callable[[Tensor], Keys] | None]:
         """For every leaf the function from rows to the columns they see; None where it has no such form."""
-        return {(leaf, swapped): leaf.keys_of(swapped) for leaf, swapped in leaves(self.mask, self.by_key)}
+        return {atom: atom.keys() for atom in leaves(self.mask, swapped=self.by_key)}
 
     @property
     def batch(self) -> int:
@@ -70,7 +63,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Atom:
+class Span:
     """One leaf: row r of block n sees start ≤ column < stop with column ≡ residue (mod modulus).
 
     `start`, `stop`, `residue` are numbers or tensors (batch · N, m), for the m rows of a block that were asked about.
@@ -81,13 +74,13 @@ class Atom:
     modulus: int
     residue: Tensor | int
 
-    def __getitem__(self, blocks: Tensor) -> Atom:
+    def __getitem__(self, blocks: Tensor) -> Span:
         """The same for some of the blocks."""
 
         def chosen(value: Tensor | int) -> Tensor | int:
             return value[blocks] if isinstance(value, Tensor) else value
 
-        return Atom(chosen(self.start), chosen(self.stop), self.modulus, chosen(self.residue))
+        return Span(chosen(self.start), chosen(self.stop), self.modulus, chosen(self.residue))
 
     def test(self, columns: Tensor) -> Tensor:
         """The exact answer for a list of columns (R, L) for each block: (R, m, L), or smaller where it broadcasts."""
@@ -102,71 +95,37 @@ class Atom:
         return found
 
 
-Atoms = dict[Key, Atom]
+Spans = dict[Atom, Span]
 
 
-def fold(
-    mask: Mask,
-    swapped: bool,
-    leaf: Callable[[Leaf, bool], V],
-    both: Callable[[V, V], V],
-    either: Callable[[V, V], V],
-    negate: Callable[[V], V],
-) -> V:
-    """The value of an expression, from the values of its leaves (given with the parity of `.T` above them)."""
-    if isinstance(mask, Transposed):
-        return fold(mask.parts[0], not swapped, leaf, both, either, negate)
-    if isinstance(mask, Not):
-        return negate(fold(mask.parts[0], swapped, leaf, both, either, negate))
-    if isinstance(mask, (And, Or)):
-        values = [fold(part, swapped, leaf, both, either, negate) for part in mask.parts]
-        return reduce(both if isinstance(mask, And) else either, values)
-    assert isinstance(mask, Leaf)
-    return leaf(mask, swapped)
-
-
-def leaves(mask: Mask, swapped: bool) -> list[Key]:
-    """Every leaf once, with whether it stands under an odd number of `.T`."""
-    found: dict[Key, None] = {}
-
-    def note(leaf: Leaf, parity: bool) -> None:
-        found[leaf, parity] = None
-
-    def ignore(*_: None) -> None:
-        return None
-
-    fold(mask, swapped, note, ignore, ignore, ignore)
-    return list(found)
-
-
-def outline_of(view: View) -> Atoms | None:
+def outline_of(view: View) -> Spans | None:
     """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
 
     Leaves that move one way only are asked about the ends of a block, the others about all of its rows.
     """
-    found: Atoms = {}
-    for key in view.functions:
-        monotone = isinstance(key[0], _MONOTONE)
-        atom = _atom(view, key, view.ends if monotone else view.filled)
-        if atom is None:
+    found: Spans = {}
+    for atom in view.functions:
+        monotone = isinstance(atom.leaf, _MONOTONE)
+        span = _span(view, atom, view.ends if monotone else view.filled)
+        if span is None:
             return None
-        found[key] = atom
+        found[atom] = span
     return found
 
 
-def atoms_at(view: View, blocks: Tensor) -> Atoms:
+def spans_at(view: View, blocks: Tensor) -> Spans:
     """What each leaf says of every row of these blocks (R,), b · N + n for block n of batch element b."""
-    found: Atoms = {}
-    for key in view.functions:
+    found: Spans = {}
+    for atom in view.functions:
         # With a batch the answers for one row of blocks are many: ask for all, and choose.
-        atom = _atom(view, key, view.filled if view.batch > 1 else view.filled[blocks])
-        assert atom is not None  # the outline has it
-        found[key] = atom[blocks] if view.batch > 1 else atom
+        span = _span(view, atom, view.filled if view.batch > 1 else view.filled[blocks])
+        assert span is not None  # the outline has it
+        found[atom] = span[blocks] if view.batch > 1 else span
     return found
 
 
-def _atom(view: View, key: Key, rows: Tensor) -> Atom | None:
-    function = view.functions[key]
+def _span(view: View, atom: Atom, rows: Tensor) -> Span | None:
+    function = view.functions[atom]
     if function is None:
         return None
     flat = rows.reshape(-1)
@@ -178,6 +137,6 @@ def _atom(view: View, key: Key, rows: Tensor) -> Atom | None:
         value = value.to(rows.device).broadcast_to((*view.mask.batch_shape, flat.shape[0]))
         return value.reshape(shape)
 
-    device = key[0]._device()
+    device = atom.leaf.device
     keys = function(flat if device is None else flat.to(device))
-    return Atom(spread(keys.start), spread(keys.stop), keys.modulus, spread(keys.residue))
+    return Span(spread(keys.start), spread(keys.stop), keys.modulus, spread(keys.residue))

@@ -1,0 +1,124 @@
+"""A bias is added in full: whatever its dtype, its size and the temperature that divides it, no way rounds it first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clearhead.attention import Softmax, attend
+from clearhead.attention.kernels import fused, gathered
+from clearhead.attention.kernels.call import Call
+from clearhead.attention.plan import plan
+from clearhead.attention.scores import ScaledDot
+from clearhead.masks import causal, every, padding, prefix, window
+from tests.attention.test_agree import DTYPES, assert_errs_at_most_twice, in_ways
+
+WAYS = ["auto", "fused", "gathered"]
+
+
+def drawn(*shape, size=10.0, seed=3):
+    return size * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def largest_score(bias, temperature):
+    """No score of two vectors drawn here is above 6."""
+    return (bias.abs().max().item() + 6) / temperature
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_temperature_divides_it_in_wide_numbers(way, dtype, narrow):
+    """1,024 tokens, so that "auto" gathers; float64 has a bias of fewer digits than its own."""
+    bias = drawn(2, 1024, 1024).to(dtype if narrow and dtype != torch.float64 else torch.float32)
+    how = {"mask": causal() & window(32, 0), "bias": bias, "weights": Softmax(0.3)}
+    exact, plain, fast = in_ways(("reference", way), (1, 2, 2, 1024, 1024, 16, 16), dtype, **how)
+    assert_errs_at_most_twice(fast, plain, exact, terms=48, largest_score=largest_score(bias, 0.3))
+
+
+@pytest.mark.parametrize("way", [*WAYS, "reference"])
+def test_a_quotient_beyond_half_precision_still_decides(way):
+    q, v = torch.zeros(1, 1, 2, 4).half(), torch.tensor([0.0, 1.0]).half().view(1, 1, 2, 1)
+    bias = torch.tensor([400.0, 500.0]).half()
+    out = attend(q, q, v, window(5, 5), bias=bias, weights=Softmax(0.01), impl=way)
+    assert out.flatten().tolist() == [1.0, 1.0]
+
+
+@settings(max_examples=60)
+@given(
+    mask=st.sampled_from([window(9, 3), causal(), causal() & every(3), prefix(7), padding([5, 23])]),
+    shape=st.sampled_from([(), (23,), (19, 1), (4, 19, 23), (2, 1, 1, 23), (2, 4, 19, 23)]),
+    dtype=st.sampled_from(DTYPES),
+    bias_dtype=st.sampled_from(DTYPES),
+    size=st.sampled_from([0.0, 1e-6, 1.0, 10.0, 300.0, 6e4]),
+    temperature=st.sampled_from([0.003, 0.3, 1.0, 7.0, 1e4]),
+    way=st.sampled_from(WAYS),
+)
+def test_any_dtype_size_and_temperature(mask, shape, dtype, bias_dtype, size, temperature, way):
+    bias = drawn(*shape, size=size).clamp(-65504, 65504).to(bias_dtype)
+    how = {"mask": mask, "bias": bias, "weights": Softmax(temperature), "offset": 4}
+    exact, plain, fast = in_ways(("reference", way), (2, 4, 2, 19, 23, 5, 7), dtype, **how)
+    cooled = largest_score(bias, temperature)
+    assert_errs_at_most_twice(fast, plain, exact, terms=28 * max(1.0, cooled), largest_score=cooled)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_autocast_does_not_round_it(way):
+    q, k, v = (drawn(1, 2, 139, 8, size=1.0, seed=n).bfloat16() for n in range(3))
+    how = {"mask": causal() & window(40, 0), "bias": drawn(2, 139, 139)}
+    wanted = attend(q, k, v, impl=way, **how)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attend(q.float(), k.float(), v.float(), impl=way, **how), wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype", "temperature", "given_in"),
+    [
+        (torch.bfloat16, torch.bfloat16, 1.0, torch.bfloat16),  # exact as it is
+        (torch.bfloat16, torch.float32, 1.0, torch.float32),
+        (torch.bfloat16, torch.bfloat16, 0.3, torch.float32),
+        (torch.bfloat16, torch.float16, 1.0, torch.float32),
+        (torch.float16, torch.float32, 1.0, torch.float32),
+        (torch.float32, torch.float32, 0.3, torch.float32),
+        (torch.float32, torch.bfloat16, 1.0, torch.float32),
+        (torch.float64, torch.float32, 0.3, torch.float64),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_of_a_gpu_are_given(monkeypatch, dtype, bias_dtype, temperature, given_in):
+    """They take a bias in the queries' dtype alone: there are no numbers here, but their dtypes can be seen."""
+    seen = []
+    kernel = F.scaled_dot_product_attention
+
+    def watched(q, k, v, attn_mask, **how):
+        seen.append((*(x.dtype for x in (q, k, v, attn_mask)), k.shape[-3], how["enable_gqa"]))
+        return kernel(q, k, v, attn_mask=attn_mask, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    with FakeTensorMode():
+        q, k = (torch.empty(1, n, 8, 16, dtype=dtype, device="cuda") for n in (4, 2))
+        bias = torch.empty(4, 8, 8, dtype=bias_dtype, device="cuda")
+        out = attend(q, k, k, bias=bias, weights=Softmax(temperature))
+    assert out.dtype == dtype
+    shared = given_in == dtype  # the kernel for float32 shares no keys
+    assert seen == [(*[given_in] * 4, 2 if shared else 4, shared)]
+
+
+@pytest.mark.parametrize("mask", [None, causal()], ids=str)
+def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, mask):
+    """In half precision with the bias in float32; also where there is nothing to skip."""
+    made = plan(mask, 2048, blocking=gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=False))
+    monkeypatch.setattr(gathered, "plan_for", lambda call: made)
+    monkeypatch.setattr(gathered, "_is_real", lambda call: True)
+    monkeypatch.setattr(gathered, "_HAS_TRITON", True)
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")
+        bias = torch.empty(8, 2048, 2048, device="cuda")
+    calls = {dtype: Call(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0) for dtype in (q.dtype, bias.dtype)}
+    assert fused.widens(calls[torch.float32])
+    assert gathered.worth(calls[torch.float32])
+    assert not gathered.worth(calls[torch.bfloat16])
