@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._version import __version__
+from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models.config import Config
 
@@ -49,11 +50,10 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
     weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in _groups(model)}
     folder = Path(folder)
     try:
-        _write(folder, config.to_toml(), weights)
+        with refusals(f"cannot save to {folder}"):
+            _write(folder, config.to_toml(), weights)
     except ConfigError as error:
         raise StorageError(f"{type(config).__name__} cannot be stored: {error}") from error
-    except OSError as error:
-        raise StorageError(f"cannot save to {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -143,18 +143,16 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
     counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
     `_settle` (the next save) or `_read_config` (a load) takes it.
     """
-    from safetensors.torch import save_file
-
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
     new_weights, new_config = folder / (WEIGHTS + _NEW), folder / (CONFIG + _NEW)
     try:
-        save_file(weights, new_weights, metadata={"format": "pt", "writer": f"clearhead {__version__}"})
-        _sync(new_weights)
+        save_tensors(new_weights, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
+        sync(new_weights)
         new_config.write_text(config, encoding="utf-8")
-        _sync(new_config)
-        _sync(folder)
+        sync(new_config)
+        sync(folder)
         os.replace(new_weights, folder / WEIGHTS)
     except BaseException:
         if not _is_decided(folder):
@@ -165,7 +163,7 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
                     folder.rmdir()
         raise
     os.replace(new_config, folder / CONFIG)
-    _sync(folder)
+    sync(folder)
 
 
 def _is_decided(folder: Path) -> bool:
@@ -178,20 +176,9 @@ def _settle(folder: Path) -> None:
     new_config = folder / (CONFIG + _NEW)
     if _is_decided(folder):
         os.replace(new_config, folder / CONFIG)
-        _sync(folder)
+        sync(folder)
     new_config.unlink(missing_ok=True)
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ---------------------------------------------------------------------- reading

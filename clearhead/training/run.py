@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.files import write_atomically
+from clearhead.disk import write_atomically
 from clearhead.data.task import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "clearhead"
 HOUSE = (
     ("_version", "_shapes", "_numbers"),
     ("errors",),
+    ("disk",),
     ("masks",),
     ("positions",),
     ("attention",),
