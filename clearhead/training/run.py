@@ -156,7 +156,8 @@ def train(
                 trainer.resume()
             else:
                 until_the_end.enter_context(held(job.folder, world))
-                _must_be_free(job.folder)  # another run may have taken it since it was chosen
+                if world.is_first:
+                    _must_be_free(job.folder)  # another run may have taken it since it was chosen
                 if init is not None:
                     trainer.keep_start()
                 _begin(job, world)
