@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from clearhead._version import __version__
 from clearhead.disk import refusals, save_tensors, sync
@@ -66,8 +68,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     folder = Path(folder)
     _check_dtype(dtype)
     _check_device(device)
-    skeleton = _skeleton(config := _read_config(folder), folder)
+    config = _read_config(folder)
     with _open(folder / WEIGHTS, device) as file:
+        skeleton = _skeleton(config, folder, len(file.keys()))
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
         for names, expected in _groups(skeleton):
@@ -199,8 +202,24 @@ def _read_config(folder: Path) -> Config:
         raise StorageError(f"{path}: {error}") from error
 
 
-def _skeleton(config: Config, folder: Path) -> nn.Module:
-    """The model without numbers; sizes that no model can have are found here."""
+def _skeleton(config: Config, folder: Path, n_stored: int) -> nn.Module:
+    """The model without numbers; sizes that no model can have are found here.
+
+    A number of layers may be anything, and even layers without numbers take time. So building ends where there are far
+    more weights than the file holds: twice as many may be, for those that are tied are stored once."""
+    most, made = 2 * n_stored + 100, 0
+    builder = threading.get_ident()
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+        nonlocal made
+        made += threading.get_ident() == builder
+        if made > most:
+            raise StorageError(
+                f"{folder / CONFIG} describes a model with more than {most:,} weight tensors, and {WEIGHTS} holds "
+                f"{n_stored:,}; correct the number of layers, or use the pair that one save() wrote"
+            )
+
+    counting = register_module_parameter_registration_hook(count)
     try:
         with torch.device("meta"):
             return config.build()
@@ -208,6 +227,8 @@ def _skeleton(config: Config, folder: Path) -> nn.Module:
         raise StorageError(
             f"{folder / CONFIG} describes a model that cannot be built: {str(error).splitlines()[0]}"
         ) from error
+    finally:
+        counting.remove()
 
 
 @contextlib.contextmanager

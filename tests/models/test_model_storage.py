@@ -372,6 +372,22 @@ def test_a_config_of_no_model_is_refused(text, words, model, folder):
         load(folder)
 
 
+@pytest.mark.parametrize("n_layers", [20_000, 10**12])
+def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monkeypatch):
+    save(model, folder)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
+    made = []
+    build = nn.LayerNorm.__init__
+    monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (made.append(1), build(self, *a, **kw))[1])
+    n_stored = len(load_file(folder / "model.safetensors"))
+    words = rf"config.toml describes a model with more than \d+ weight tensors, and model.safetensors holds {n_stored};"
+    with pytest.raises(StorageError, match=words):
+        load(folder)
+    assert len(made) < 3 * n_stored + 100
+    tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
+
+
 # ---------------------------------------------------------------------- what the system refuses, and whose files they are
 
 
