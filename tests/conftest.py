@@ -3,6 +3,7 @@ importable peers."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 
@@ -39,3 +40,20 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_disk():
+    """`with small_disk(9_000):` no file grows beyond so many bytes, and the system refuses as it does on a full disk."""
+    resource = pytest.importorskip("resource", reason="limits of a process are POSIX's")
+
+    @contextlib.contextmanager
+    def limited(size: int):
+        before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+
+    return limited

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from clearhead.data.files import write_atomically
+from clearhead.disk import write_atomically
 
 
 @runtime_checkable

@@ -71,6 +71,9 @@ def run() -> None:
     wrong usage."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
+    from clearhead.cli.output import fail, prepare_streams
+
+    prepare_streams()
     try:
         try:
             app()
@@ -90,6 +93,4 @@ def run() -> None:
         # What the system refuses (a folder that cannot be made, a disk that is full) is not a fault of the program.
         if not isinstance(error, ClearheadError | OSError):
             raise
-        from clearhead.cli.output import fail
-
         fail(str(error).partition("\n")[0])

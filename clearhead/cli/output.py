@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +38,32 @@ console = _Console(highlight=False, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
+# One sign for one, so that columns stay columns; what is not here is shown as a question mark.
+_PLAIN = str.maketrans("■█▓▒░·−–×…→←✓✗▁▂▃▄▅▆▇“”’", '##%+:.--x.><+x_.,-=+*""\'')
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """How signs are shown that a stream has no code for, such as drawings where only ASCII is known."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end].translate(_PLAIN)
+    return "".join(sign if sign.isascii() else "?" for sign in signs), error.end
+
+
+def prepare_streams() -> None:
+    """What is printed can be: a stream that was closed (`>&-`) leads nowhere, and one that knows few signs gets those."""
+    codecs.register_error("clearhead", _plain)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="clearhead")
+
+
 def show_json(document: Any) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    """One JSON document on standard output, which says every sign in ASCII where the stream knows no more."""
+    whole = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not whole) + "\n")
 
 
 def show_picture(text: str) -> None:

@@ -67,9 +67,14 @@ def _texts(text: list[str] | None, file: Path | None) -> list[str]:
             raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not text:
         raise DataError("nothing to translate: give a sentence, - for standard input, or --file PATH")
-    if text == ["-"]:
+    if text != ["-"]:
+        return text
+    if sys.stdin is None:
+        raise DataError("standard input is closed: give a sentence, or --file PATH")
+    try:
         return _lines(sys.stdin.read())
-    return text
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input cannot be read as {sys.stdin.encoding} text: {error}") from error
 
 
 def _lines(text: str) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.files import write_atomically
+from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 
 __all__ = ["line", "markdown", "read", "summary", "worst", "write"]

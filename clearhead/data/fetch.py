@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data import files
+from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, StorageError
 
 Progress = Callable[[int, int | None], None]
@@ -155,7 +156,7 @@ def _note(part: Path) -> Path:
 
 def _remember(part: Path, remote: Remote, version: str | None) -> None:
     strong = version if version and not version.startswith("W/") else None  # a weak tag may not be used with ranges
-    files.write_atomically(_note(part), json.dumps({"url": remote.url, "version": strong}).encode())
+    write_atomically(_note(part), json.dumps({"url": remote.url, "version": strong}).encode())
 
 
 def _what_is_there(remote: Remote, part: Path) -> tuple[int, str | None]:

@@ -1,4 +1,4 @@
-"""Reading lines from files that may be compressed, and writing files that are never half there.
+"""Reading lines from files that may be compressed.
 
 A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression
 is seen from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them (there the largest
@@ -11,9 +11,7 @@ import contextlib
 import gzip
 import hashlib
 import lzma
-import os
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -117,18 +115,3 @@ def sha256(path: Path) -> str:
     _must_be_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target and rename: a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

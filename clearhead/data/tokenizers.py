@@ -19,6 +19,7 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data import files
+from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
@@ -69,7 +70,7 @@ class Tokenizer(ABC):
     def save(self, folder: Path | str) -> Path:
         """Write `tokenizer.json` into a folder, whole or not at all."""
         path = Path(folder) / FILE_NAME
-        files.write_atomically(path, self.to_json().encode())
+        write_atomically(path, self.to_json().encode())
         return path
 
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from clearhead._version import __version__
 from clearhead.config import Config
+from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -49,11 +52,10 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
     weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in _groups(model)}
     folder = Path(folder)
     try:
-        _write(folder, config.to_toml(), weights)
+        with refusals(f"cannot save to {folder}"):
+            _write(folder, config.to_toml(), weights)
     except ConfigError as error:
         raise StorageError(f"{type(config).__name__} cannot be stored: {error}") from error
-    except OSError as error:
-        raise StorageError(f"cannot save to {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -66,8 +68,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     folder = Path(folder)
     _check_dtype(dtype)
     _check_device(device)
-    skeleton = _skeleton(config := _read_config(folder), folder)
+    config = _read_config(folder)
     with _open(folder / WEIGHTS, device) as file:
+        skeleton = _skeleton(config, folder, len(file.keys()))
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
         for names, expected in _groups(skeleton):
@@ -143,18 +146,16 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
     counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
     `_settle` (the next save) or `_read_config` (a load) takes it.
     """
-    from safetensors.torch import save_file
-
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
     new_weights, new_config = folder / (WEIGHTS + _NEW), folder / (CONFIG + _NEW)
     try:
-        save_file(weights, new_weights, metadata={"format": "pt", "writer": f"clearhead {__version__}"})
-        _sync(new_weights)
+        save_tensors(new_weights, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
+        sync(new_weights)
         new_config.write_text(config, encoding="utf-8")
-        _sync(new_config)
-        _sync(folder)
+        sync(new_config)
+        sync(folder)
         os.replace(new_weights, folder / WEIGHTS)
     except BaseException:
         if not _is_decided(folder):
@@ -165,7 +166,7 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
                     folder.rmdir()
         raise
     os.replace(new_config, folder / CONFIG)
-    _sync(folder)
+    sync(folder)
 
 
 def _is_decided(folder: Path) -> bool:
@@ -178,20 +179,9 @@ def _settle(folder: Path) -> None:
     new_config = folder / (CONFIG + _NEW)
     if _is_decided(folder):
         os.replace(new_config, folder / CONFIG)
-        _sync(folder)
+        sync(folder)
     new_config.unlink(missing_ok=True)
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ---------------------------------------------------------------------- reading
@@ -212,8 +202,24 @@ def _read_config(folder: Path) -> Config:
         raise StorageError(f"{path}: {error}") from error
 
 
-def _skeleton(config: Config, folder: Path) -> nn.Module:
-    """The model without numbers; sizes that no model can have are found here."""
+def _skeleton(config: Config, folder: Path, n_stored: int) -> nn.Module:
+    """The model without numbers; sizes that no model can have are found here.
+
+    A number of layers may be anything, and even layers without numbers take time. So building ends where there are far
+    more weights than the file holds: twice as many may be, for those that are tied are stored once."""
+    most, made = 2 * n_stored + 100, 0
+    builder = threading.get_ident()
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+        nonlocal made
+        made += threading.get_ident() == builder
+        if made > most:
+            raise StorageError(
+                f"{folder / CONFIG} describes a model with more than {most:,} weight tensors, and {WEIGHTS} holds "
+                f"{n_stored:,}; correct the number of layers, or use the pair that one save() wrote"
+            )
+
+    counting = register_module_parameter_registration_hook(count)
     try:
         with torch.device("meta"):
             return config.build()
@@ -221,6 +227,8 @@ def _skeleton(config: Config, folder: Path) -> nn.Module:
         raise StorageError(
             f"{folder / CONFIG} describes a model that cannot be built: {str(error).splitlines()[0]}"
         ) from error
+    finally:
+        counting.remove()
 
 
 @contextlib.contextmanager

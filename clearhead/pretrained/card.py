@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.files import write_atomically
+from clearhead.disk import write_atomically
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.store import CARD, Trained, load, read_card
 from clearhead.pretrained.translate import DEFAULT

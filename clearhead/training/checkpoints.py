@@ -8,7 +8,6 @@ process its own part, through `torch.distributed.checkpoint`. Both are safetenso
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.data.files import sha256
+from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World, is_sharded
 
@@ -56,25 +57,26 @@ def write(
     final = run / f"step-{step:08d}"
     new = run / f".{final.name}.new"
     sharded = any(is_sharded(tensor) for tensor in tensors.values())
-    try:
-        if world.is_first:
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir(parents=True)
-        world.barrier()
-        if sharded:
-            _write_shards(new / _SHARDS, tensors)
-        if world.is_first:
-            if not sharded:
-                _write_files(new, tensors)
-            shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-            document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
-            _write_json(new / _STATE, document)
-            _write_json(new / _MANIFEST, {path: _sha256(new / path) for path in _files(new)})
-            _put_in_place(new, final)
-    except OSError as error:
-        raise StorageError(
-            f"cannot save a checkpoint to {final}: {error.strerror or error}; those before it are untouched"
-        ) from error
+    with refusals(f"cannot save a checkpoint to {final}", then="those before it are untouched: make room and resume"):
+        try:
+            if world.is_first:
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir(parents=True)
+            world.barrier()
+            if sharded:
+                _write_shards(new / _SHARDS, tensors)
+            if world.is_first:
+                if not sharded:
+                    _write_files(new, tensors)
+                shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+                document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
+                _write_json(new / _STATE, document)
+                _write_json(new / _MANIFEST, {path: sha256(new / path) for path in _files(new)})
+                _put_in_place(new, final)
+        except OSError:
+            if world.is_first:
+                shutil.rmtree(new, ignore_errors=True)  # half a checkpoint would only fill the disk
+            raise
     world.barrier()
     return final
 
@@ -97,32 +99,36 @@ def prune(run: Path, keep: int, *, at: int) -> None:
 
 
 def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
     files: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group = name.partition("/")[0] if "/" in name else _MODEL
         # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
         files.setdefault(group, {})[name] = tensor.detach().cpu().contiguous()
     for group, content in files.items():
-        path = folder / f"{group}.safetensors"
-        save_file(content, path, metadata={"format": "pt"})
+        save_tensors(folder / f"{group}.safetensors", content, {"format": "pt"})
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
-    dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    try:
+        dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # what any process met, told to all of them; no Exception, and so no OSError
+        first = next(iter(error.failures.values()))[0]
+        if not isinstance(first, OSError):
+            raise
+        raise first from error
 
 
 def _put_in_place(new: Path, final: Path) -> None:
     for path in _files(new):
-        _sync(new / path)
-    _sync(new / _MANIFEST)
+        sync(new / path)
+    sync(new / _MANIFEST)
     for folder in {(new / path).parent for path in _files(new)} | {new}:
-        _sync(folder)
+        sync(folder)
     if final.exists():
         # The same step again: a run resumed from an earlier one, or one whose folder was found torn.
         old = final.with_name(f".{final.name}.old")
@@ -132,7 +138,7 @@ def _put_in_place(new: Path, final: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.replace(new, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 # ---------------------------------------------------------------------- finding
@@ -175,7 +181,7 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
     if _STATE not in manifest:
         raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest names no {_STATE}")
     for path, digest in manifest.items():
-        if _sha256(folder / path) != digest:
+        if sha256(folder / path) != digest:
             raise StorageError(f"{folder} is torn: {path} is not what was written (its sha256 differs)")
     state = _read_json(folder / _STATE)
     if state.get("format") != FORMAT or state.get("step") != step:
@@ -245,11 +251,6 @@ def _files(folder: Path) -> list[str]:
     )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_json(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -264,14 +265,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise StorageError(f"{path.parent} is foreign: {path.name} is not an object of names and values")
     return document
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

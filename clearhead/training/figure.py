@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from clearhead.disk import write_atomically
 from clearhead.errors import MissingDependencyError, StorageError
 from clearhead.training.log import read_log
 from clearhead.training.schedule import Schedule
@@ -65,8 +67,10 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, path: Path) -> Path:
+    drawn = io.BytesIO()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(drawn, dpi=120, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise StorageError(f"cannot draw to {path}: {error}; use .png or .svg") from error
+    write_atomically(path, drawn.getvalue())
     return path

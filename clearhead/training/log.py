@@ -6,12 +6,14 @@ a run that was never interrupted."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clearhead.disk import refusals, write_atomically
 from clearhead.errors import StorageError
 
 __all__ = ["Log", "read_log"]
@@ -50,16 +52,15 @@ class Log:
         self.path = run / FILE_NAME
         if self.path.exists():
             kept = [row for row in read_log(run) if row["step"] <= after]
-            temporary = self.path.with_name(f".{FILE_NAME}.new")
-            temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_atomically(self.path, "".join(map(_line, kept)).encode())
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(run, after)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""
-        self._file.write(_line(row))
-        self._file.flush()
+        with refusals(f"cannot write to {self.path}", then="make room and resume the run"):
+            self._file.write(_line(row))
+            self._file.flush()
         if self._board is not None:
             for name, value in row.items():
                 if name not in ("kind", "step") and isinstance(value, int | float):
@@ -70,7 +71,8 @@ class Log:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a row that is still in the buffer, because `write` could not write it
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

@@ -79,15 +79,16 @@ class ProgressBar(Progress):
         self._train = self._valid = ""
 
     def __enter__(self) -> ProgressBar:
-        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._bar is not None:
+            self._bars.stop()  # a run that never started shows nothing, not even an empty line
 
     def started(self, info: RunInfo) -> None:
+        self._bars.start()
         where = f"{info.device} × {info.processes}" if info.processes > 1 else info.device
         self._bars.console.print(
             f"{info.task} ({info.preset}): {info.n_parameters:,} weights, {info.n_train:,} examples, "

@@ -4,6 +4,7 @@ runs/translation/
   train.toml        the recipe: data, model, training
   tokenizer.json    where the task has one
   log.jsonl         one row an interval
+  .lock             who trains here; locked while one does
   step-00000100/    checkpoints
   loss.png          loss and schedule, drawn at the end
   summary.json
@@ -18,6 +19,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import Config
-from clearhead.data.files import write_atomically
 from clearhead.data.task import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model
 from clearhead.models.storage import save as save_model
 from clearhead.training import presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
+from clearhead.training.lock import FILE_NAME as LOCK
+from clearhead.training.lock import held
 from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo
@@ -111,8 +115,8 @@ def train(
     or, for a small one, the task's. `init` is the folder of a trained model: its weights are where the run begins, and
     its tokenizer reads the data. A resumed run has its recorded recipe; only where it is made may be changed (`data` if
     the files have moved, `device`, `parallel`, `compile`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the
-    step, save, and return a summary that says how to go on. Under `torchrun` all processes call this alike. The
-    caller's random numbers are not touched."""
+    step, save, and return a summary that says how to go on. One process at a time trains in a folder; another is told
+    who does. Under `torchrun` all processes call this alike. The caller's random numbers are not touched."""
     if torch.is_inference_mode_enabled():
         raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
     settings = dict(set or {})
@@ -132,7 +136,9 @@ def train(
         folder = None if out is None else Path(out)
         recipe = presets.recipe(task, preset).changed(settings)
         recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
-    with join(recipe.train.device, recipe.train.parallel) as world:
+    with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
+        if resume is not None:
+            until_the_end.enter_context(held(Path(resume), world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
@@ -149,6 +155,9 @@ def train(
             if resume is not None:
                 trainer.resume()
             else:
+                until_the_end.enter_context(held(job.folder, world))
+                if world.is_first:
+                    _must_be_free(job.folder)  # another run may have taken it since it was chosen
                 if init is not None:
                     trainer.keep_start()
                 _begin(job, world)
@@ -202,7 +211,9 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool,
     if init is not None:
         _begin_with(model, init)
     if world.is_first and is_new:
-        folder = _new_folder(folder, recipe.task if recipe.preset == presets.SMALL else recipe.preset)
+        if folder is None:
+            folder = _free_folder(recipe.task if recipe.preset == presets.SMALL else recipe.preset)
+        _must_be_free(folder)
     folder = world.from_first(folder)
     return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
 
@@ -234,15 +245,13 @@ def _begin_with(model: nn.Module, init: Path) -> None:
     model.load_state_dict(trained)
 
 
-def _new_folder(wanted: Path | None, name: str) -> Path:
-    folder = _free_folder(name) if wanted is None else wanted
+def _must_be_free(folder: Path) -> None:
     if (folder / FILE_NAME).exists():
         raise ConfigError(
             f"{folder} holds a run already; go on with it (resume={str(folder)!r}), or choose another out"
         )
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    if folder.is_file() or (folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; choose another out")
-    return folder
 
 
 def _free_folder(name: str) -> Path:

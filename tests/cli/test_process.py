@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -45,3 +47,44 @@ def test_a_reader_that_goes_away_is_no_error(pipe):
     )
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def in_shell(line: str, **variables: str):
+    """A line of shell in which `clearhead` is this one."""
+    function = f'clearhead() {{ "{sys.executable}" -m clearhead.cli "$@"; }}\n'
+    command = ["bash", "-c", function + line]
+    environment = os.environ | variables
+    return subprocess.run(command, capture_output=True, check=False, timeout=120, env=environment)
+
+
+def test_closed_output_leads_nowhere():
+    done = in_shell("clearhead mask 'causal()' --svg /dev/null >&-")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert in_shell("clearhead mask 'causal(' 2>&-").returncode == 1
+
+
+def test_closed_input_is_one_sentence():
+    done = in_shell("clearhead translate - <&-")
+    assert done.returncode == 1
+    assert done.stderr == b"clearhead: standard input is closed: give a sentence, or --file PATH\n"
+
+
+def test_input_in_another_encoding_is_one_sentence():
+    done = in_shell("printf 'a\\xff' | clearhead translate -", PYTHONIOENCODING="utf-8:strict")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"clearhead: standard input cannot be read as utf-8 text: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_full_disk_behind_the_output_is_one_sentence():
+    done = in_shell("clearhead mask 'causal()' >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == b"clearhead: [Errno 28] No space left on device\n"
+
+
+def test_what_ascii_cannot_say_is_drawn_in_ascii():
+    done = in_shell("clearhead mask 'causal()' -n 3", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\n0 # . .\n1 # # .\n2 # # #\n" in done.stdout
+    done = in_shell("clearhead translate 'How are you?' --json", PYTHONIOENCODING="ascii")
+    assert json.loads(done.stdout.decode("ascii"))[0]["target"] == "¿Cómo estás?"

@@ -15,6 +15,7 @@ HOUSE = (
     ("errors",),
     ("values",),
     ("config",),
+    ("disk",),
     ("masks",),
     ("positions",),
     ("attention",),

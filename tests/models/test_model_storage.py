@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 from clearhead.masks import causal, padding
 from clearhead.models import load, save, storage, tiny_decoder, tiny_encoder_decoder, tiny_vision
@@ -369,3 +370,56 @@ def test_a_config_of_no_model_is_refused(text, words, model, folder):
     (folder / "config.toml").write_text(text, encoding="utf-8")
     with pytest.raises(StorageError, match=words):
         load(folder)
+
+
+@pytest.mark.parametrize("n_layers", [20_000, 10**12])
+def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monkeypatch):
+    save(model, folder)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
+    made = []
+    build = nn.LayerNorm.__init__
+    monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (made.append(1), build(self, *a, **kw))[1])
+    n_stored = len(load_file(folder / "model.safetensors"))
+    words = rf"config.toml describes a model with more than \d+ weight tensors, and model.safetensors holds {n_stored};"
+    with pytest.raises(StorageError, match=words):
+        load(folder)
+    assert len(made) < 3 * n_stored + 100
+    tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
+
+
+# ---------------------------------------------------------------------- what the system refuses, and whose files they are
+
+
+@pytest.mark.parametrize("room", [9, 3_000])  # too little for the configuration too, or for the weights only
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, small_disk, room):
+    save(model, folder)
+    other = tiny_decoder().replace(d_ff=37).build()
+    with (
+        small_disk(room),
+        pytest.raises(StorageError, match=f"cannot save to {folder}: File too large; .*untouched") as e,
+    ):
+        save(other, folder)
+    assert "\n" not in str(e.value)
+    assert same(load(folder), model)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+    with small_disk(room), pytest.raises(StorageError):
+        save(other, folder.with_name("new"))
+    assert not folder.with_name("new").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_files_follow_the_umask(model, folder, mask, mode):
+    before = os.umask(mask)
+    try:
+        save(model, folder)
+        save(model, folder)
+        write_atomically(folder / "tokenizer.json", b"{}")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "config.toml": mode,
+        "model.safetensors": mode,
+        "tokenizer.json": mode,
+    }

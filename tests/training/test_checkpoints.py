@@ -84,7 +84,7 @@ def _edit(folder, **changes):
     state = json.loads((folder / "state.json").read_text()) | changes
     (folder / "state.json").write_text(json.dumps(state))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = checkpoints._sha256(folder / "state.json")
+    manifest["state.json"] = checkpoints.sha256(folder / "state.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -104,6 +104,13 @@ def test_fsdp_writes_a_shard_from_each_process(folder):
     assert (folder / "ddp/step-00000010/model.safetensors").exists()
 
 
+def test_a_full_disk_is_one_sentence_in_every_process(folder):
+    said = [(folder / f"full-{rank}.txt").read_text() for rank in range(2)]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"cannot save a checkpoint to {folder}/full/step-00000005: File too large; ")
+    assert not list((folder / "full").glob(".step-*"))
+
+
 def test_fsdp_alone_says_how_to_start_it(tmp_path):
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         train("sort-dedup", out=tmp_path / "run", set=SETTINGS | {"parallel": FSDP()})

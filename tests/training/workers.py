@@ -7,12 +7,14 @@ Trains with DDP and with FSDP2, and goes on with runs that one process has begun
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from clearhead.errors import StorageError
 from clearhead.training import DDP, FSDP, train
 from tests.training.tiny import SETTINGS
 
@@ -53,6 +55,17 @@ def write_pairs(path: Path) -> Path:
     return path
 
 
+def fill_the_disk(folder: Path) -> None:
+    """No file of a sharded checkpoint finds room; what each process then says is left in a file."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
+    try:
+        train("sort-dedup", out=folder / "full", set=SHARED | {"parallel": FSDP()})
+    except StorageError as error:
+        (folder / f"full-{dist.get_rank()}.txt").write_text(str(error))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -62,6 +75,7 @@ def main() -> None:
         assert summary.processes == 2, summary
         train(resume=folder / f"one-then-{name}", set={"parallel": parallel})
     train("translation", data=folder / "pairs.tsv", out=folder / "packed", set=PACKED)
+    fill_the_disk(folder)
     dist.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.claims.study.plan import WHOLE
-from clearhead.data.files import write_atomically
+from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 
 NAME = "vit-against-cnn.json"

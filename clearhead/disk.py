@@ -1,0 +1,76 @@
+"""Writing files that are never half there, and saying in one sentence what the system refuses.
+
+A file is written under another name, forced to the disk, and then renamed. Its mode follows the umask, as that of a file
+that a program simply opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["refusals", "save_tensors", "sync", "write_atomically"]
+
+
+@contextlib.contextmanager
+def refusals(what: str, then: str = "what was there before is untouched") -> Iterator[None]:
+    """Around writing: what the system refuses (a full disk, a folder of others) is one `StorageError`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{what}: {error.strerror or error}; {then}") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target and rename: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with refusals(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+            sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, in place as it grows; an `OSError` where the system refuses it, which leaves none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # of a file that was simply opened; safetensors makes one for its owner alone
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+        path.chmod(mode)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if not isinstance(error, SafetensorError):
+            raise
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(*(int(number[1]), os.strerror(int(number[1]))) if number else (str(error),)) from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,91 @@
+"""A disk that is full: one sentence, the checkpoints before it whole, and the run goes on when there is room again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clearhead.errors import StorageError
+from clearhead.training import Progress, train
+from clearhead.training.checkpoints import good_ones
+from tests.training.tiny import SETTINGS, rows
+
+ROOT = Path(__file__).parents[2]
+ROOM = 4_000  # bytes a file: enough for the log, the recipe and the tokenizer, not for the weights
+
+
+class _FullAfter(Progress):
+    """The disk is full once the checkpoint of a step is there."""
+
+    def __init__(self, step: int, limit) -> None:
+        self.step, self.limit = step, limit
+
+    def saved(self, step: int, folder: Path) -> None:
+        if step == self.step:
+            self.limit.__enter__()
+
+
+def whole(folder: Path) -> list[int]:
+    return sorted(checkpoint.step for checkpoint in good_ones(folder))
+
+
+def test_a_run_whose_disk_fills_up_goes_on_to_the_same_numbers(tmp_path, small_disk):
+    settings = SETTINGS | {"log_every": 5}
+    train("sort-dedup", out=tmp_path / "easy", set=settings)
+    limit, run = small_disk(ROOM), tmp_path / "full"
+    try:
+        with pytest.raises(
+            StorageError, match=r"cannot save a checkpoint to .*step-00000009: File too large; .*resume$"
+        ):
+            train("sort-dedup", out=run, set=settings, progress=_FullAfter(6, limit))
+    finally:
+        limit.__exit__(None, None, None)
+    assert whole(run) == [3, 6]
+    assert not list(run.glob(".step-*"))
+
+    command = [sys.executable, "-m", "clearhead.cli", "train", "--resume", str(run)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with small_disk(ROOM):  # a child has the limits of its parent
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("clearhead: cannot save a checkpoint to ")
+    assert whole(run) == [3, 6]
+    assert not list(run.glob(".step-*"))
+
+    train(resume=run)
+    assert rows(run) == rows(tmp_path / "easy")
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (run, tmp_path / "easy"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
+    settings = SETTINGS | {"steps": 40, "checkpoint_every": 100, "eval_every": 100}
+    with (
+        small_disk(2_500),
+        pytest.raises(StorageError, match=r"cannot write to .*log.jsonl: File too large; make room"),
+    ):
+        train("sort-dedup", out=tmp_path / "run", set=settings)
+    train(resume=tmp_path / "run")
+    train("sort-dedup", out=tmp_path / "easy", set=settings)
+    assert rows(tmp_path / "run") == rows(tmp_path / "easy")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+def test_every_file_of_a_run_follows_the_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {path.relative_to(tmp_path): path.stat().st_mode & 0o777 for path in files} == {
+        path.relative_to(tmp_path): 0o644 for path in files
+    }
+    assert {"train.toml", "log.jsonl", "tokenizer.json", "optimiser.safetensors"} <= {path.name for path in files}
