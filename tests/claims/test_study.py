@@ -25,7 +25,7 @@ from clearhead.errors import ConfigError, DataError, StorageError
 # ---------------------------------------------------------------------- the study itself
 
 TINY = Settings(
-    seconds=60,
+    seconds=1e9,
     sizes=(17, 10_000),
     moved_sizes=(17,),
     large_sizes=(17,),
