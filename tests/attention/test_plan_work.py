@@ -84,4 +84,3 @@ def seen_by(lists, rows, T):
         allowed = lists.allowed(blocks, lists.longest)[0, place]
         result[number].index_add_(0, columns[0][allowed], torch.ones(int(allowed.sum()), dtype=torch.int32))
     return result
-
