@@ -46,7 +46,7 @@ bench: setup
 
 # The README's tables, from the committed results.
 readme: setup
-	$(BIN)/python -m clearhead.bench.readme
+	$(BIN)/python tools/readme.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

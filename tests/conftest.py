@@ -1,5 +1,4 @@
-"""What all tests share: repeatable randomness, hypothesis without deadlines (shared machines stall),
-importable peers."""
+"""What all tests share: repeatable randomness, one thread, hypothesis without deadlines, importable peers."""
 
 from __future__ import annotations
 
@@ -13,9 +12,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clearhead")
-
-# The tests' tensors are tiny: two threads spend their time waiting for each other, the more so on a busy machine.
-torch.set_num_threads(1)
 
 
 def pytest_configure(config):
@@ -35,6 +31,13 @@ def pytest_configure(config):
         for name in ("nms", "qnms"):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             config.torchvision_names.define(schema)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    # The tests' tensors are tiny: two threads would wait for each other, the more so on a busy machine. And sums must be
+    # made in one order to be compared bit for bit.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from clearhead.attention.plan import plan
 from clearhead.attention.planning.cost import rates_of
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.results import write
+from clearhead.bench.results import Row, write
 from clearhead.bench.sparse import Options, Run, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Causal, Mask
@@ -32,8 +31,10 @@ BOUND = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Choice(Row):
     """One choice; times in ms."""
+
+    derived = ("lost",)
 
     name: str
     length: int
@@ -50,9 +51,6 @@ class Row:
         """The time of what was chosen over the time of the faster way."""
         return float(getattr(self, self.chosen)) / min(self.fused, self.gathered)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"lost": self.lost}
-
 
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
@@ -68,10 +66,12 @@ def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dt
     )
 
 
-def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
+def measure(
+    options: Options, out: Path | None = None, on_row: Callable[[Choice], None] = lambda row: None
+) -> list[Choice]:
     """Every choice there is time for; all are written to `out` after each length."""
     deadline = time.monotonic() + options.seconds
-    rows: list[Row] = []
+    rows: list[Choice] = []
     for length in options.lengths:
         for width in options.widths:
             tensors = tensors_for(options, length, width)
@@ -86,13 +86,13 @@ def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], N
     return rows
 
 
-def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backward: bool) -> Row:
+def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backward: bool) -> Choice:
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
     call = Call(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
     chosen = choose(call).__module__.rpartition(".")[2]
     clock = time_both if backward else time_forward
     took = {way: clock(_way(mask, way), tensors) for way in WAYS}
-    return Row(
+    return Choice(
         name=name,
         length=call.T,
         heads=call.q.shape[0] * call.q.shape[1],
@@ -112,14 +112,14 @@ def _way(mask: Mask, impl: Impl) -> Run:
     return run
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Choice]:
     """The rows of a results file; one that does not say is of width 64 and bfloat16."""
-    names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(Choice)]
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [Row(**{name: ({"width": 64, "dtype": "bfloat16"} | row)[name] for name in names}) for row in rows]
+    return [Choice(**{name: ({"width": 64, "dtype": "bfloat16"} | row)[name] for name in names}) for row in rows]
 
 
-def again(row: Row) -> Row:
+def again(row: Choice) -> Choice:
     """The row with the choice that today's constants make on a GPU, which need not be here."""
     mask = next(pattern.mask(row.length) for pattern in CATALOGUE if pattern.name == row.name)
     if isinstance(mask, Causal):
@@ -130,7 +130,7 @@ def again(row: Row) -> Row:
     return replace(row, chosen="gathered" if gathers else "fused")
 
 
-def line(row: Row) -> str:
+def line(row: Choice) -> str:
     """A row for the terminal."""
     what = "forward + backward" if row.backward else "forward"
     return (
@@ -139,6 +139,6 @@ def line(row: Row) -> str:
     )
 
 
-def summary(rows: list[Row]) -> str:
+def summary(rows: list[Choice]) -> str:
     losing = sum(row.lost > BOUND for row in rows)
     return f"{losing} of {len(rows)} choices lose more than {BOUND - 1:.0%}"

@@ -1,11 +1,14 @@
 """`clearhead bench core`: what going through `attend` and `MultiHeadAttention` costs over going without.
 
 The peers are `scaled_dot_product_attention` called directly, and `torch.nn.MultiheadAttention` in training (it is given
-`need_weights=False`, its fastest way).
+`need_weights=False`, its fastest way). Two rows are about starting: a new process that imports clearhead, and one that
+translates a sentence, each against one that imports torch.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
@@ -13,26 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention, attend
-from clearhead.bench.results import Row, compare
+from clearhead.bench.results import Comparison, compare
 from clearhead.masks import Mask, causal, padding
 
 SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 
 
-def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:
+def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Comparison]:
     """Every comparison, each `repeats` rounds."""
     parts = (_fused, _fused_causal, _fused_padding, _training, _training_causal)
+    starts = (_import, _translate)
+    few = min(repeats, 5)  # a process takes a second or more to start, and varies little
     done = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
-        on_round(done, repeats * len(parts))
+        on_round(done, repeats * len(parts) + few * len(starts))
 
-    return [part(repeats, tick) for part in parts]
+    return [part(repeats, tick) for part in parts] + [start(few, tick) for start in starts]
 
 
-def _fused(repeats: int, tick: Callable[[], None]) -> Row:
+def _fused(repeats: int, tick: Callable[[], None]) -> Comparison:
     q, k, v = _qkv()
     return compare(
         "attend, fused / scaled_dot_product_attention",
@@ -44,7 +49,7 @@ def _fused(repeats: int, tick: Callable[[], None]) -> Row:
     )
 
 
-def _fused_causal(repeats: int, tick: Callable[[], None]) -> Row:
+def _fused_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
     q, k, v = _qkv()
     mask = causal()
     return compare(
@@ -57,7 +62,7 @@ def _fused_causal(repeats: int, tick: Callable[[], None]) -> Row:
     )
 
 
-def _fused_padding(repeats: int, tick: Callable[[], None]) -> Row:
+def _fused_padding(repeats: int, tick: Callable[[], None]) -> Comparison:
     q, k, v = _qkv()
     B, _, _, T = SHAPE[0], SHAPE[1], SHAPE[3], SHAPE[2]
     lengths = torch.linspace(T // 2, T, B).long()
@@ -73,15 +78,34 @@ def _fused_padding(repeats: int, tick: Callable[[], None]) -> Row:
     )
 
 
-def _training(repeats: int, tick: Callable[[], None]) -> Row:
+def _training(repeats: int, tick: Callable[[], None]) -> Comparison:
     return _train("MultiHeadAttention, training / nn.MultiheadAttention", None, repeats, tick)
 
 
-def _training_causal(repeats: int, tick: Callable[[], None]) -> Row:
+def _training_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
     return _train("MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal(), repeats, tick)
 
 
-def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None]) -> Row:
+def _import(repeats: int, tick: Callable[[], None]) -> Comparison:
+    name = "a process that imports clearhead / one that imports torch"
+    return _start(name, ["-c", "import torch, clearhead"], 1.25, repeats, tick)
+
+
+def _translate(repeats: int, tick: Callable[[], None]) -> Comparison:
+    name = "clearhead translate 'Good morning.' / a process that imports torch"
+    return _start(name, ["-m", "clearhead.cli", "translate", "Good morning."], 4.0, repeats, tick)
+
+
+def _start(name: str, ours: list[str], bound: float, repeats: int, tick: Callable[[], None]) -> Comparison:
+    def run(arguments: list[str]) -> None:
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+    return compare(
+        name, lambda: run(ours), lambda: run(["-c", "import torch"]), bound=bound, repeats=repeats, on_round=tick
+    )
+
+
+def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None]) -> Comparison:
     """Forward and backward of one layer, with the same weights on both sides."""
     B, H, T, D = SHAPE
     torch.manual_seed(0)

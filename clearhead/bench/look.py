@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead import look
-from clearhead.bench.results import compare, write
+from clearhead.bench.results import Row, compare, write
 from clearhead.masks import Mask, causal, every, window
 from clearhead.models import Decoder, DecoderConfig
 from clearhead.positions import Rotary
@@ -32,8 +31,10 @@ MASKS: tuple[Mask, ...] = (causal(), causal() & (window(256, 0) | every(64)))
 
 
 @dataclass(frozen=True)
-class Row:
+class Watched(Row):
     """One mask. Times in ms, memory in bytes; memory is None on a CPU, where it is not counted."""
+
+    derived = ("holds",)
 
     mask: str
     length: int
@@ -58,9 +59,6 @@ class Row:
     def holds(self) -> bool:
         peak = self.rows_peak_bytes or 0
         return self.ratio <= self.bound and peak < self.square_bytes and self.difference <= self.tolerance
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds}
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,11 @@ def options_for(device: str) -> Options:
     return Options(length=1024, layers=4, width=64, heads=4, device=device, dtype=torch.float32, repeats=4)
 
 
-def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
+def measure(
+    options: Options, out: Path | None = None, on_row: Callable[[Watched], None] = lambda row: None
+) -> list[Watched]:
     """A row for each mask, written to `out` as soon as it is there."""
-    rows: list[Row] = []
+    rows: list[Watched] = []
     for mask in MASKS:
         rows.append(_row(mask, options))
         on_row(rows[-1])
@@ -101,7 +101,7 @@ def measure(options: Options, out: Path | None = None, on_row: Callable[[Row], N
 
 
 @torch.no_grad()
-def _row(mask: Mask, options: Options) -> Row:
+def _row(mask: Mask, options: Options) -> Watched:
     torch.manual_seed(0)
     model = _model(mask, options)
     ids = torch.randint(model.config.vocab_size, (1, options.length), device=options.device)
@@ -122,7 +122,7 @@ def _row(mask: Mask, options: Options) -> Row:
     head = options.heads // 2
     rows_ms, rows_peak = _cost(lambda: t.weights(options.layer, heads=head, rows=few), options)
     head_ms, head_peak = _cost(lambda: _walk(t, options), options)
-    return Row(
+    return Watched(
         mask=str(mask),
         length=options.length,
         layers=options.layers,
@@ -190,7 +190,7 @@ def _now(options: Options) -> float:
     return time.perf_counter() * 1e3
 
 
-def line(row: Row) -> str:
+def line(row: Watched) -> str:
     """A row for people."""
     memory = (
         ""

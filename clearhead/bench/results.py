@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import platform
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 
+from clearhead._clock import seconds
 from clearhead.disk import write_atomically
 
 
-@runtime_checkable
-class Measured(Protocol):
-    """A row of a results file."""
+class Row:
+    """A row of a results file: a dataclass whose properties named in `derived` are written beside its fields."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {name: getattr(self, name) for name in self.derived}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One comparison: our time and the peer's, as medians, and the median of the rounds' ratios."""
+class Comparison(Row):
+    """Our time and the peer's, as medians, and the median of the rounds' ratios."""
 
+    derived = ("holds",)
     name: str
     ours_ms: float
     peer_ms: float
@@ -38,9 +41,6 @@ class Row:
     def holds(self) -> bool:
         return self.ratio <= self.bound
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds}
-
 
 def compare(
     name: str,
@@ -50,18 +50,18 @@ def compare(
     bound: float,
     repeats: int,
     on_round: Callable[[], None] = lambda: None,
-) -> Row:
+) -> Comparison:
     """Times both in turn, which one first changing by the round, so that a slow spell hits both alike."""
     ours(), peer()
     pairs: list[tuple[float, float]] = []
     for i in range(repeats):
         if i % 2:
-            theirs, mine = _time(peer), _time(ours)
+            theirs, mine = seconds(peer), seconds(ours)
         else:
-            mine, theirs = _time(ours), _time(peer)
+            mine, theirs = seconds(ours), seconds(peer)
         pairs.append((mine, theirs))
         on_round()
-    return Row(
+    return Comparison(
         name=name,
         ours_ms=1e3 * median(mine for mine, _ in pairs),
         peer_ms=1e3 * median(theirs for _, theirs in pairs),
@@ -70,15 +70,7 @@ def compare(
     )
 
 
-def _time(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def write(out: Path, rows: Sequence[Measured]) -> None:
+def write(out: Path, rows: Sequence[Row]) -> None:
     """A results file: the machine, the versions and all rows so far, whole or not at all."""
     document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
     write_atomically(out, json.dumps(document, indent=1).encode())

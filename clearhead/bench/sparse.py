@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead._clock import milliseconds
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
@@ -32,12 +33,11 @@ from clearhead.attention.weights import Softmax
 from clearhead.bench.results import write
 from clearhead.bench.sparse_flex import flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
-from clearhead.bench.sparse_rows import Row, line, read_rows
+from clearhead.bench.sparse_rows import Masked, line, read_rows
 from clearhead.masks import Causal, Mask
 
 LENGTHS = (16384, 131072, 4096, 65536)
 WIDTHS = (64, 128)
-_HEAD_START = 60_000_000  # cycles of the device, about 30 ms
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Step:
 def measure(
     options: Options,
     out: Path | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
-    kept: Iterable[Row] = (),
-) -> list[Row]:
+    on_row: Callable[[Masked], None] = lambda row: None,
+    kept: Iterable[Masked] = (),
+) -> list[Masked]:
     """Every row there is time for, beside those `kept` from an earlier run; all are written to `out` after each."""
     deadline = time.monotonic() + options.seconds
     rows = {(row.name, row.length, row.width): row for row in kept}
@@ -117,7 +117,7 @@ def stages(options: Options) -> list[list[Step]]:
     return found
 
 
-def _has(row: Row | None, flex: bool) -> bool:
+def _has(row: Masked | None, flex: bool) -> bool:
     """Whether a row was measured as far as a step would; what failed is worth no second try with the same code."""
     if row is None or (row.ours_both is None and not row.notes):
         return False
@@ -134,11 +134,13 @@ def tensors_for(options: Options, length: int, width: int) -> tuple[Tensor, Tens
     return q, k, v, grad
 
 
-def _measure_row(pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]) -> Row:
+def _measure_row(
+    pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]
+) -> Masked:
     q, k, v, _ = tensors
     B, H, T, D = q.shape
     mask = pattern.mask(T)
-    row = Row(pattern.name, str(mask), T, D, B, H, dense=dense[0], dense_both=dense[1])
+    row = Masked(pattern.name, str(mask), T, D, B, H, dense=dense[0], dense_both=dense[1])
     if D == 64 and T == 16384:
         row.wanted, row.wanted_both = pattern.forward, pattern.both
     call = Call(q, k, v, mask, ScaledDot(), Softmax(), None, 0)
@@ -152,7 +154,7 @@ def _measure_row(pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor
     return row
 
 
-def _add_flex(row: Row, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _add_flex(row: Masked, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     try:
         run = flex_way(pattern.mask(row.length), row.length, tensors[0].device)
         row.flex, row.flex_both = time_forward(run, tensors), time_both(run, tensors)
@@ -160,7 +162,7 @@ def _add_flex(row: Row, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor,
         row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
 
 
-def _plan(call: Call, row: Row, repeats: int = 3) -> Plan:
+def _plan(call: Call, row: Masked, repeats: int = 3) -> Plan:
     """The plan of both sides; the least of a few times, because whatever else runs on the host only adds."""
     sides = []
     for _ in range(repeats):
@@ -219,14 +221,15 @@ def our_way(mask: Mask) -> Run:
 
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+Pick = Callable[[Iterable[float]], float]
 
 
-def time_forward(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+def time_forward(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor], pick: Pick = median) -> float:
     q, k, v, _ = tensors
-    return _time(lambda: run(q, k, v), q.is_cuda)
+    return milliseconds(lambda: run(q, k, v), q.is_cuda, pick=pick)
 
 
-def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
+def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor], pick: Pick = median) -> float:
     leaves = [x.detach().requires_grad_() for x in tensors[:3]]
 
     def step() -> None:
@@ -234,35 +237,7 @@ def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> float
         for x in leaves:
             x.grad = None
 
-    return _time(step, tensors[0].is_cuda)
-
-
-def _time(call: Callable[[], object], cuda: bool) -> float:
-    """The median in ms, by the device's own clock where there is one."""
-    call()
-    start = time.perf_counter()
-    call()
-    if cuda:
-        torch.cuda.synchronize()
-    # A call that takes long needs fewer repetitions: what disturbs it is short.
-    repeats = max(3, min(11, int(1.0 / (time.perf_counter() - start))))
-    if not cuda:
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            call()
-            times.append(1e3 * (time.perf_counter() - begin))
-        return median(times)
-    call()
-    # The device sleeps while the first calls are issued: from then on it never waits for the host.
-    torch.cuda._sleep(_HEAD_START)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for first, last in events:
-        first.record()
-        call()
-        last.record()
-    torch.cuda.synchronize()
-    return median(first.elapsed_time(last) for first, last in events)
+    return milliseconds(step, tensors[0].is_cuda, pick=pick)
 
 
 def _host_time(call: Callable[[], object], repeats: int = 11) -> float:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from clearhead.bench.results import machine
+from clearhead.bench.results import Row, machine
 from clearhead.errors import StorageError
 
 
 @dataclass
-class Row:
+class Masked(Row):
     """One mask at one size. Times in ms; None where something was not measured, `notes` say why."""
+
+    derived = ("fraction", "fraction_both", "of_ideal")
 
     name: str
     mask: str
@@ -38,39 +39,45 @@ class Row:
     wanted_both: float | None = None
     notes: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        row = asdict(self)
-        row["fraction"] = _ratio(self.ours, self.dense)
-        row["fraction_both"] = _ratio(self.ours_both, self.dense_both)
-        row["of_ideal"] = None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
-        return row
+    @property
+    def fraction(self) -> float | None:
+        """Our time over that of attention without a mask."""
+        return _ratio(self.ours, self.dense)
+
+    @property
+    def fraction_both(self) -> float | None:
+        return _ratio(self.ours_both, self.dense_both)
+
+    @property
+    def of_ideal(self) -> float | None:
+        """1 where a mask takes its density's share of the time without one."""
+        return None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else a / b
 
 
-def line(row: Row) -> str:
+def line(row: Masked) -> str:
     """A row for the terminal."""
 
-    def cell(value: float | None, dense: float | None) -> str:
-        fraction = _ratio(value, dense)
+    def cell(fraction: float | None) -> str:
         return "      –" if fraction is None else f"{fraction:7.3f}"
 
     return (
         f"{row.name:28} T {row.length:6} D {row.width:3} density {row.density:.4f} computed {row.computed:.4f} | "
-        f"ours {cell(row.ours, row.dense)} {cell(row.ours_both, row.dense_both)} | "
-        f"flex {cell(row.flex, row.dense)} {cell(row.flex_both, row.dense_both)} | "
+        f"ours {cell(row.fraction)} {cell(row.fraction_both)} | "
+        f"flex {cell(_ratio(row.flex, row.dense))} {cell(_ratio(row.flex_both, row.dense_both))} | "
         f"plan {row.plan_ms:.0f}+{row.plan_keys_ms:.0f} ms {row.notes}"
     )
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Masked]:
     """The rows that an earlier run wrote; they must come from the same kind of machine."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Row)}
-        rows = [Row(**{name: row[name] for name in known & row.keys()}) for row in document["rows"]]
+        known = {field.name for field in fields(Masked)}
+        rows = [Masked(**{name: row[name] for name in known & row.keys()}) for row in document["rows"]]
         device = document["machine"]["gpu"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(

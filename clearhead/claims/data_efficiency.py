@@ -1,8 +1,8 @@
 """A vision Transformer against a convolutional network as the data grow: inductive bias, seen in numbers.
 
 The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that `python -m
-clearhead.claims.study` writes and that comes with the package. What is compared was trained on the same pictures in the
-same order, so differences are taken seed by seed."""
+tools.study` writes in a checkout and that comes with the package. What is compared was trained on the same pictures in
+the same order, so differences are taken seed by seed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from itertools import pairwise
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import HOMEWORK
-from clearhead.claims.study.plan import WHOLE
-from clearhead.claims.study.results import Row, Study
+from clearhead.claims.study import WHOLE, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
 REDRAWN = (
     "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
     "smallest network in part on a CPU); "
-    "`python -m clearhead.claims.study` makes it again. 95 % intervals: Student's t over seeds where there are three "
+    "`python -m tools.study` makes it again, in a checkout. 95 % intervals: Student's t over seeds where there are three "
     "or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
 )
 _NAMES = {
@@ -74,14 +73,14 @@ class Interval:
 
 
 Cell = tuple[str, int, str]  # network, training pictures, whole or moved
-Measure = Callable[[Row], float]
+Measure = Callable[[Training], float]
 
 
-def accuracy(row: Row) -> float:
+def accuracy(row: Training) -> float:
     return row.validation
 
 
-def overfit(row: Row) -> float:
+def overfit(row: Training) -> float:
     """By how much it is better on what it was trained on."""
     return row.training - row.validation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clearhead.claims.data_efficiency import REDRAWN, contrast, mean, pictures_of, study
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import HOMEWORK
-from clearhead.claims.study.plan import MOVED, WHOLE
+from clearhead.claims.study import MOVED, WHOLE
 
 _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 

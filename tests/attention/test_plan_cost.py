@@ -11,9 +11,9 @@ from clearhead.attention.kernels import gathered
 from clearhead.attention.plan import Blocking, plan
 from clearhead.attention.planning.constant import read, spell
 from clearhead.attention.planning.cost import CPU, H200, rates_of
-from clearhead.bench.calibrate import KINDS, Sample, fit, non_negative
 from clearhead.masks import blocks, causal, documents, every, padding, window
 from tests.masks.strategies import masks
+from tools.calibrate import KINDS, Sample, fit, non_negative
 
 
 @settings(max_examples=40)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from clearhead.bench import auto
-from clearhead.bench.calibrate import from_auto
 from clearhead.bench.sparse import Options
 from clearhead.bench.sparse_masks import CATALOGUE
+from tools.calibrate import from_auto
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY = Options(lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6)
-ROW = auto.Row(
+ROW = auto.Choice(
     name="a",
     length=37,
     heads=2,

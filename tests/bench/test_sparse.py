@@ -15,7 +15,7 @@ from clearhead.bench.sparse import Options, measure, stages
 from clearhead.bench.sparse_ahead import compile_ahead
 from clearhead.bench.sparse_flex import predicate_of
 from clearhead.bench.sparse_masks import CATALOGUE
-from clearhead.bench.sparse_rows import Row, read_rows
+from clearhead.bench.sparse_rows import Masked, read_rows
 from clearhead.errors import StorageError
 
 TINY = Options(lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6)
@@ -67,12 +67,12 @@ def test_a_run_goes_on_where_another_stopped(few: None, tmp_path: Path):
 
 
 def test_no_time_measures_nothing_and_keeps_what_was_there(few: None):
-    row = Row(CATALOGUE[1].name, "", 37, 8, 1, 2)
+    row = Masked(CATALOGUE[1].name, "", 37, 8, 1, 2)
     assert measure(replace(TINY, seconds=-1.0), kept=[row]) == [row]
 
 
 def test_a_row_whose_flex_failed_is_not_tried_again():
-    done = Row("a", "", 37, 8, 1, 2, ours=1.0, ours_both=2.0)
+    done = Masked("a", "", 37, 8, 1, 2, ours=1.0, ours_both=2.0)
     assert sparse._has(done, flex=False)
     assert not sparse._has(done, flex=True)
     assert sparse._has(replace(done, flex=1.0, flex_both=1.0), flex=True)

@@ -14,18 +14,18 @@ import torch
 from clearhead.claims import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, data_efficiency, inductive_bias
 from clearhead.claims.data_efficiency import Interval
 from clearhead.claims.ledger import _LEDGER
-from clearhead.claims.study import Row, Settings, Study, run
-from clearhead.claims.study.__main__ import main
-from clearhead.claims.study.networks import NETWORKS, describe
-from clearhead.claims.study.plan import MOVED, WHOLE, factor, jobs
-from clearhead.claims.study.run import moved
-from clearhead.claims.study.training import Optimisation, Pictures, Trainer, order
+from clearhead.claims.study import MOVED, WHOLE, Study, Training
 from clearhead.errors import ConfigError, DataError, StorageError
+from tools.study.__main__ import main
+from tools.study.networks import NETWORKS, describe
+from tools.study.plan import Settings, factor, jobs
+from tools.study.run import moved, run
+from tools.study.training import Optimisation, Pictures, Trainer, order
 
 # ---------------------------------------------------------------------- the study itself
 
 TINY = Settings(
-    seconds=60,
+    seconds=1e9,
     sizes=(17, 10_000),
     moved_sizes=(17,),
     large_sizes=(17,),
@@ -196,7 +196,7 @@ def made_up(**changed: tuple[float, ...]) -> Study:
         network, _, moved_too = name.partition(" ")
         for n, value in zip(SIZES, curve, strict=True):
             for seed in range(3):
-                row = Row(
+                row = Training(
                     network=network,
                     n_train=n,
                     seed=seed,

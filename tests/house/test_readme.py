@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.bench.readme import TABLES, updated
 from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.cli.app import _COMMANDS
+from tools.readme import TABLES, updated
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

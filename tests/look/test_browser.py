@@ -62,7 +62,6 @@ def clicked(folder: Path, made: Album, script: str, *, budget: int | None = None
         [BROWSER, *OPTIONS, f"--user-data-dir={folder / 'profile'}", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     result = re.search(r'<pre id="found">([^<]*)</pre>', done.stdout)

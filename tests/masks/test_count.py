@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from clearhead.masks import (
 )
 from clearhead.masks.count import Counter, polynomial, worthwhile
 from clearhead.masks.geometry import Grid, Region
+from tests.effort import Effort
 from tests.masks.strategies import masks, plain_masks, sizes, small
 
 PATTERN = causal() & (window(256, 0) | every(64))
@@ -194,15 +194,14 @@ def closed_form(n: int) -> int:
     return in_window + sum((p - 257) // 64 + 1 for p in range(257, n))
 
 
-def test_a_million_tokens_are_counted_in_under_a_second():
+def test_a_million_tokens_are_counted_with_little_work():
+    """A few passes over the queries, none over the pairs."""
     assert closed_form(1009) == int(PATTERN.dense(1009).sum())
-    seconds = []
-    for _ in range(3):  # the best of three: other work on the machine is not what is measured
-        start = time.perf_counter()
+    with Effort() as took:
         found = PATTERN.count(1_000_000)
-        seconds.append(time.perf_counter() - start)
     assert found == closed_form(1_000_000)
-    assert min(seconds) < 1.0
+    assert took.nbytes < 1_000 * 1_000_000
+    assert took.calls < 4 * 1_000_000
 
 
 MEMORY = """

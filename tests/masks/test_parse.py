@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 
 import pytest
 import torch
@@ -29,6 +28,7 @@ from clearhead.masks import (
 )
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES
 from clearhead.masks.parse import MAX_TEXT
+from tests.effort import Effort
 from tests.masks.strategies import masks
 
 
@@ -302,6 +302,29 @@ def test_any_text_is_read_or_refused(text):
     assert parse(str(mask), **data) == mask
 
 
+class Watched(str):
+    """A text that counts the characters copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.copied += len(found)
+        return found
+
+
+class Scanned:
+    """A pattern that counts the characters it went over; without a match, that may have been all that were left."""
+
+    def __init__(self, pattern):
+        self.pattern, self.characters = pattern, 0
+
+    def match(self, text, position=0):
+        found = self.pattern.match(text, position)
+        self.characters += (found.end() if found else len(text)) - position
+        return found
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -319,15 +342,20 @@ def test_any_text_is_read_or_refused(text):
         lambda n: "-" * n,
     ],
 )
-def test_reading_takes_linear_time(make):
-    def seconds(n: int) -> float:
-        text, best = make(n), float("inf")
-        for _ in range(3):
-            start = time.process_time()
-            with contextlib.suppress(ParseError):
-                parse(text)
-            best = min(best, time.process_time() - start)
-        return best
+def test_reading_takes_linear_work(make, monkeypatch):
+    """Calls made, characters copied out of the text, and characters that the patterns went over."""
+    module = sys.modules["clearhead.masks.parse"]
+    patterns = [Scanned(module._TOKEN), Scanned(module._BLANK)]
+    monkeypatch.setattr(module, "_TOKEN", patterns[0])
+    monkeypatch.setattr(module, "_BLANK", patterns[1])
 
-    # Eight times the text: quadratic would take 64 times as long. 2 ms cover what is too short to be measured.
-    assert seconds(32_000) < 24 * seconds(4_000) + 0.002
+    def work(n: int) -> int:
+        text = Watched(make(n))
+        for pattern in patterns:
+            pattern.characters = 0
+        with Effort() as took, contextlib.suppress(ParseError):
+            parse(text)
+        return took.calls + text.copied + sum(pattern.characters for pattern in patterns)
+
+    # Eight times the text: quadratic would be 64 times the work.
+    assert work(32_000) < 9 * work(4_000)

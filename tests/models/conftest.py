@@ -1,5 +1,4 @@
-"""What the models' tests share: small models of every kind of positions, and a comparison whose tolerance
-is derived."""
+"""What the models' tests share: small models of every kind of positions, a comparison whose tolerance is derived."""
 
 from __future__ import annotations
 
@@ -8,9 +7,6 @@ import torch
 
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
-
-# These models are far too small to share out over threads, which only wait for each other (badly, on a busy machine).
-torch.set_num_threads(1)
 
 MAX_LEN = 23
 

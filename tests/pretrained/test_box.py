@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from clearhead import pretrained
 from clearhead.errors import DataError, StorageError
-from clearhead.pretrained.card import to_toml
 from clearhead.pretrained.store import BOX, find, read_card
+from tools.card import to_toml
 
 FIELDS = {
     "about",

@@ -1,13 +1,17 @@
+"""Signals as a terminal gives them: whoever starts the tests may ignore some, as a shell does for a background job."""
+
 from __future__ import annotations
 
+import signal
+
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    # Tiny tensors gain nothing from threads, and sums must be made in one order to be compared bit for bit.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    torch.set_num_threads(threads)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,10 +1,11 @@
-"""Run by `test_kill.py` in a process of its own: trains, kills the training ten times, resumes, and finishes.
+"""Run by `test_kill.py` in a process of its own: trains, is killed ten times, resumes each time, and finishes.
 
     python -m tests.training.killed FOLDER SEED
 
 Children are forked from a process that has imported everything and computed nothing, so that ten of them start quickly.
-What training imports late is imported here at once for the same reason. Each child is ended by SIGKILL, which no
-program can catch, at a random place after the log shows some progress."""
+What training imports late is imported here at once for the same reason. Each child ends by SIGKILL, which no program
+can catch, some steps after its start and then a drawn number of function calls later: anywhere inside of a step, a
+validation or a checkpoint. No clock has a part in it, so a seed always kills at the same places."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -20,10 +20,12 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from clearhead.training import train
+from clearhead.training import Progress, train
 from tests.training.tiny import SETTINGS
 
 KILLS = 10
+MOST_STEPS = 6
+MOST_CALLS = 30_000  # a step makes about 5,000 of them, a checkpoint about 28,000
 LONG = SETTINGS | {
     "steps": 90,
     "dropout": 0.2,
@@ -35,18 +37,35 @@ LONG = SETTINGS | {
 }
 
 
-def start(folder: Path) -> int:
-    """Train or resume in a child; its process id."""
+class Doomed(Progress):
+    """Kills its process: so many calls after so many steps."""
+
+    def __init__(self, steps: int, calls: int) -> None:
+        self.steps, self.calls = steps, calls
+
+    def stepped(self, step: int) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            sys.setprofile(self._called)
+
+    def _called(self, frame: object, event: str, argument: object) -> None:
+        self.calls -= 1
+        if self.calls <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(folder: Path, progress: Progress | None) -> int:
+    """Train or resume in a child, and wait for it; how it ended, as a shell would say it."""
     child = os.fork()
     if child:
-        return child
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 1
     try:
         torch.set_num_threads(1)
         if (folder / "train.toml").exists():
-            train(resume=folder)
+            train(resume=folder, progress=progress)
         else:
-            train("sort-dedup", out=folder, set=LONG)
+            train("sort-dedup", out=folder, set=LONG, progress=progress)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -54,36 +73,12 @@ def start(folder: Path) -> int:
         os._exit(status)
 
 
-def rows_written(folder: Path) -> int:
-    path = folder / "log.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def kill_somewhere(folder: Path, chance: random.Random) -> bool:
-    """Let a child run a little and kill it; False if it was done before that."""
-    child = start(folder)
-    at_start = rows_written(folder)
-    enough = chance.randint(1, 4)
-    time.sleep(0.02)  # a resumed child first drops rows
-    while True:
-        done, _ = os.waitpid(child, os.WNOHANG)
-        if done:
-            return False
-        if rows_written(folder) >= max(1, min(at_start, rows_written(folder)) + enough):
-            break
-        time.sleep(0.0005)
-    time.sleep(chance.random() * 0.02)
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
 def main() -> None:
     folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
     warnings.simplefilter("error")  # a kill must not even leave a torn checkpoint behind
-    kills = sum(kill_somewhere(folder, chance) for _ in range(KILLS))
-    _, status = os.waitpid(start(folder), 0)
-    print(f"kills {kills} status {os.waitstatus_to_exitcode(status)}")
+    fates = [Doomed(chance.randint(1, MOST_STEPS), chance.randint(1, MOST_CALLS)) for _ in range(KILLS)]
+    kills = sum(start(folder, fate) == -signal.SIGKILL for fate in fates)
+    print(f"kills {kills} status {start(folder, None)}")
 
 
 if __name__ == "__main__":

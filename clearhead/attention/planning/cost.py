@@ -1,6 +1,6 @@
 """What a plan should cost: pairs times the cost of a pair, for each kind of work, plus a fixed cost for each kernel.
 
-The constants are measured; `python -m clearhead.bench.calibrate` measures a device and fits them. A device that was
+The constants are measured; `python tools/calibrate.py` measures a device and fits them. A device that was
 never measured gets those of the nearest kind: what decides between implementations is their ratios."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rates:
 WORTH_PLANNING = 1 << 18
 """Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
 
-# At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python -m clearhead.bench.calibrate --device
+# At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python tools/calibrate.py --device
 # cuda --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
 H200 = Rates(
     "NVIDIA H200",
@@ -137,7 +137,7 @@ H200_SINGLE = Rates(
     causal_tile=128,
 )
 # Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of
-# `python -m clearhead.bench.calibrate --device cpu
+# `python tools/calibrate.py --device cpu
 # --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`
 # were fitted together (the least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
 CPU = Rates(

@@ -1,4 +1,4 @@
-"""`python -m clearhead.claims.study`: makes the study. It takes minutes on a GPU, and hours without."""
+"""`python -m tools.study`: makes the study. It takes minutes on a GPU, and hours without."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from clearhead.claims.study import Settings, Study, run
-from clearhead.claims.study.networks import NETWORKS
+from clearhead.claims.study import Study
 from clearhead.errors import ClearheadError
+from tools.study.networks import NETWORKS
+from tools.study.plan import Settings
+from tools.study.run import run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m clearhead.claims.study", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.study", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="SVHN: a folder, or an npz file")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write, after every training")
     parser.add_argument("--seconds", type=float, default=210.0, help="how long it may take in all")

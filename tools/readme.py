@@ -1,4 +1,4 @@
-"""The tables of the README, made from committed results: `python -m clearhead.bench.readme` writes them again.
+"""The tables of the README, made from committed results: `python tools/readme.py` writes them again.
 
 Each table stands between two marks, `<!-- name -->` and `<!-- /name -->`. No figure in it is typed by hand:
 measurements come from the files in docs/results, which commands write, and the models' numbers from their cards."""
@@ -17,7 +17,7 @@ from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.costs import report
 from clearhead.work import show, solve
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "pictures"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clearhead.claims.study.training import Optimisation
+from clearhead.claims.study import MOVED, WHOLE
 from clearhead.errors import ConfigError
-
-WHOLE = "whole"
-MOVED = "patches moved"  # every picture's patches in one other order, the same for all pictures
+from tools.study.training import Optimisation
 
 # A run may be made this much shorter or longer than planned, all runs by the same factor.
 _SHORTEST, _LONGEST = 0.5, 2.0

@@ -1,8 +1,8 @@
 """Measures a device and fits the constants of the cost model (`attention/planning/cost.py`), by which "auto" chooses.
 
-    python -m clearhead.bench.calibrate --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
-    python -m clearhead.bench.calibrate --samples rates.json                             fit again, anywhere
-    python -m clearhead.bench.calibrate --auto auto.json --sparse sparse.json            by rows of `clearhead bench`
+    python tools/calibrate.py --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
+    python tools/calibrate.py --samples rates.json                             fit again, anywhere
+    python tools/calibrate.py --auto auto.json --sparse sparse.json            by rows of `clearhead bench`
 
 It prints the constants as they stand in cost.py, to be pasted there, and for each mask what "auto" would lose by them.
 """
@@ -13,9 +13,10 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -121,9 +122,9 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
         for training in (False, True):
-            ms = _time(None, "fused", tensors, training)
+            ms = _took(None, "fused", tensors, training)
             yield Sample(f"dense {tag}", width, training, ms, dense=pairs)
-            ms = _time(window(length // 8, length // 8), "fused", tensors, training)
+            ms = _took(window(length // 8, length // 8), "fused", tensors, training)
             yield Sample(f"masked {tag}", width, training, ms, masked=pairs, leaves=1)
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
@@ -131,7 +132,7 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
             mask = pattern.mask(length)
             made = _plan(mask, length, device, dtype, width)
             for training in (False, True):
-                ms = _time(mask, "gathered", tensors, training)
+                ms = _took(mask, "gathered", tensors, training)
                 work = made.work(heads, rates_of(torch.device(device)), training)
                 yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
 
@@ -177,35 +178,12 @@ def _plan(mask: Mask, length: int, device: str, dtype: torch.dtype, width: int) 
     return plan(mask, length, blocking=blocking_on(torch.device(device), dtype, width, width))
 
 
-def _time(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool) -> float:
+def _took(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool) -> float:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask, impl=impl)
 
-    if tensors[0].is_cuda:
-        return (time_both if training else time_forward)(run, tensors)
-    q, k, v, grad = tensors
-    if not training:
-        return _least_of(lambda: run(q, k, v))
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-
-    def step() -> None:
-        for x in leaves:
-            x.grad = None
-        run(leaves[0], leaves[1], leaves[2]).backward(grad)
-
-    return _least_of(step)
-
-
-def _least_of(call: Callable[[], object], repeats: int = 8) -> float:
-    """In ms, on a CPU: whatever else runs there only adds."""
-    times = []
-    for number in range(repeats + 1):
-        begin = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - begin))
-        if number > 2 and sum(times) > 2000:
-            break
-    return min(times[1:])
+    # On a CPU the least of the times: whatever else runs there only adds.
+    return (time_both if training else time_forward)(run, tensors, median if tensors[0].is_cuda else min)
 
 
 # -- what comes of it -------------------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from clearhead.claims.study.plan import WHOLE
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 
 NAME = "vit-against-cnn.json"
+WHOLE = "whole"
+MOVED = "patches moved"  # every picture's patches in one other order, the same for all pictures
 
 
 @dataclass(frozen=True)
-class Row:
+class Training:
     """One training and what came of it. Accuracies are shares of 1."""
 
     network: str
@@ -36,9 +37,9 @@ class Study:
     """All of it. `about` holds machine, versions, data, recipe, networks and the tuning."""
 
     about: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Training] = field(default_factory=list)
 
-    def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Row]:
+    def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Training]:
         """The rows of one network at one size, by seed."""
         return {
             row.seed: row
@@ -61,14 +62,14 @@ class Study:
         source = resources.files("clearhead.claims") / "results" / NAME if path is None else path
         try:
             document = json.loads(source.read_text(encoding="utf-8"))
-            wanted = [f.name for f in fields(Row)]
-            rows = [Row(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
+            wanted = [f.name for f in fields(Training)]
+            rows = [Training(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
         except FileNotFoundError as error:
             raise StorageError(
-                f"there is no file {source}: expected a study's outcome; make it with python -m clearhead.claims.study"
+                f"there is no file {source}: expected a study's outcome; make it with python -m tools.study"
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(
-                f"{source} is not a study's outcome ({error!r}): make it again with python -m clearhead.claims.study"
+                f"{source} is not a study's outcome ({error!r}): make it again with python -m tools.study"
             ) from error
         return cls(document, rows)

@@ -1,4 +1,4 @@
-"""Writes the measured half of a card: `python -m clearhead.pretrained.card NAME [DATA]`.
+"""Writes the measured half of a card: `python tools/card.py NAME [DATA]`.
 
 A card says by hand what only people know (what the model is for, its data and licence, the command that trained it and
 how long that took) and by measurement how good it is. The metrics are those of `clearhead evaluate`; nothing else

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
-from clearhead.claims.study.networks import Size, build
 from clearhead.training.optimiser import clip, decay_groups
 from clearhead.training.schedule import WarmupCosine
+from tools.study.networks import Size, build
 
 _EVALUATE = 2048  # pictures at a time where no gradient is kept
 _WARM_UP = 3  # updates before a capture: libraries choose their kernels then

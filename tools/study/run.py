@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from clearhead._version import __version__
-from clearhead.claims.study.networks import NETWORKS, PATCH, Size, describe
-from clearhead.claims.study.plan import MOVED, WHOLE, Job, Settings, factor, jobs
-from clearhead.claims.study.results import Row, Study
-from clearhead.claims.study.training import Pictures, Trainer
+from clearhead.claims.study import MOVED, WHOLE, Study, Training
 from clearhead.data.augment import PerImage
 from clearhead.data.digits import prepare
 from clearhead.data.images import Images, load_images
 from clearhead.errors import DataError
+from tools.study.networks import NETWORKS, PATCH, Size, describe
+from tools.study.plan import Job, Settings, factor, jobs
+from tools.study.training import Pictures, Trainer
 
 _TUNING_SEED = 1_000  # weights and order of the tuning runs; no row of the study uses it
 _SPLIT_SEED = 2_000  # which training pictures are held out
@@ -94,11 +94,11 @@ class Bench:
             fastest = min(fastest, seconds)  # the first run also pays for choosing kernels
         return tried, fastest / settings.tuning_steps
 
-    def train_one(self, job: Job, steps: int, lr: float) -> Row:
+    def train_one(self, job: Job, steps: int, lr: float) -> Training:
         trainer = self.trainer(job.network)
         data = self.subset(job.n_train, job.seed, job.pictures)
         seconds = trainer.run(data, steps=steps, lr=lr, seed=job.seed)
-        return Row(
+        return Training(
             network=job.network,
             n_train=len(data),
             seed=job.seed,
@@ -186,7 +186,7 @@ def _pace(study: Study) -> dict[str, float]:
 def _about(settings: Settings, bench: Bench) -> dict[str, object]:
     return {
         "study": "a vision Transformer against a convolutional network as the data grow",
-        "command": "python -m clearhead.claims.study --data svhn --out vit-against-cnn.json",
+        "command": "python -m tools.study --data svhn --out vit-against-cnn.json",
         **_where(bench.device),
         "data": {
             "training": len(bench.train[WHOLE]),
