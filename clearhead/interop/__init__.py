@@ -1,7 +1,7 @@
 """Other people's models: their weights come in, ours go out, without the libraries that made them.
 
-`load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that transformers
-loads. A family is one file in `families/`: its configuration both ways and one table of names.
+`load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
+transformers loads. A family is one file in `families/`: its configuration both ways and one table of names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,21 @@ from clearhead.interop.families import FAMILIES
 from clearhead.interop.gguf_file import GGUF
 from clearhead.interop.reading import read
 from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
+from clearhead.interop.text import companions, stops_of, tokenizer_of
 from clearhead.interop.writing import export
 
-__all__ = ["FAMILIES", "Source", "export", "is_foreign", "load", "open_source"]
+__all__ = [
+    "FAMILIES",
+    "Source",
+    "companions",
+    "export",
+    "is_foreign",
+    "load",
+    "open_source",
+    "read",
+    "stops_of",
+    "tokenizer_of",
+]
 
 
 def is_foreign(name: str | Path) -> bool:

@@ -48,7 +48,7 @@ _REQUIRED = object()
 
 
 class Keys:
-    """A configuration as its maker wrote it. What is asked for is ticked off; `refuse_rest` names what nobody asked for."""
+    """A configuration as its maker wrote it. What is asked for is ticked off; `refuse_rest` names the others."""
 
     def __init__(self, data: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None) -> None:
         self.data = dict(data)

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Transform(ABC):
-    """One step from the maker's tensors to ours, and back; one without `back` loses information and cannot be exported."""
+    """One step from the maker's tensors to ours, and back; one that loses information has no `back`."""
 
     @abstractmethod
     def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
