@@ -15,17 +15,24 @@ from clearhead import attention, masks, positions
 from clearhead._version import __version__
 from clearhead.attention import KVCache, MultiHeadAttention, attend
 from clearhead.errors import ClearheadError
-from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, load, save
+from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
 
 if TYPE_CHECKING:
     from clearhead import claims, look, pretrained, work
     from clearhead.checks import check
     from clearhead.costs import cost
     from clearhead.generation import generate
+    from clearhead.pretrained import load_model as load
     from clearhead.training import train
 
 # What stands further down the house is loaded when it is first used: importing clearhead stays light.
-_FUNCTIONS = {"check": "checks", "cost": "costs", "generate": "generation", "train": "training"}
+_FUNCTIONS = {
+    "check": "checks.check",
+    "cost": "costs.cost",
+    "generate": "generation.generate",
+    "load": "pretrained.load_model",
+    "train": "training.train",
+}
 _ROOMS = ("claims", "look", "pretrained", "work")
 
 
@@ -33,7 +40,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"clearhead.{name}")
     if name in _FUNCTIONS:
-        return getattr(import_module(f"clearhead.{_FUNCTIONS[name]}"), name)
+        room, _, function = _FUNCTIONS[name].partition(".")
+        return getattr(import_module(f"clearhead.{room}"), function)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 

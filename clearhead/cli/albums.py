@@ -76,7 +76,7 @@ def of_sorting(trained: Trained, letters: str) -> Album:
 
 def of_text(trained: Trained, prompt: str) -> Album:
     """A text as a decoder reads it, with the token that it expects next."""
-    ids = trained.tokenizer.encode(prompt)
+    ids = trained.tokenizer.prompt(prompt)
     if not ids:
         raise DataError("the text has no token: give at least one letter")
     longest = getattr(trained.model.config, "max_len", None)

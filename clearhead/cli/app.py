@@ -40,6 +40,7 @@ _COMMANDS = (
     "bench",
     "models",
     "data",
+    "export",
     "demo",
 )
 

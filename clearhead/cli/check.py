@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.output import A_MODEL, Json, console, show_json, table
 
 if TYPE_CHECKING:
     from clearhead.checks import Report
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def check(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A model in the box (en-es), the folder of one, or package.module:factory, which is imported and called."
-        ),
+        typer.Argument(help=f"{A_MODEL} Or package.module:factory, which is imported and called."),
     ],
     only: Annotated[list[str] | None, typer.Option(help="Test only this property; may be given again.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the inputs that are tried.")] = 0,
@@ -70,12 +68,11 @@ def _show(model: str, report: Report) -> None:
 
 def _named(model: str) -> Any:
     """What a name on the command line stands for."""
-    if ":" in model and not Path(model).exists():
-        return _imported(model)
-    from clearhead.models import storage
-    from clearhead.pretrained.store import find
+    from clearhead.pretrained import load_model
 
-    return storage.load(find(model)).eval()
+    if ":" in model and not model.startswith("hf:") and not Path(model).exists():
+        return _imported(model)
+    return load_model(model)
 
 
 def _imported(name: str) -> Any:

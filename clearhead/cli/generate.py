@@ -9,7 +9,7 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.how import MinP, Seed, Temperature, TopK, TopP, sampling
-from clearhead.cli.output import Json, show_json
+from clearhead.cli.output import A_MODEL, Json, show_json
 from clearhead.errors import DataError
 
 _WANTED = 300  # tokens, where nobody says how many
@@ -18,7 +18,7 @@ _WANTED = 300  # tokens, where nobody says how many
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")],
-    model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "shakespeare",
+    model: Annotated[str, typer.Option(help=A_MODEL)] = "shakespeare",
     max_new: Annotated[
         int | None,
         typer.Option(help="How many tokens at most; by default 300, or fewer where the model ends.", min=1),
@@ -39,7 +39,8 @@ def generate(
     trained = pretrained.load(model)
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
-    ids = tokenizer.encode(prompt)
+    stops = trained.stops
+    ids = tokenizer.prompt(prompt)
     if trained.task == "sort-dedup":
         ids = [*ids, tokenizer.bos_id]
     if not ids:
@@ -50,12 +51,12 @@ def generate(
     if len(ids) >= longest:
         raise DataError(f"the prompt has {len(ids):,} tokens and {model} reads at most {longest:,}; give a shorter one")
     room = min(wanted, longest - len(ids))
-    steps = stream(trained.model, torch.tensor([ids]), how=how, max_new=room, stop=tokenizer.eos_id)
+    steps = stream(trained.model, torch.tensor([ids]), how=how, max_new=room, stop=stops)
     made: list[int] = []
     shown = ""
     for step in steps:
         made.append(int(step.ids[0]))
-        if json or made[-1] == tokenizer.eos_id:
+        if json or made[-1] in stops:
             continue
         # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
         # �, which is held back until the rest has come.
@@ -63,7 +64,7 @@ def generate(
         sys.stdout.write(text.removeprefix(shown))
         sys.stdout.flush()
         shown = text
-    finished = bool(made) and made[-1] == tokenizer.eos_id
+    finished = bool(made) and made[-1] in stops
     text = tokenizer.decode(made[:-1] if finished else made)
     if json:
         show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})

@@ -10,7 +10,7 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
-from clearhead.cli.output import Json, console, show_json, show_picture, table
+from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class View(StrEnum):
 
 @app.command()
 def look(
-    model: Annotated[str, typer.Argument(help="A model in the box, or the folder of a run.")],
+    model: Annotated[str, typer.Argument(help=A_MODEL)],
     given: Annotated[
         str,
         typer.Argument(metavar="INPUT", help="A sentence, a beginning, letters, or the file of a picture."),

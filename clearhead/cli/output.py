@@ -35,6 +35,9 @@ class _Console(Console):
 
 console = _Console(highlight=False, emoji=False)
 
+# The names that every command takes for a model.
+A_MODEL = "A model in the box, a run, a Hugging Face folder, hf:org/name, or a .gguf file."
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 

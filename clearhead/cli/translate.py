@@ -10,7 +10,7 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
-from clearhead.cli.output import Json, console, show_json, show_picture
+from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def translate(
     text: Annotated[
         list[str] | None, typer.Argument(help="Sentences; - reads them from standard input, a line each.")
     ] = None,
-    model: Annotated[str, typer.Option(help="A model in the box, or the folder of a run.")] = "en-es",
+    model: Annotated[str, typer.Option(help=A_MODEL)] = "en-es",
     file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,

@@ -11,6 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ class Tokenizer(ABC):
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         """A readable label for each id, special ones by name: for pictures and tables."""
 
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a text as a model of its maker is given it, with the special tokens that belong around it."""
+        return self.encode(text)
+
     @abstractmethod
     def to_json(self) -> str:
         """What `save` writes."""
@@ -74,7 +79,7 @@ class Tokenizer(ABC):
         return path
 
 
-def _as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
+def as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     for number in numbers:
         if not 0 <= number < vocab_size:
@@ -98,11 +103,24 @@ def visible(piece: str) -> str:
     )
 
 
+@cache
 def _byte_of_letter() -> dict[str, int]:
     """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(_N_BYTES) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(_N_BYTES + i): byte for i, byte in enumerate(others)}
+
+
+def piece_of_bytes(piece: str) -> str:
+    """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
+    letters = _byte_of_letter()
+    if not all(letter in letters for letter in piece):
+        return visible(piece)  # added whole by its maker, and not as bytes
+    raw = bytes(letters[letter] for letter in piece)
+    try:
+        return visible(raw.decode())
+    except UnicodeDecodeError:  # a part of a character: show its bytes
+        return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
 
 
 class BytePairs(Tokenizer):
@@ -123,7 +141,6 @@ class BytePairs(Tokenizer):
             )
         self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
         self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
-        self._bytes = _byte_of_letter()
 
     @property
     def vocab_size(self) -> int:
@@ -133,18 +150,18 @@ class BytePairs(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = [_text(text) for text in texts]
+        texts = [as_text(text) for text in texts]
         try:
             encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError as error:
-            raise DataError(_why_not_text(texts)) from error
+            raise DataError(why_not_text(texts)) from error
         return [row.ids for row in encoded]
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         # Where a single line end stands between two words no token can reach across it, so the ids are those
         # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
         # at a time.
-        pieces = re.split(r"(?<=\S\n)(?=\S)", _text(text))
+        pieces = re.split(r"(?<=\S\n)(?=\S)", as_text(text))
         parts = [torch.zeros(0, dtype=torch.int32)]
         for start in range(0, len(pieces), _PIECES_AT_ONCE):
             for ids in self.encode_batch(pieces[start : start + _PIECES_AT_ONCE]):
@@ -152,20 +169,15 @@ class BytePairs(Tokenizer):
         return torch.cat(parts)
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(_as_list(ids, self.vocab_size), skip_special_tokens=True)
+        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self._label(i) for i in _as_list(ids, self.vocab_size)]
+        return [self._label(i) for i in as_list(ids, self.vocab_size)]
 
     def _label(self, number: int) -> str:
         if number in self._special:
             return self._special[number]
-        piece = self._inner.id_to_token(number)
-        raw = bytes(self._bytes[letter] for letter in piece)
-        try:
-            return visible(raw.decode())
-        except UnicodeDecodeError:  # a part of a character: show its bytes
-            return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
+        return piece_of_bytes(self._inner.id_to_token(number))
 
     def to_json(self) -> str:
         return self._inner.to_str()
@@ -185,13 +197,13 @@ def _byte_pairs(text: str) -> BytePairs:
     return BytePairs(inner)
 
 
-def _text(text: object) -> str:
+def as_text(text: object) -> str:
     if not isinstance(text, str):
         raise DataError(f"a tokenizer reads text, and this is a {type(text).__name__}: {text!r:.60}")
     return text
 
 
-def _why_not_text(texts: Sequence[str]) -> str:
+def why_not_text(texts: Sequence[str]) -> str:
     for i, text in enumerate(texts):
         try:
             text.encode()
@@ -283,7 +295,7 @@ class Characters(Tokenizer):
         return self.encode_long(text).tolist()
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
-        ids = self._id_of[_code_points(_text(text))]
+        ids = self._id_of[_code_points(as_text(text))]
         strange = (ids < 0).nonzero()
         if len(strange):
             at = int(strange[0])
@@ -298,7 +310,7 @@ class Characters(Tokenizer):
         first = len(self._names)
         unknown = first - 1 if self.unknown else -1
         letters = []
-        for i in _as_list(ids, self.vocab_size):
+        for i in as_list(ids, self.vocab_size):
             if i >= first:
                 letters.append(self.alphabet[i - first])
             elif i == unknown:
@@ -307,7 +319,7 @@ class Characters(Tokenizer):
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)
-        numbers = _as_list(ids, self.vocab_size)
+        numbers = as_list(ids, self.vocab_size)
         return [visible(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
 
     def to_json(self) -> str:
@@ -350,7 +362,7 @@ class Symbols(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         try:
-            return [self._id_of[symbol] for symbol in _text(text).split()]
+            return [self._id_of[symbol] for symbol in as_text(text).split()]
         except KeyError as error:
             shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
             raise DataError(
@@ -359,10 +371,10 @@ class Symbols(Tokenizer):
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         special = {self.pad_id, self.bos_id, self.eos_id}
-        return " ".join(self.symbols[i] for i in _as_list(ids, self.vocab_size) if i not in special)
+        return " ".join(self.symbols[i] for i in as_list(ids, self.vocab_size) if i not in special)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self.symbols[i] for i in _as_list(ids, self.vocab_size)]
+        return [self.symbols[i] for i in as_list(ids, self.vocab_size)]
 
     def to_json(self) -> str:
         pad, bos, eos = self.special

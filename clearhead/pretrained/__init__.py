@@ -1,15 +1,16 @@
-"""Trained models: those that come in the box, and any that `clearhead train` has written.
+"""Models with their tokenizers: those in the box, any that `clearhead train` has written, and those of other people.
 
 from clearhead import pretrained
 
-model = pretrained.load("en-es")          # by name, or the folder of a run or a model
+model = pretrained.load("en-es")          # in the box, a run's folder, a Hugging Face folder, hf:org/name, a .gguf file
 pretrained.translate(model, ["Hello world"])
 """
 
 from __future__ import annotations
 
 from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.store import Trained, cards, load, names
+from clearhead.pretrained.export import export
+from clearhead.pretrained.store import Trained, cards, load, load_model, names
 from clearhead.pretrained.translate import translate
 
-__all__ = ["Evaluation", "Trained", "cards", "evaluate", "load", "names", "translate"]
+__all__ = ["Evaluation", "Trained", "cards", "evaluate", "export", "load", "load_model", "names", "translate"]

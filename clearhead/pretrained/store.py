@@ -1,7 +1,9 @@
-"""Where trained models are found: a name in the box, the folder of a run, or the folder of a model.
+"""Where models are found, by the names that every command takes: one in the box, the folder of a run or of a model, a
+Hugging Face folder, `hf:org/name`, or a .gguf file.
 
-A model's folder holds its weights and configuration, its tokenizer, the recipe it was trained by, and for those in the
-box a card: data and licence, metrics, the command, the time. All of it is data; loading runs no code from it."""
+A folder of ours holds weights and configuration, the tokenizer, the recipe of training, and for those in the box a
+card: data and licence, metrics, the command, the time. All of it is data, as a foreign folder is; loading runs no code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from torch import nn
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
-from clearhead.models import storage
+from clearhead.interop import Source, is_foreign, open_source, read, stops_of, tokenizer_of
+from clearhead.models import Decoder, Encoder, VisionTransformer, storage
 from clearhead.training.recipe import Recipe
 from clearhead.values import did_you_mean
 
@@ -25,25 +28,44 @@ BOX = Path(__file__).parent
 CARD = "card.toml"
 
 
+# What a model can do that comes without a recipe.
+_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures"}
+
+
 @dataclass(frozen=True)
 class Trained:
-    """A trained model and what belongs to it."""
+    """A trained model and what belongs to it: `own` if it was trained here, `source` if it came from elsewhere."""
 
     name: str
     folder: Path
     model: nn.Module
-    recipe: Recipe
+    own: Recipe | None = None
+    source: Source | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it was trained; a `DataError` for a model from elsewhere."""
+        if self.own is None:
+            raise DataError(f"{self.name} was not trained by this project, so there is no recipe of its data")
+        return self.own
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
+        if self.source is not None:
+            return tokenizer_of(self.source)
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
 
     @property
     def task(self) -> str:
-        return self.recipe.task
+        return _TASKS.get(type(self.model), "other") if self.own is None else self.own.task
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return (self.tokenizer.eos_id,) if self.source is None else stops_of(self.source)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -78,10 +100,33 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
-    """A trained model by its name in the box, or from the folder of a run or of a model, ready to be used."""
+    """A model with its tokenizer, ready to be used, by any name that stands for one."""
+    if not is_ours(name) and is_foreign(name):
+        source = open_source(name)
+        model = read(source, device=device, dtype=dtype)
+        return Trained(str(name), source.path, model, source=source)
     folder = find(name)
-    model: nn.Module = storage.load(folder, device=device, dtype=dtype)
+    model = storage.load(folder, device=device, dtype=dtype)
     return Trained(str(name), folder, model.eval(), Recipe.of(folder))
+
+
+def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+    """The model alone, for evaluation, by any name that stands for one: in the box (`"en-es"`), the folder of a run or
+    of a model, a Hugging Face folder, `"hf:org/name"`, a .gguf file.
+
+    Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
+    model it is.
+    """
+    if not is_ours(name) and is_foreign(name):
+        return read(open_source(name), device=device, dtype=dtype)
+    return storage.load(find(name), device=device, dtype=dtype)
+
+
+def is_ours(name: str | Path) -> bool:
+    """Whether a name stands for a model of this project's own form: in the box, or a folder with config.toml."""
+    return str(name) in names() or any(
+        (folder / "config.toml").is_file() for folder in (Path(name), Path(name, "model"))
+    )
 
 
 def find(name: str | Path) -> Path:
@@ -98,11 +143,13 @@ def find(name: str | Path) -> Path:
         hint = (
             f"its run is not finished; go on with: clearhead train --resume {path}"
             if unfinished
-            else "expected config.toml"
+            else "expected config.toml, or config.json of a Hugging Face folder"
         )
         raise StorageError(f"{path} holds no model: {hint}")
     hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
-    raise StorageError(f"there is no model {str(name)!r}, neither in the box nor as a folder; {hint}")
+    raise StorageError(
+        f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
+    )
 
 
-__all__ = ["BOX", "Trained", "cards", "find", "load", "names", "read_card"]
+__all__ = ["BOX", "Trained", "cards", "find", "load", "load_model", "names", "read_card"]

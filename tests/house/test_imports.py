@@ -24,13 +24,14 @@ HOUSE = (
     ("data",),
     ("training",),
     ("generation",),
+    ("interop",),
+    ("pretrained",),
     ("look",),
     ("work",),
     ("costs",),
     ("checks",),
     ("claims",),
     ("bench",),
-    ("pretrained",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(HOUSE) for room in rooms}

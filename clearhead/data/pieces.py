@@ -1,0 +1,129 @@
+"""Any tokenizer.json of the `tokenizers` library: WordPiece, Unigram or byte pairs, as its maker wrote it.
+
+The file says how text is cut; which of its tokens begin, end and fill a text is said beside it, in
+`tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clearhead._shapes import Int
+from clearhead.data.tokenizers import FILE_NAME, Tokenizer, as_list, as_text, piece_of_bytes, visible, why_not_text
+from clearhead.errors import DataError, StorageError
+
+__all__ = ["Pieces", "load_pieces"]
+
+_BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
+
+
+class Pieces(Tokenizer):
+    """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
+
+    `specials` are the tokens for "bos_token", "eos_token" and "pad_token", as far as there are any.
+    """
+
+    def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
+        self._inner = inner
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
+        self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items() if token.special}
+        self._is_bytes = '"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder"))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: makers leave gaps."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def pad_id(self) -> int:  # type: ignore[override]
+        return self._role("pad_token", "filling a text up")
+
+    @property
+    def bos_id(self) -> int:  # type: ignore[override]
+        return self._role("bos_token", "beginning a text")
+
+    @property
+    def eos_id(self) -> int:  # type: ignore[override]
+        return self._role("eos_token", "ending a text")
+
+    def _role(self, role: str, what: str) -> int:
+        if role not in self.specials:
+            raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
+        return self._inner.token_to_id(self.specials[role])
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode(texts, special=False)
+
+    def prompt(self, text: str) -> list[int]:
+        return self._encode([text], special=True)[0]
+
+    def _encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        texts = [as_text(text) for text in texts]
+        try:
+            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
+        except TypeError as error:
+            raise DataError(why_not_text(texts)) from error
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
+        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
+        return [self._label(i) for i in as_list(ids, self.vocab_size)]
+
+    def _label(self, number: int) -> str:
+        piece = self._inner.id_to_token(number)
+        if piece is None:
+            return f"<{number}>"  # a gap in the vocabulary
+        if number in self._special:
+            return piece
+        return piece_of_bytes(piece) if self._is_bytes else visible(piece.replace("▁", " "))
+
+    def to_json(self) -> str:
+        return self._inner.to_str()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_text, (self.to_json(), dict(self.specials))
+
+
+def load_pieces(folder: Path) -> Pieces:
+    """The tokenizer of a folder that its maker's library wrote."""
+    path = folder / FILE_NAME
+    specials: dict[str, str] = {}
+    for name in _BESIDE:
+        if (folder / name).is_file():
+            specials |= _specials(folder / name)
+    try:
+        return _from_text(path.read_text(encoding="utf-8"), specials)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _from_text(text: str, specials: Mapping[str, str]) -> Pieces:
+    from tokenizers import Tokenizer as Inner
+
+    try:
+        inner = Inner.from_str(text)
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise StorageError(f"this is not a tokenizer of the tokenizers library: {error}") from error
+    return Pieces(inner, specials)
+
+
+def _specials(path: Path) -> dict[str, str]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        pairs = {role: fields.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{path} is not an object of JSON: {error}") from error
+    # A token is written as its text, or as an object that holds it.
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in pairs.items()}
+    return {role: token for role, token in texts.items() if isinstance(token, str)}

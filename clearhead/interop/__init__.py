@@ -1,0 +1,56 @@
+"""Other people's models: their weights come in, ours go out, without the libraries that made them.
+
+`load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
+transformers loads. A family is one file in `families/`: its configuration both ways and one table of names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from clearhead.errors import StorageError
+from clearhead.interop import hub
+from clearhead.interop.families import FAMILIES
+from clearhead.interop.gguf_file import GGUF
+from clearhead.interop.reading import read
+from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
+from clearhead.interop.text import companions, stops_of, tokenizer_of
+from clearhead.interop.writing import export
+
+__all__ = [
+    "FAMILIES",
+    "Source",
+    "companions",
+    "export",
+    "is_foreign",
+    "load",
+    "open_source",
+    "read",
+    "stops_of",
+    "tokenizer_of",
+]
+
+
+def is_foreign(name: str | Path) -> bool:
+    """Whether a name or path is of this room: on the hub, a .gguf file, a folder with config.json, or a pickle."""
+    path = Path(name)
+    return str(name).startswith(hub.PREFIX) or path.is_file() or (path / CONFIG).is_file()
+
+
+def open_source(name: str | Path) -> Source:
+    """What a name or a path stands for: its configuration, and its tensors by name, not read yet."""
+    path = hub.fetch(str(name)) if str(name).startswith(hub.PREFIX) else Path(name)
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUF(path)
+    if path.is_file():
+        refuse_pickle(path)
+        raise StorageError(f"{path} is a file; expected a folder with {CONFIG}, or a .gguf file")
+    return Folder(path)
+
+
+def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+    """A foreign model as one of ours, for evaluation, in the dtype it is stored in unless another is asked for."""
+    return read(open_source(name), device=device, dtype=dtype)

@@ -1,0 +1,14 @@
+"""The families that can be read and written, one file each. The first that can hold a model of ours is its export."""
+
+from __future__ import annotations
+
+from clearhead.interop.families.gpt2 import GPT2
+from clearhead.interop.families.llama import LLAMA
+from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.timm_vit import TIMM_VIT
+from clearhead.interop.families.vit import VIT
+from clearhead.interop.family import Family
+
+__all__ = ["FAMILIES"]
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, VIT, TIMM_VIT)}

@@ -1,0 +1,43 @@
+"""Mistral 7B (Jiang et al., 2023): Llama's blocks, and keys no further back than a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, rows, write_blocks
+from clearhead.interop.family import Family, Keys
+from clearhead.masks import Mask, causal, window
+from clearhead.models import DecoderConfig
+
+
+def read_window(width: int | None) -> Mask:
+    """`sliding_window` counts the query itself; None is no window."""
+    return causal() if width is None else causal() & window(width - 1, 0)
+
+
+def write_window(mask: Mask, longest: int) -> int | None:
+    """The width whose mask is this one for a text of the model's longest length; None where it is plain causal."""
+    if mask == causal():
+        return None
+    return int(mask.dense(1, longest, offset=longest - 1).sum())
+
+
+def _read(keys: Keys) -> dict[str, Any]:
+    return read_blocks(keys) | {"bias": False, "mask": read_window(keys("sliding_window", 4096))}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    return write_blocks(config) | {"sliding_window": write_window(config.mask, config.max_len)}
+
+
+MISTRAL = Family(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    kind=DecoderConfig,
+    fields=FIELDS,
+    read=_read,
+    write=_write,
+    rows=rows,
+    ignored=IGNORED,
+    prefix="model.",
+)

@@ -1,0 +1,181 @@
+"""What a family of models is to this room: how its configuration is read and written, and its table of names.
+
+A family is one file in `families/`. It says what every key of a configuration means (`fields` for keys that are a field
+of ours under another name, `read` and `write` for the others, `harmless` for those that change no number) and which
+stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.errors import ClearheadError, StorageError
+from clearhead.interop.table import Move, Row, Shape, fits
+from clearhead.models.config import Config
+
+__all__ = ["Family", "Keys"]
+
+# Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
+_EVERYWHERE = (
+    "_name_or_path",
+    "_attn_implementation*",
+    "architectures",
+    "attn_implementation",
+    "auto_map",  # names code to run; this project runs none
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "pad_token_id",
+    "sep_token_id",
+    "task_specific_params",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
+    "use_cache",
+)
+_REQUIRED = object()
+
+
+class Keys:
+    """A configuration as its maker wrote it. What is asked for is ticked off; `refuse_rest` names the others."""
+
+    def __init__(self, data: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None) -> None:
+        self.data = dict(data)
+        self.shapes = dict(shapes or {})  # of the stored tensors, for a maker whose configuration does not say all
+        self._seen: set[str] = set()
+
+    def __call__(self, name: str, default: Any = _REQUIRED) -> Any:
+        """The value of a key, or what its maker's code takes where the key is left out."""
+        self._seen.add(name)
+        if name in self.data:
+            return self.data[name]
+        if default is _REQUIRED:
+            raise StorageError(f"the configuration has no {name!r}, which this family needs")
+        return default
+
+    def only(self, name: str, *known: Any, default: Any = _REQUIRED) -> Any:
+        """The value of a key that is understood for some values only; left out, it is `default` (or the first)."""
+        value = self(name, known[0] if default is _REQUIRED else default)
+        if value not in known:
+            expected = " or ".join(repr(item) for item in known)
+            raise StorageError(f"{name} is {value!r}, which clearhead cannot express; expected {expected}")
+        return value
+
+    def word(self, name: str, words: Mapping[str, Any], default: str) -> Any:
+        """The choice of ours that a word of theirs stands for."""
+        return words[self.only(name, *words, default=default)]
+
+    def refuse_rest(self, harmless: Iterable[str]) -> None:
+        """Raise for the first keys that were not asked for and are not harmless."""
+        rest = [key for key in self.data if key not in self._seen and not fits(key, harmless)]
+        if rest:
+            raise StorageError(
+                f"the configuration has {', '.join(f'{key!r}: {self.data[key]!r:.40}' for key in rest[:3])}, which is "
+                "not known here and may change what the model computes"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One maker's way to write one kind of model.
+
+    `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
+    second with what is meant where the key is left out. `read` gives the other fields, `write` the other keys. `rows`
+    gives the table of names, spelt as the maker exports them; `prefix` is what its models without a head leave out, and
+    `aliases` are older spellings, replaced in this order.
+    """
+
+    name: str  # model_type
+    architecture: str  # the class that transformers loads an export into
+    kind: type[Config]
+    fields: Mapping[str, str | tuple[str, Any]]
+    read: Callable[[Keys], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]]
+    rows: Callable[[Any], tuple[Row, ...]]
+    harmless: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    prefix: str = ""
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def config(self, keys: Keys) -> Config:
+        """Our configuration for theirs; every key is used, harmless, or refused."""
+        try:
+            same = {}
+            for key, field in self.fields.items():
+                name, *default = (field,) if isinstance(field, str) else field
+                same[name] = keys(key, *default)
+            fields = same | self.read(keys)
+            keys.refuse_rest((*_EVERYWHERE, *self.harmless))
+            return self.kind(**fields)
+        except ClearheadError as error:
+            raise StorageError(f"a {self.name} configuration: {error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise StorageError(
+                f"a {self.name} configuration cannot be read: {type(error).__name__}: {error}"
+            ) from error
+
+    def keys(self, config: Config) -> dict[str, Any]:
+        """Their configuration for ours."""
+        same = {
+            key: getattr(config, field if isinstance(field, str) else field[0]) for key, field in self.fields.items()
+        }
+        return {"model_type": self.name, "architectures": [self.architecture], **same, **self.write(config)}
+
+    def why_not(self, config: Config) -> str | None:
+        """Why this family cannot hold a model of ours, in words; None if it can: its keys then read back as this."""
+        if type(config) is not self.kind:
+            return f"{self.name} is a {self.kind.__name__}, and this is a {type(config).__name__}"
+        wanted = settled(config)
+        try:
+            got = settled(self.config(Keys(self.keys(config))))
+        except ClearheadError as error:
+            return str(error)
+        for field in dataclasses.fields(wanted):
+            ours, theirs = getattr(wanted, field.name), getattr(got, field.name)
+            if ours != theirs:
+                return f"{field.name} is {ours!s}, which {self.name} can only write as {theirs!s}"
+        return None
+
+    def spelt(self, name: str, rows: Iterable[Row]) -> str:
+        """A stored name as the table spells it: without older words, with the prefix that a bare model leaves out."""
+        for old, new in self.aliases:
+            name = name.replace(old, new)
+        known = fits(name, self.ignored) or any(row.move(name, theirs=True) for row in rows)
+        return name if known else self.prefix + name
+
+    def moves(self, config: Config, names: Iterable[str]) -> list[Move]:
+        """The rows that make our tensors of these names; each tensor is made by one row."""
+        rows, made = self.rows(config), {}
+        for name in names:
+            move = next((move for row in rows if (move := row.move(name, theirs=False))), None)
+            if move is None:
+                raise StorageError(f"the table of {self.name} has no row for our {name}")
+            made[move.theirs] = move
+        return list(made.values())
+
+
+def settled(config: Config) -> Config:
+    """A configuration with its defaults written out and what matters in training alone put aside, to compare by."""
+    changes: dict[str, Any] = {}
+    for name, value in (
+        ("d_ff", lambda c: 4 * c.d_model),
+        ("n_kv_heads", lambda c: c.n_heads),
+        ("d_head", lambda c: c.head_width),
+    ):
+        if getattr(config, name, 0) is None:
+            changes[name] = value(config)
+    plain = {field.name: field.default for field in dataclasses.fields(config)}
+    training = ("dropout", "attention_dropout", "feed_forward_dropout", "init")
+    changes |= {name: plain[name] for name in training if name in plain}
+    return config.replace(**changes)

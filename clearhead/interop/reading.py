@@ -1,0 +1,96 @@
+"""Foreign weights into a model of ours: the configuration first, then every name and shape, then tensor by tensor.
+
+Nothing is read before everything fits, and the model is built without numbers, so that what is in memory is the weights
+and at most one tensor more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import StorageError
+from clearhead.interop.families import FAMILIES
+from clearhead.interop.family import Family, Keys
+from clearhead.interop.source import Source
+from clearhead.interop.table import Move, fits
+
+__all__ = ["family_of", "read"]
+
+
+def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+    """The model that a source holds, for evaluation. `dtype=None` keeps the widest that is stored."""
+    family = family_of(source)
+    config = family.config(Keys(source.config, source.shapes))
+    with torch.device("meta"):
+        model = config.build()
+    groups = _groups(model)
+    moves = _matched(family, config, source, {names[0]: tensor for names, tensor in groups})
+    stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
+    dtype = dtype or max(stored, key=lambda one: torch.finfo(one).bits)
+    made: dict[str, Tensor] = {}
+    with source.reading(device) as get:
+        for move, shapes in moves:
+            tensors = move.into([get(name) for name in move.theirs], shapes)
+            for name, tensor in zip(move.ours, tensors, strict=True):
+                made[name] = tensor.to(dtype=dtype).contiguous()
+    weights: dict[str, Any] = {}
+    for names, expected in groups:
+        # One Parameter object under all its names keeps tied weights tied.
+        weights.update(dict.fromkeys(names, nn.Parameter(made.pop(names[0]), expected.requires_grad)))
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def family_of(source: Source) -> Family:
+    """The family that a configuration names, or a `StorageError` that names those that are known."""
+    name = source.config.get("model_type")
+    if name is None and "architecture" in source.config:
+        name = "timm"
+    if name is None:
+        raise StorageError(f"the configuration in {source.path} has no model_type: it does not say what its model is")
+    if name not in FAMILIES:
+        raise StorageError(f"{source.path} is a {name!r} model; known families are: {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[name]
+
+
+def _groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Each tensor with all the names it goes by: tied weights are one tensor under several."""
+    groups: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(groups.values())
+
+
+def _matched(
+    family: Family, config: Any, source: Source, wanted: dict[str, Tensor]
+) -> list[tuple[Move, list[tuple[int, ...]]]]:
+    """What to read for which of our tensors, by the names in the source; whatever does not fit is refused here."""
+    rows = family.rows(config)
+    stored = {family.spelt(name, rows): name for name in source.shapes}
+    moves = family.moves(config, wanted)
+    faults = ["two stored names are one"] if len(stored) != len(source.shapes) else []
+    if missing := [name for move in moves for name in move.theirs if name not in stored]:
+        faults.append(f"missing: {_few(missing)}")
+    used = {name for move in moves for name in move.theirs}
+    if strange := [name for name in stored if name not in used and not fits(name, family.ignored)]:
+        faults.append(f"not known to {family.name}: {_few(strange)}")
+    result = []
+    for move in moves:
+        if not all(name in stored for name in move.theirs):
+            continue
+        shapes = [tuple(wanted[name].shape) for name in move.ours]
+        if strange := [name for name in move.theirs if isinstance(source.dtypes[stored[name]], str)]:
+            faults.append(f"{strange[0]} is {source.dtypes[stored[strange[0]]]}, expected floating-point numbers")
+        if fault := move.check([source.shapes[stored[name]] for name in move.theirs], shapes):
+            faults.append(fault)
+        result.append((Move(tuple(stored[name] for name in move.theirs), move.ours, move.transforms), shapes))
+    if faults:
+        raise StorageError(f"the tensors in {source.path} are not those of its configuration; " + "; ".join(faults[:4]))
+    return result
+
+
+def _few(items: list[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

@@ -1,0 +1,134 @@
+"""Where foreign weights lie: a folder of safetensors, or one GGUF file. A `Source` knows every tensor's shape without
+reading it, and reads one at a time, memory-mapped, to the device that is wanted. Nothing here runs code from a file.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import StorageError
+from clearhead.interop.table import Shape
+
+__all__ = ["CONFIG", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CONVERT = (
+    'python -c "import torch; from safetensors.torch import save_file; '
+    "save_file({{k: v.contiguous() for k, v in torch.load('{old}', weights_only=True).items()}}, '{new}')\""
+)
+
+
+class Source(ABC):
+    """A configuration by its maker's keys, and tensors by its maker's names."""
+
+    path: Path
+    config: Mapping[str, Any]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, torch.dtype | str]  # a string names one that holds no plain floating-point numbers
+
+    @abstractmethod
+    def reading(self, device: str | torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
+        """Inside this context, a function from a name to its tensor on a device."""
+
+
+class Folder(Source):
+    """A Hugging Face (or timm) folder: config.json, and one or many safetensors with an index."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_json(path / CONFIG)
+        self._file_of = self._files()
+        shapes: dict[str, Shape] = {}
+        dtypes: dict[str, torch.dtype | str] = {}
+        for file in sorted(set(self._file_of.values())):
+            with _opened(file, "cpu") as opened:
+                held = set(opened.keys())
+                for name in [name for name, place in self._file_of.items() if place == file]:
+                    if name not in held:
+                        raise StorageError(f"{INDEX} says that {file.name} holds {name}, and it does not: get it again")
+                    view = opened.get_slice(name)
+                    shapes[name] = tuple(view.get_shape())
+                    dtypes[name] = _DTYPES.get(view.get_dtype(), view.get_dtype())
+        self.shapes, self.dtypes = shapes, dtypes
+
+    def _files(self) -> dict[str, Path]:
+        """Which file holds which tensor."""
+        index = self.path / INDEX
+        if index.is_file():
+            return self._indexed(read_json(index))
+        file = self.path / WEIGHTS
+        if not file.is_file():
+            raise StorageError(_no_weights(self.path))
+        with _opened(file, "cpu") as opened:
+            return dict.fromkeys(opened.keys(), file)
+
+    def _indexed(self, index: Mapping[str, Any]) -> dict[str, Path]:
+        table = index.get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+            raise StorageError(f"{self.path / INDEX} has no weight_map from names to files: get it again")
+        for name in sorted(set(table.values())):
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise StorageError(f"{self.path / INDEX} points to {name!r}; expected a .safetensors file beside it")
+            if not (self.path / name).is_file():
+                raise StorageError(f"{self.path} has no {name}, which {INDEX} lists: one shard is missing")
+        return {name: self.path / file for name, file in table.items()}
+
+    @contextmanager
+    def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:
+        with ExitStack() as stack:
+            files = {file: stack.enter_context(_opened(file, device)) for file in set(self._file_of.values())}
+            yield lambda name: files[self._file_of[name]].get_tensor(name)
+
+
+# Under safetensors' names.
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@contextmanager
+def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except SafetensorError as error:
+        raise StorageError(f"{path} is not a whole safetensors file ({error}): get it again") from error
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    if not pickles:
+        return f"{folder} has {CONFIG} but no weights; expected {WEIGHTS}, or {INDEX} with its shards"
+    convert = _CONVERT.format(old=folder / pickles[0], new=folder / WEIGHTS)
+    return (
+        f"{folder} has its weights as {pickles[0]}, a pickle, which can run code when it is read; convert it: {convert}"
+    )
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise for a file that would have to be unpickled."""
+    if path.suffix in _PICKLES:
+        convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
+        raise StorageError(f"{path} is a pickle, which can run code when it is read; convert it: {convert}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if not path.is_file():
+        raise StorageError(f"there is no {path}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise StorageError(f"{path} holds a {type(data).__name__}; expected an object")
+    return data

@@ -1,0 +1,167 @@
+"""Tiny random models of every family's maker, as they save themselves: what the tests of this room compare with.
+
+Sizes are distinct primes where the family allows it, and every weight is moved from its start, so that no swap hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+V, L, H, D, F, T, B = 31, 2, 4, 6, 23, 11, 2
+M = H * D  # the one size that is no prime: heads divide it
+MAX_LEN = 13
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A family's maker: the class and its sizes, and how it is called."""
+
+    model: str
+    config: str
+    sizes: dict[str, Any]
+    inputs: Callable[[], Tensor] = lambda: torch.randint(0, V, (B, T))
+    output: str = "logits"
+    # transformers computes rotary angles and RMS norms in float32 whatever the model's dtype is.
+    in_float32: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Module:
+        transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
+        config = getattr(transformers, self.config)(**self.sizes)
+        return shaken(getattr(transformers, self.model)(config, **self.options))
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        model.save_pretrained(folder)
+
+    def reload(self, folder: Path) -> nn.Module:
+        import transformers
+
+        kind = getattr(transformers, self.model)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        assert not any(report.values()), report
+        return model.eval()
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return getattr(model(inputs), self.output)
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
+        """The attention weights of every layer, whose softmax transformers computes in float32."""
+        model.set_attn_implementation("eager")
+        return list(model(inputs, output_attentions=True).attentions)
+
+
+class Timm(Peer):
+    def build(self) -> nn.Module:
+        timm = pytest.importorskip("timm", reason="timm, the peer to compare with, is missing")
+        return shaken(timm.create_model(self.model, **self.sizes))
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        from timm.models import save_for_hf
+
+        save_for_hf(model, folder, model_args=self.sizes, safe_serialization="both")
+        for pickle in folder.glob("*.bin"):
+            pickle.unlink()
+
+    def reload(self, folder: Path) -> nn.Module:
+        import timm
+
+        torch.set_default_dtype(torch.float64)  # or it would load the numbers into float32
+        try:
+            return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return model(inputs)
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
+        found = []
+        for block in model.blocks:
+            block.attn.fused_attn = False
+            block.attn.attn_drop.register_forward_hook(lambda _m, _i, out: found.append(out))
+        model(inputs)
+        return found
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """Every weight away from its start (zero biases and unit norms would hide a swap), in float64, for evaluation."""
+    torch.manual_seed(13)
+    model = model.double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def images() -> Tensor:
+    return torch.randn(B, 2, 6, 9, dtype=torch.float64)
+
+
+LLAMA = {
+    "vocab_size": V,
+    "hidden_size": M,
+    "intermediate_size": F,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2 = {
+    "vocab_size": V,
+    "n_positions": MAX_LEN,
+    "n_embd": M,
+    "n_layer": L,
+    "n_head": H,
+    "n_inner": F,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+VIT = {
+    "image_size": (6, 9),
+    "patch_size": 3,
+    "num_channels": 2,
+    "hidden_size": M,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "intermediate_size": F,
+    "num_labels": 5,
+}
+TIMM = {
+    "img_size": (6, 9),
+    "patch_size": 3,
+    "in_chans": 2,
+    "num_classes": 5,
+    "embed_dim": M,
+    "depth": L,
+    "num_heads": H,
+    "mlp_ratio": F / M + 1e-9,
+}
+
+PEERS: dict[str, Peer] = {
+    "gpt2": Peer("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "gpt2 untied": Peer("GPT2LMHeadModel", "GPT2Config", GPT2 | {"tie_word_embeddings": False, "n_inner": None}),
+    "llama": Peer("LlamaForCausalLM", "LlamaConfig", LLAMA, in_float32=True),
+    "llama biased, tied": Peer(
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_theta": 500.0},
+        in_float32=True,
+    ),
+    "mistral": Peer(
+        "MistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 5, "head_dim": 10}, in_float32=True
+    ),
+    "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
+    "timm": Timm("vit_base_patch16_224", "", TIMM, images),
+    "timm mean": Timm(
+        "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images
+    ),
+}
