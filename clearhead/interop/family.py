@@ -14,7 +14,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Move, Row, Shape, fits
-from clearhead.models.config import Config
+from clearhead.config import Config
 
 __all__ = ["Family", "Keys"]
 

@@ -21,7 +21,7 @@ from clearhead.errors import StorageError
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family
 from clearhead.interop.source import CONFIG, WEIGHTS
-from clearhead.models.config import Config
+from clearhead.config import Config
 
 __all__ = ["choose", "export", "tensors"]
 

@@ -50,7 +50,7 @@ def _read(keys: Keys) -> dict[str, Any]:
     return {
         "image_size": tuple(image) if isinstance(image, list | tuple) else (image, image),
         "patch_size": args.get("patch_size", int(patch)),
-        "channels": args.get("in_chans", 3),
+        "n_channels": args.get("in_chans", 3),
         "n_classes": args.get("num_classes", keys("num_classes", 1000)),
         "d_model": width,
         "n_layers": args.get("depth", len(depth)),
@@ -68,7 +68,7 @@ def _write(config: VisionConfig) -> dict[str, Any]:
     arguments = {
         "img_size": list(config.image_size),
         "patch_size": config.patch_size,
-        "in_chans": config.channels,
+        "in_chans": config.n_channels,
         "embed_dim": config.d_model,
         "depth": config.n_layers,
         "num_heads": config.n_heads,
@@ -77,7 +77,7 @@ def _write(config: VisionConfig) -> dict[str, Any]:
         "fc_norm": False,
     }
     # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
-    made_for = {"input_size": [config.channels, *config.image_size], "num_classes": config.n_classes}
+    made_for = {"input_size": [config.n_channels, *config.image_size], "num_classes": config.n_classes}
     return {
         "architecture": "vit_base_patch16_224",
         "num_classes": config.n_classes,
@@ -93,7 +93,7 @@ def _rows(config: VisionConfig) -> tuple[Row, ...]:
     return (
         Row("cls_token", "cls", (Squeeze(),)),
         Row("pos_embed", "positions.weight", (Squeeze(),)),
-        Row("patch_embed.proj.*", "embedding.projection.*", (Fold(config.channels),)),
+        Row("patch_embed.proj.*", "embedding.projection.*", (Fold(config.n_channels),)),
         Row("blocks.#.attn.qkv.*", qkv, (Split(),)),
         Row("blocks.#.attn.proj.*", "blocks.#.attention.o_proj.*"),
         Row("blocks.#.mlp.fc1.*", "blocks.#.feed_forward.up.*"),

@@ -37,7 +37,7 @@ def _write(config: VisionConfig) -> dict[str, Any]:
 
 def _rows(config: VisionConfig) -> tuple[Row, ...]:
     ours, theirs = "blocks.#", "vit.encoder.layer.#"
-    fold = (Fold(config.channels),)
+    fold = (Fold(config.n_channels),)
     inner = {"q": "query", "k": "key", "v": "value"}
     return (
         Row("vit.embeddings.cls_token", "cls", (Squeeze(),)),
@@ -60,7 +60,7 @@ VIT = Family(
     kind=VisionConfig,
     fields={
         "patch_size": ("patch_size", 16),
-        "num_channels": ("channels", 3),
+        "num_channels": ("n_channels", 3),
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",
         "num_attention_heads": "n_heads",
