@@ -6,16 +6,17 @@ other implementation gives the same answer, faster, for the calls it can run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.attention.kernels import fused, gathered, reference
-from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.call import Call, Implementation
+from clearhead.attention.kernels.fused import FUSED
+from clearhead.attention.kernels.gathered import GATHERED
+from clearhead.attention.kernels.reference import REFERENCE
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.weights import Softmax, Weights
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
@@ -23,8 +24,8 @@ from clearhead.masks import Full, Mask, as_mask
 
 Impl = Literal["auto", "reference", "fused", "gathered"]
 
-# In the order "auto" tries them: the first that can run, runs (gathered only where its plan promises to be faster).
-_IMPLEMENTATIONS: dict[str, ModuleType] = {"gathered": gathered, "fused": fused, "reference": reference}
+# In the order "auto" asks them: the first that is worth it, runs.
+_IMPLEMENTATIONS: dict[str, Implementation] = {way.name: way for way in (GATHERED, FUSED, REFERENCE)}
 
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
@@ -60,29 +61,28 @@ def attend(
     mode go through "reference", and so must derivatives of gradients be asked for.
     """
     q, k, v = (_autocast(x) for x in (q, k, v))
-    call = Call(q, k, v, None, scores, weights, bias, 0)
-    _check(call)
-    mask, position = _resolve(mask, offset, call)
+    _check(q, k, v, scores, weights)
+    if bias is not None:
+        _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
+    mask, position = _resolve(mask, offset, q, k)
     call = Call(q, k, v, mask, scores, weights, bias, position)
-    return choose(call, impl)(call)
+    return choose(call, impl).run(call)
 
 
-def choose(call: Call, impl: str = "auto") -> Callable[[Call], Tensor]:
+def choose(call: Call, impl: str = "auto") -> Implementation:
     """The implementation that will run this call."""
     if impl == "auto":
-        for module in _IMPLEMENTATIONS.values():
-            if gathered.worth(call) if module is gathered else module.why_not(call) is None:
-                run: Callable[[Call], Tensor] = module.run
-                return run
+        for way in _IMPLEMENTATIONS.values():
+            if way.worth(call):
+                return way
     if impl not in _IMPLEMENTATIONS:
         known = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
         raise ImplementationError(f'impl="{impl}" is unknown; choose one of {known}')
     reason = _IMPLEMENTATIONS[impl].why_not(call)
     if reason is not None:
-        able = [name for name, module in _IMPLEMENTATIONS.items() if module.why_not(call) is None]
+        able = [name for name, way in _IMPLEMENTATIONS.items() if way.why_not(call) is None]
         raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
-    chosen: Callable[[Call], Tensor] = _IMPLEMENTATIONS[impl].run
-    return chosen
+    return _IMPLEMENTATIONS[impl]
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -94,13 +94,13 @@ def _autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(x.device.type))
 
 
-def _resolve(mask: Mask | None, offset: int | None, call: Call) -> tuple[Mask | None, int]:
+def _resolve(mask: Mask | None, offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
     """The mask (None if it forbids nothing) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
         return None, 0 if offset is None else offset
     mask = as_mask(mask)
-    position = mask.check(call.T, call.S, offset)
-    front = call.q.shape[:-2]  # (B, H)
+    position = mask.check(q.shape[-2], k.shape[-2], offset)
+    front = q.shape[:-2]  # (B, H)
     if not _broadcasts(mask.batch_shape, front):
         raise ShapeError(
             f"the mask is made for (batch, heads) {_shape(mask.batch_shape)} and the queries have {_shape(front)}; "
@@ -109,8 +109,7 @@ def _resolve(mask: Mask | None, offset: int | None, call: Call) -> tuple[Mask | 
     return mask, position
 
 
-def _check(call: Call) -> None:
-    q, k, v = call.q, call.k, call.v
+def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
@@ -129,20 +128,18 @@ def _check(call: Call) -> None:
         raise ShapeError(f"q has a batch of {_shape(q.shape[:-3])} and k of {_shape(k.shape[:-3])}")
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise ShapeError(f"{q.shape[-3]} query heads cannot be shared out over {k.shape[-3]} key/value heads")
-    if q.shape[-1] != k.shape[-1] and not isinstance(call.scores, torch.nn.Module):
+    if q.shape[-1] != k.shape[-1] and not isinstance(scores, torch.nn.Module):
         raise ShapeError(
             f"queries are {q.shape[-1]} wide and keys {k.shape[-1]}; a dot product needs equal widths "
             f"(Bilinear and Additive scores do not)"
         )
-    if not hasattr(call.scores, "as_dot"):
-        raise DtypeError(f"scores is {call.scores!r}; expected a score function such as ScaledDot() or Dot()")
-    if isinstance(call.weights, (str, type)) or not callable(call.weights):
-        raise DtypeError(f"weights is {call.weights!r}; expected a way to weigh such as Softmax() or Hard()")
-    if call.bias is not None:
-        _check_bias(call, call.bias)
+    if not hasattr(scores, "as_dot"):
+        raise DtypeError(f"scores is {scores!r}; expected a score function such as ScaledDot() or Dot()")
+    if isinstance(weights, (str, type)) or not callable(weights):
+        raise DtypeError(f"weights is {weights!r}; expected a way to weigh such as Softmax() or Hard()")
 
 
-def _check_bias(call: Call, bias: Tensor) -> None:
+def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
     if not isinstance(bias, Tensor):
         raise DtypeError(
             f"bias is a {type(bias).__name__}; expected a floating-point tensor that broadcasts to the scores"
@@ -152,7 +149,6 @@ def _check_bias(call: Call, bias: Tensor) -> None:
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "
             f"(a bool tensor is a mask: allow(tensor) or block(tensor))"
         )
-    wanted = (*call.q.shape[:-1], call.S)
     if not _broadcasts(bias.shape, wanted):
         raise ShapeError(f"bias has shape {_shape(bias.shape)}; it must broadcast to {_shape(wanted)}")
 

@@ -7,6 +7,9 @@ doubles when it is full, so that appending a token costs the token, not the sequ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -125,12 +128,21 @@ class KVCache:
         for part in self._parts.values():
             part._truncate(length)
 
-    def undo(self, length: int) -> None:
-        """Forgets what a call that failed left behind: tokens after the first `length` and, with 0, the memory too."""
-        if length:
-            self._truncate(length)
-        else:
-            self._parts, self._k, self._v, self._length, self._fixed = {}, None, None, 0, False
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """What is added inside is forgotten where the rest of the call fails: a memory, and tokens of any part.
+
+        A mask that is refused must not leave its tokens behind, nor may the blocks that had run be ahead of the others.
+        """
+        length, knew = self.length, self._fixed
+        try:
+            yield
+        except BaseException:
+            if length:
+                self._truncate(length)
+            elif not knew:
+                self._parts, self._k, self._v, self._length, self._fixed = {}, None, None, 0, False
+            raise
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         if self._fixed:

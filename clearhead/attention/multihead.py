@@ -7,6 +7,7 @@ The H small projections are kept as one (M, H·D) matrix each: the same numbers,
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -92,13 +93,12 @@ class MultiHeadAttention(nn.Module):
             raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         q = self._split(self.q_proj(query), self.n_heads)  # (B, H, T, D)
         q = self._rotate(q, offset)
-        knew = cache is not None and cache.holds_memory
-        k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
-        learns = q.requires_grad or (bias is not None and bias.requires_grad)
-        if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
-            # Backward wants them as they are, and the cache will write on beside them.
-            k, v = k.clone(), v.clone()
-        try:
+        with nullcontext() if cache is None else cache.undone_on_error():
+            k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
+            learns = q.requires_grad or (bias is not None and bias.requires_grad)
+            if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
+                # Backward wants them as they are, and the cache will write on beside them.
+                k, v = k.clone(), v.clone()
             out = attend(
                 q,
                 k,
@@ -110,10 +110,6 @@ class MultiHeadAttention(nn.Module):
                 offset=offset,
                 impl=self.impl,
             )  # (B, H, T, D)
-        except BaseException:
-            if cache is not None and not knew:
-                cache.undo(offset or 0)  # a mask that is refused must not leave its tokens behind
-            raise
         return self.o_proj(out.transpose(-2, -3).flatten(-2))
 
     def _keys_values(

@@ -89,7 +89,7 @@ def measure(
 def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backward: bool) -> Choice:
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
     call = Call(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
-    chosen = choose(call).__module__.rpartition(".")[2]
+    chosen = choose(call).name
     clock = time_both if backward else time_forward
     took = {way: clock(_way(mask, way), tensors) for way in WAYS}
     return Choice(

@@ -112,7 +112,7 @@ class Seen(Attended):
     def how(self) -> str:
         if self._impl is None:
             return "scaled_dot_product_attention"
-        return f"attend, {choose(self._call, self._impl).__module__.rpartition('.')[2]}"
+        return f"attend, {choose(self._call, self._impl).name}"
 
     def heads(self) -> Tensor:
         self._gave.check()

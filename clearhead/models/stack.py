@@ -9,6 +9,7 @@ out. Between those, all are the same: positions, a stack of blocks, and for pre-
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -140,14 +141,10 @@ class Stack(nn.Module):
         offset, T = _length(cache), x.shape[-2]
         if self._positions_kind == "bias" and self.positions is not None:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
-        try:
+        with nullcontext() if cache is None else cache.undone_on_error():
             for i, block in enumerate(self.blocks):
                 part = None if cache is None else cache.at(i)
                 x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
-        except BaseException:
-            if cache is not None:
-                cache.undo(offset)  # or the blocks that had run would be ahead of the others
-            raise
         return self.norm(x)
 
     def extra_repr(self) -> str:

@@ -120,5 +120,5 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
         bias = torch.empty(8, 2048, 2048, device="cuda")
     calls = {dtype: Call(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0) for dtype in (q.dtype, bias.dtype)}
     assert fused.widens(calls[torch.float32])
-    assert gathered.worth(calls[torch.float32])
-    assert not gathered.worth(calls[torch.bfloat16])
+    assert gathered.GATHERED.worth(calls[torch.float32])
+    assert not gathered.GATHERED.worth(calls[torch.bfloat16])

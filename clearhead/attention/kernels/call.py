@@ -1,12 +1,14 @@
-"""One call of `attend`, checked and with its mask resolved: what every implementation is given.
+"""One call of `attend`, checked and with its mask resolved, and what an implementation is that is given it.
 
 The letters are the design's: q (B, H, T, D), k (B, K, S, D), v (B, K, S, E); leading dimensions other than one batch
 are allowed, and are folded into B by implementations that want exactly four."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,3 +82,35 @@ class Call:
             return None
         rows = self.T if self.mask.depends_on_query else 1
         return self.mask.dense(rows, self.S, offset=self.offset, device=self.q.device)
+
+
+def four(x: Tensor) -> Tensor:
+    """(…, H, T, D) with the leading dimensions folded into one."""
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+
+
+def four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
+    """A mask or bias as something that broadcasts to (B, H, T, S), B being the leading dimensions `lead` folded."""
+    while mask.dim() < 3:  # the same for every head, for every query, or one number
+        mask = mask.unsqueeze(0)
+    if len(lead) == 1:
+        return mask if mask.dim() == 4 else mask.unsqueeze(0)
+    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+
+
+class Implementation(ABC):
+    """One way to compute a call. `attend` asks them in turn."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def why_not(self, call: Call) -> str | None:
+        """Why it cannot run this call, or None if it can."""
+
+    @abstractmethod
+    def run(self, call: Call) -> Tensor:
+        """The output (B, H, T, E)."""
+
+    def worth(self, call: Call) -> bool:
+        """Whether "auto" takes it rather than those that come after: where it can run, unless its price says more."""
+        return self.why_not(call) is None

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._numbers import has_numbers, has_tangent
-from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.kernels.reference import one_for_each_query_head, scores_overflow
 from clearhead.attention.scores import Bilinear, Dot, ScaledDot
 from clearhead.attention.weights import Softmax
@@ -31,54 +31,58 @@ _COOLEST, _HOTTEST = 1e-3, 1e6
 _DOTS = (Dot, ScaledDot, Bilinear)  # known to be dot products; others are asked
 
 
-def why_not(call: Call) -> str | None:
-    """Why the fused kernel cannot run this call, or None if it can."""
-    weights = call.weights
-    if type(call.scores) not in _DOTS and call.scores.as_dot(call.q) is None:
-        return f"{type(call.scores).__name__} scores are not a dot product"
-    if isinstance(call.scores, Bilinear) and call.q.dtype in (torch.float16, torch.bfloat16):
-        return f"Bilinear scores multiply the queries by W first, and {call.q.dtype} would round that product"
-    if not isinstance(weights, Softmax):
-        return f"{type(weights).__name__} weights are not a softmax"
-    if not _COOLEST <= weights.temperature <= _HOTTEST:
-        return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
-    if has_tangent(call.q, call.k, call.v, call.bias, *call.learned):
-        return "derivatives in forward mode are taken of the reference alone"
-    if 0 in (call.T, call.S, call.q.shape[-1]):
-        return "there is nothing to attend to, or no width to compare by"
-    if call.q.device.type == "cpu" and scores_overflow(call, torch.float32, weights.temperature):
-        return "queries times keys are beyond the range of float32"
-    return None
+class Fused(Implementation):
+    """torch's `scaled_dot_product_attention`."""
+
+    name = "fused"
+
+    def why_not(self, call: Call) -> str | None:
+        weights = call.weights
+        if type(call.scores) not in _DOTS and call.scores.as_dot(call.q) is None:
+            return f"{type(call.scores).__name__} scores are not a dot product"
+        if isinstance(call.scores, Bilinear) and call.q.dtype in (torch.float16, torch.bfloat16):
+            return f"Bilinear scores multiply the queries by W first, and {call.q.dtype} would round that product"
+        if not isinstance(weights, Softmax):
+            return f"{type(weights).__name__} weights are not a softmax"
+        if not _COOLEST <= weights.temperature <= _HOTTEST:
+            return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
+        if has_tangent(call.q, call.k, call.v, call.bias, *call.learned):
+            return "derivatives in forward mode are taken of the reference alone"
+        if 0 in (call.T, call.S, call.q.shape[-1]):
+            return "there is nothing to attend to, or no width to compare by"
+        if call.q.device.type == "cpu" and scores_overflow(call, torch.float32, weights.temperature):
+            return "queries times keys are beyond the range of float32"
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        assert isinstance(call.weights, Softmax)  # why_not has said so
+        dot = call.scores.as_dot(call.q)
+        assert dot is not None
+        q, scale = dot
+        k, v, grouped = call.k, call.v, False
+        if widens(call):
+            # The one CUDA kernel for float32 with a bias does not share keys among heads.
+            q, k, v = (x.to(call.wide) for x in (q, *(one_for_each_query_head(x, call.groups) for x in (k, v))))
+        elif call.groups != 1:  # a plain bool, as in `_is_plain_causal`
+            grouped = True
+        is_causal = _is_plain_causal(call)
+        attn_mask, seen = (None, None) if is_causal else _mask_and_seen(call)
+        lead = q.shape[:-3]
+        # Autocast would round the bias with the rest, which is in its dtype already.
+        with nullcontext() if call.bias is None else call.uncast():
+            out = F.scaled_dot_product_attention(
+                *(four(x) for x in (q, k, v)),
+                attn_mask=None if attn_mask is None else four_mask(attn_mask, lead),
+                dropout_p=call.weights.dropout,
+                is_causal=is_causal,
+                scale=scale / call.weights.temperature,
+                enable_gqa=grouped,
+            ).to(call.q.dtype)
+        out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+        return out if seen is None else out.masked_fill(~seen, 0.0)
 
 
-def run(call: Call) -> Tensor:
-    assert isinstance(call.weights, Softmax)  # why_not has said so
-    dot = call.scores.as_dot(call.q)
-    assert dot is not None
-    q, scale = dot
-    k, v, grouped = call.k, call.v, False
-    if widens(call):
-        # The one CUDA kernel for float32 with a bias does not share keys among heads.
-        q, k, v = (x.to(call.wide) for x in (q, *(one_for_each_query_head(x, call.groups) for x in (k, v))))
-    elif call.groups != 1:  # a plain bool, as in `_is_plain_causal`
-        grouped = True
-    is_causal = _is_plain_causal(call)
-    attn_mask, seen = (None, None) if is_causal else _mask_and_seen(call)
-    lead = q.shape[:-3]
-    # Autocast would round the bias with the rest, which is in its dtype already.
-    with nullcontext() if call.bias is None else call.uncast():
-        out = F.scaled_dot_product_attention(
-            _four(q),
-            _four(k),
-            _four(v),
-            attn_mask=None if attn_mask is None else _four_mask(attn_mask, lead),
-            dropout_p=call.weights.dropout,
-            is_causal=is_causal,
-            scale=scale / call.weights.temperature,
-            enable_gqa=grouped,
-        ).to(call.q.dtype)
-    out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
-    return out if seen is None else out.masked_fill(~seen, 0.0)
+FUSED = Fused()
 
 
 def widens(call: Call) -> bool:
@@ -142,20 +146,3 @@ def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
     # want the dtype of the queries.
     bias = call.cooled().to(call.q.dtype if call.q.is_cuda and not widens(call) else call.wide)
     return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
-
-
-def _four(x: Tensor) -> Tensor:
-    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
-
-
-def _four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
-    """(…, T, S) → something that broadcasts to (B, H, T, S) with B the folded leading dimensions."""
-    while mask.dim() < 2:  # a bias for every key, or one number
-        mask = mask.unsqueeze(0)
-    if mask.dim() <= 3 and len(lead) <= 1:
-        return mask if mask.dim() != 3 else mask.unsqueeze(0)
-    if len(lead) == 1:
-        return mask
-    if mask.dim() < 3:
-        mask = mask.unsqueeze(0)
-    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])

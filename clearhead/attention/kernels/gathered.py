@@ -14,12 +14,12 @@ from torch import Tensor
 
 from clearhead._numbers import has_numbers
 from clearhead.attention.kernels import fused, gathered_dense
-from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.plan import Blocking, Plan, plan
 from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask, as_mask, leaves
+from clearhead.masks import Causal, Mask, allow, as_mask, leaves
 
 _WIDEST = 256
 
@@ -34,27 +34,68 @@ def _installed(name: str) -> bool:
 _HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
 
 
-def why_not(call: Call) -> str | None:
-    """Why the gathered way cannot run this call, or None if it can."""
-    if call.mask is None and not fused.widens(call):
-        return "there is no mask, so nothing to skip"
-    reason = fused.why_not(call)
-    if reason is not None:
-        return reason
-    assert isinstance(call.weights, Softmax)
-    if call.weights.dropout:
-        return "dropout of weights is not gathered"
-    if not torch.compiler.is_compiling() and not _is_real(call):
-        return "torch.func and FakeTensorMode cannot see through it"
-    if _is_exporting():
-        return "a plan belongs to this process, and what is exported runs in others"
-    if torch.compiler.is_compiling() and _constant(call) is None:
-        return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
-    if call.q.is_cuda:
-        return _why_not_triton(call)
-    if call.q.device.type != "cpu":
-        return f"there is no gathered kernel for {call.q.device.type}"
-    return None
+class Gathered(Implementation):
+    """Only the pairs that the plan of the mask names."""
+
+    name = "gathered"
+
+    def why_not(self, call: Call) -> str | None:
+        if call.mask is None and not fused.widens(call):
+            return "there is no mask, so nothing to skip"
+        reason = fused.FUSED.why_not(call)
+        if reason is not None:
+            return reason
+        assert isinstance(call.weights, Softmax)
+        if call.weights.dropout:
+            return "dropout of weights is not gathered"
+        if not torch.compiler.is_compiling() and not _is_real(call):
+            return "torch.func and FakeTensorMode cannot see through it"
+        if _is_exporting():
+            return "a plan belongs to this process, and what is exported runs in others"
+        if torch.compiler.is_compiling() and _constant(call) is None:
+            return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
+        if call.q.is_cuda:
+            return _why_not_triton(call)
+        if call.q.device.type != "cpu":
+            return f"there is no gathered kernel for {call.q.device.type}"
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        from clearhead.attention.kernels.gathered_ops import constant_handle, gathered
+
+        assert isinstance(call.weights, Softmax)
+        dot = call.scores.as_dot(call.q)
+        assert dot is not None
+        q, scale = dot
+        lead = q.shape[:-3]
+        mask = as_mask(call.mask)
+        mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
+        if torch.compiler.is_compiling():
+            spelling = _constant(call)
+            assert spelling is not None  # why_not has said so
+            handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, _plain(blocking_for(call)))
+        else:
+            made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
+            handle = made.handle
+        bias = None if call.bias is None else four_mask(call.cooled(), lead)
+        out, _ = gathered(four(q), four(call.k), four(call.v), bias, handle, scale / call.weights.temperature)
+        return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+
+    def worth(self, call: Call) -> bool:
+        """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
+        if call.T * call.S < WORTH_PLANNING:
+            return False
+        if (call.mask is None or isinstance(call.mask, Causal)) and not fused.widens(call):
+            return False  # the fused kernel skips what there is to skip
+        if not isinstance(call.weights, Softmax) or call.weights.dropout or call.q.device.type not in ("cpu", "cuda"):
+            return False  # not worth a plan: it could not be followed
+        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
+            return False
+        # Last, because it may look at the data.
+        return _promises(call) and self.why_not(call) is None
+
+
+GATHERED = Gathered()
 
 
 def _why_not_triton(call: Call) -> str | None:
@@ -66,43 +107,6 @@ def _why_not_triton(call: Call) -> str | None:
         return f"the kernel is for float16, bfloat16 and float32, not {call.q.dtype}"
     widest = max(call.q.shape[-1], call.v.shape[-1])
     return f"heads are {widest} wide; the kernel takes up to {_WIDEST}" if widest > _WIDEST else None
-
-
-def run(call: Call) -> Tensor:
-    from clearhead.attention.kernels.gathered_ops import constant_handle, gathered
-
-    assert isinstance(call.weights, Softmax)
-    dot = call.scores.as_dot(call.q)
-    assert dot is not None
-    q, scale = dot
-    lead = q.shape[:-3]
-    mask = as_mask(call.mask)
-    mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
-    if torch.compiler.is_compiling():
-        spelling = _constant(call)
-        assert spelling is not None  # why_not has said so
-        handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, _plain(blocking_for(call)))
-    else:
-        made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
-        handle = made.handle
-    four = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, call.k, call.v)]
-    bias = None if call.bias is None else _four_bias(call.cooled(), lead)
-    out, _ = gathered(*four, bias, handle, scale / call.weights.temperature)
-    return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
-
-
-def worth(call: Call) -> bool:
-    """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
-    if call.T * call.S < WORTH_PLANNING:
-        return False
-    if (call.mask is None or isinstance(call.mask, Causal)) and not fused.widens(call):
-        return False  # the fused kernel skips what there is to skip
-    if not isinstance(call.weights, Softmax) or call.weights.dropout or call.q.device.type not in ("cpu", "cuda"):
-        return False  # not worth a plan: it could not be followed
-    if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
-        return False
-    # Last, because it may look at the data.
-    return _promises(call) and why_not(call) is None
 
 
 def _is_exporting() -> bool:
@@ -189,15 +193,4 @@ def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, den
 
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
-    from clearhead.masks import allow
-
-    dense = mask.dense(call.T, call.S, offset=call.offset, device=call.q.device)  # (…, H or 1, T, S)
-    return allow(dense.expand(*lead, *dense.shape[-3:]).reshape(-1, *dense.shape[-3:]))
-
-
-def _four_bias(bias: Tensor, lead: torch.Size) -> Tensor:
-    while bias.dim() < 3:
-        bias = bias.unsqueeze(0)
-    if len(lead) == 1:
-        return bias if bias.dim() == 4 else bias.unsqueeze(0)
-    return bias.expand(*lead, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
+    return allow(four_mask(mask.dense(call.T, call.S, offset=call.offset, device=call.q.device), lead))

@@ -13,26 +13,33 @@ import torch
 from torch import Tensor
 
 from clearhead._numbers import has_numbers
-from clearhead.attention.kernels.call import Call
+from clearhead.attention.kernels.call import Call, Implementation
 from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
 
 
-def why_not(call: Call) -> str | None:
-    """The reference runs everything."""
-    return None
+class Reference(Implementation):
+    """The equation; it runs everything."""
+
+    name = "reference"
+
+    def why_not(self, call: Call) -> str | None:
+        """The reference runs everything."""
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        q, k, v = call.q, *(one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
+        wide = statistics_dtype(call)
+        bias = None if call.bias is None else call.bias.to(wide)
+        with call.uncast():
+            scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
+            if bias is not None:
+                scores = scores + bias
+            weights = call.weights(scores, _allowed(call, bias))  # (B, H, T, S)
+            return (weights @ v.to(wide)).to(v.dtype)  # (B, H, T, E); wide, so that no gradient of a weight overflows
 
 
-def run(call: Call) -> Tensor:
-    q, k, v = call.q, *(one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
-    wide = statistics_dtype(call)
-    bias = None if call.bias is None else call.bias.to(wide)
-    with call.uncast():
-        scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
-        if bias is not None:
-            scores = scores + bias
-        weights = call.weights(scores, _allowed(call, bias))  # (B, H, T, S)
-        return (weights @ v.to(wide)).to(v.dtype)  # (B, H, T, E); wide, so that no gradient of a weight overflows
+REFERENCE = Reference()
 
 
 def _allowed(call: Call, bias: Tensor | None) -> Tensor | None:
