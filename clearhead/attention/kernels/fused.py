@@ -71,7 +71,9 @@ class Fused(Implementation):
         # Autocast would round the bias with the rest, which is in its dtype already.
         with nullcontext() if call.bias is None else call.uncast():
             out = F.scaled_dot_product_attention(
-                *(four(x) for x in (q, k, v)),
+                four(q),
+                four(k),
+                four(v),
                 attn_mask=None if attn_mask is None else four_mask(attn_mask, lead),
                 dropout_p=call.weights.dropout,
                 is_causal=is_causal,

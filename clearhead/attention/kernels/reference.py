@@ -24,7 +24,6 @@ class Reference(Implementation):
     name = "reference"
 
     def why_not(self, call: Call) -> str | None:
-        """The reference runs everything."""
         return None
 
     def run(self, call: Call) -> Tensor:
