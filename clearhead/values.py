@@ -44,8 +44,9 @@ class Range:
         )
 
     def __str__(self) -> str:
-        limits = {"of at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
-        return " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+        limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        words = " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+        return f"of {words}" if words.startswith("at ") else words
 
 
 Count: TypeAlias = Annotated[int, Range(least=1)]
@@ -192,7 +193,7 @@ def shown(value: Any, most: int = 60) -> str:
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python writes no whole number of more than 4,300 digits
-        text = f"a {type(value).__name__} too long to write"
+        text = "something too long to write"
     return text if len(text) <= most else text[:most] + "…"
 
 
