@@ -27,16 +27,17 @@ from clearhead.errors import ClearheadError, ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an annotation allows, all of them finite: `Annotated[int, Range(least=1)]`."""
+    """Which numbers an annotation allows: `Annotated[int, Range(least=1)]`. Infinity only where `finite` is False."""
 
     least: float | None = None
     above: float | None = None
     below: float | None = None
     most: float | None = None
+    finite: bool = True
 
     def holds(self, number: float) -> bool:
         return (
-            (isinstance(number, int) or math.isfinite(number))
+            (not isinstance(number, float) or math.isfinite(number) or (math.isinf(number) and not self.finite))
             and (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.below is None or number < self.below)

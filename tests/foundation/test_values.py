@@ -19,6 +19,7 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError, MaskError
 from clearhead.layers import GELU, BlockConfig, FeedForward, LayerNorm, RMSNorm
 from clearhead.models import DecoderConfig
+from clearhead.positions import Rotary
 from clearhead.values import Count, Fraction, Natural, Positive, Range, Rate, Share, checked, did_you_mean, whole
 
 pytestmark = pytest.mark.bad_input  # it says what is no number to functions that want one
@@ -126,6 +127,15 @@ def test_whole_numbers_are_checked_inside_a_compiled_graph():
         return x * whole(n, "n", least=1)
 
     assert torch.equal(f(torch.ones(2), 3), torch.full((2,), 3.0))
+
+
+def test_a_value_can_be_made_inside_a_compiled_graph():
+    @torch.compile(fullgraph=True, backend="eager")
+    def turned(x, positions):
+        return Rotary(base=500.0).rotate(x, positions)
+
+    x, positions = torch.randn(2, 5, 6), torch.arange(5)
+    torch.testing.assert_close(turned(x, positions), Rotary(base=500.0).rotate(x, positions))
 
 
 # ---------------------------------------------------------------------- one mistake, one sentence
