@@ -80,7 +80,7 @@ def words(hint: Any) -> str:
         return " or ".join(map(words, parts))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))])
+        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))]).strip()
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
