@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, ConfigError
@@ -43,11 +44,12 @@ class Value:
         return vars(type(self)).get("called", type(self).__name__)
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            given = getattr(self, name)
-            value = checked(given, f"{self.owner}: {name}", hint)
-            if value is not given:
-                object.__setattr__(self, name, value)
+        if not torch.compiler.is_compiling():  # annotations cannot be evaluated inside of a graph
+            for name, hint in _hints(type(self)).items():
+                given = getattr(self, name)
+                value = checked(given, f"{self.owner}: {name}", hint)
+                if value is not given:
+                    object.__setattr__(self, name, value)
         self.validate()
 
     def validate(self) -> None:

@@ -27,16 +27,17 @@ from clearhead.errors import ClearheadError, ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an annotation allows, all of them finite: `Annotated[int, Range(least=1)]`."""
+    """Which numbers an annotation allows: `Annotated[int, Range(least=1)]`. Infinity only where `finite` is False."""
 
     least: float | None = None
     above: float | None = None
     below: float | None = None
     most: float | None = None
+    finite: bool = True
 
     def holds(self, number: float) -> bool:
         return (
-            (isinstance(number, int) or math.isfinite(number))
+            (not isinstance(number, float) or math.isfinite(number) or (math.isinf(number) and not self.finite))
             and (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.below is None or number < self.below)
@@ -44,8 +45,9 @@ class Range:
         )
 
     def __str__(self) -> str:
-        limits = {"of at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
-        return " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+        limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        words = " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+        return f"of {words}" if words.startswith("at ") else words
 
 
 Count: TypeAlias = Annotated[int, Range(least=1)]
@@ -78,7 +80,7 @@ def words(hint: Any) -> str:
         return " or ".join(map(words, parts))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))])
+        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))]).strip()
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
@@ -192,7 +194,7 @@ def shown(value: Any, most: int = 60) -> str:
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python writes no whole number of more than 4,300 digits
-        text = f"a {type(value).__name__} too long to write"
+        text = "something too long to write"
     return text if len(text) <= most else text[:most] + "…"
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
-from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.values import stray
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.values import stray, whole
 
 
 class KVCache:
@@ -26,9 +26,7 @@ class KVCache:
     """
 
     def __init__(self, capacity: int = 64) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise ConfigError(f"capacity is {capacity!r}; a cache starts with room for at least 1 token")
-        self.capacity = capacity
+        self.capacity = whole(capacity, "KVCache: capacity", least=1)
         self._parts: dict[int | str, KVCache] = {}
         self._k: Tensor | None = None
         self._v: Tensor | None = None

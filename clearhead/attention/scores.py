@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ShapeError
+from clearhead.values import whole
 
 
 @runtime_checkable
@@ -60,7 +61,8 @@ class Bilinear(nn.Module):
 
     def __init__(self, d_query: int, d_key: int, n_heads: int = 1) -> None:
         super().__init__()
-        _positive(d_query=d_query, d_key=d_key, n_heads=n_heads)
+        for name, size in {"d_query": d_query, "d_key": d_key, "n_heads": n_heads}.items():
+            whole(size, f"Bilinear: {name}", least=1)
         self.weight = nn.Parameter(torch.empty(n_heads, d_query, d_key))
         _xavier_per_head(self.weight)
 
@@ -88,7 +90,8 @@ class Additive(nn.Module):
 
     def __init__(self, d_query: int, d_key: int, d_hidden: int, n_heads: int = 1) -> None:
         super().__init__()
-        _positive(d_query=d_query, d_key=d_key, d_hidden=d_hidden, n_heads=n_heads)
+        for name, size in {"d_query": d_query, "d_key": d_key, "d_hidden": d_hidden, "n_heads": n_heads}.items():
+            whole(size, f"Additive: {name}", least=1)
         self.query_weight = nn.Parameter(torch.empty(n_heads, d_query, d_hidden))  # W
         self.key_weight = nn.Parameter(torch.empty(n_heads, d_key, d_hidden))  # U
         self.out_weight = nn.Parameter(torch.empty(n_heads, d_hidden, 1))  # u
@@ -121,12 +124,6 @@ def _xavier_per_head(weight: Tensor) -> None:
     # Fans are those of one head: (n_heads, in, out) is n_heads separate maps, not one.
     bound = math.sqrt(6.0 / (weight.shape[1] + weight.shape[2]))
     nn.init.uniform_(weight, -bound, bound)
-
-
-def _positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name} is {size}; it must be at least 1")
 
 
 def _expect_width(what: str, x: Tensor, width: int) -> None:

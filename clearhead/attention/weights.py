@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._shapes import Bool, Float
-from clearhead.errors import ConfigError
+from clearhead.config import Value
+from clearhead.values import Range, Rate
 
 
 @runtime_checkable
@@ -26,7 +27,7 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Value):
     """w = softmax(scores / temperature), over the keys that are allowed.
 
     Both limits are exact: temperature 0 is `Hard()`, infinity is uniform over what is allowed. In between, scores are
@@ -34,13 +35,8 @@ class Softmax:
     `dropout` drops weights after the softmax (and scales the rest up): for training.
     """
 
-    temperature: float = 1.0
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature, least=0.0)
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+    temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
+    dropout: Rate = 0.0
 
     def __call__(
         self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
@@ -72,13 +68,10 @@ class Hard:
 
 
 @dataclass(frozen=True)
-class StraightThrough:
+class StraightThrough(Value):
     """`Hard` going forward, the gradient of `Softmax(temperature)` coming back."""
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature, above=0.0)
+    temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
 
     def __call__(
         self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
@@ -87,7 +80,7 @@ class StraightThrough:
 
 
 @dataclass(frozen=True)
-class Gumbel:
+class Gumbel(Value):
     """softmax((scores + g) / temperature) with Gumbel noise g: a sample that gradients pass through.
 
     The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
@@ -95,11 +88,8 @@ class Gumbel:
     torch's generator for the device: `torch.manual_seed` repeats it.
     """
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
     hard: bool = False
-
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature, above=0.0)
 
     def __call__(
         self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
@@ -133,9 +123,3 @@ def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tens
 
 def _hide(scores: Tensor, allowed: Tensor | None) -> Tensor:
     return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
-
-
-def _check_temperature(temperature: float, *, least: float = -math.inf, above: float = -math.inf) -> None:
-    if math.isnan(temperature) or temperature < least or temperature <= above:
-        wanted = f"at least {least:g}" if above == -math.inf else f"above {above:g}"
-        raise ConfigError(f"temperature is {temperature}; it must be {wanted}")

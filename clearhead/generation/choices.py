@@ -7,11 +7,11 @@ and `stream` take one as `how=`. The searches themselves are in `walk.py` (one i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Union
 
-from clearhead.errors import ConfigError
+from clearhead.config import Value
+from clearhead.values import Count, Natural, NotNegative, Range, Share, checked, require
 
 __all__ = ["Beam", "Greedy", "How", "Sample"]
 
@@ -22,7 +22,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Value):
     """Each id is drawn from the model's distribution, reshaped in this order:
 
     1. `temperature` divides the logits: below 1 is bolder, above 1 more varied. (0 would be `Greedy()`.)
@@ -37,29 +37,22 @@ class Sample:
     cache or on the device's own random numbers.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int = 0
+    temperature: NotNegative = 1.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    min_p: Share | None = None
+    seed: Natural = 0
 
-    def __post_init__(self) -> None:
-        if not (_is_real(self.temperature) and math.isfinite(self.temperature) and self.temperature > 0):
-            raise ConfigError(
-                f"Sample: temperature is {self.temperature!r}; expected a finite number above 0 "
-                "(for the limit 0, the likeliest id always, use Greedy())"
-            )
-        if self.top_k is not None:
-            _whole("Sample", "top_k", self.top_k, least=1)
-        if self.top_p is not None and not (_is_real(self.top_p) and 0 < self.top_p <= 1):
-            raise ConfigError(f"Sample: top_p is {self.top_p!r}; expected a probability above 0 and at most 1")
-        if self.min_p is not None and not (_is_real(self.min_p) and 0 <= self.min_p <= 1):
-            raise ConfigError(f"Sample: min_p is {self.min_p!r}; expected a fraction from 0 to 1")
-        _whole("Sample", "seed", self.seed, least=0)
+    def validate(self) -> None:
+        require(
+            self.temperature > 0,
+            f"Sample: temperature is {self.temperature:g}; expected a number above 0 (for the limit 0, the likeliest "
+            "id always, use Greedy())",
+        )
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(Value):
     """Beam search: `width` beginnings are kept alive, and the `n_best` best endings are returned, best first.
 
     A sequence of n new ids (its stop id counts) scores Σ log p / n**length_penalty. At 0 that is the plain
@@ -70,38 +63,21 @@ class Beam:
     changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`.
     """
 
-    width: int = 4
-    length_penalty: float = 1.0
-    n_best: int = 1
+    width: Count = 4
+    length_penalty: Annotated[float, Range()] = 1.0
+    n_best: Count = 1
 
-    def __post_init__(self) -> None:
-        _whole("Beam", "width", self.width, least=1)
-        if not (_is_real(self.length_penalty) and math.isfinite(self.length_penalty)):
-            raise ConfigError(f"Beam: length_penalty is {self.length_penalty!r}; expected a finite number")
-        _whole("Beam", "n_best", self.n_best, least=1)
-        if self.n_best > self.width:
-            raise ConfigError(
-                f"Beam: n_best is {self.n_best} and width {self.width}; a search returns at most as many "
-                f"sequences as it keeps alive: give width={self.n_best} or more"
-            )
+    def validate(self) -> None:
+        require(
+            self.n_best <= self.width,
+            f"Beam: n_best is {self.n_best} and width {self.width}; a search returns at most as many sequences as it "
+            f"keeps alive: give width={self.n_best} or more",
+        )
 
 
 How = Greedy | Sample | Beam
 
 
 def check_how(how: Any, choices: tuple[type, ...] = (Greedy, Sample, Beam)) -> None:
-    """Refuses what is no way to choose, and names the usual slip (the class without brackets)."""
-    if isinstance(how, choices):
-        return
-    slip = "; that is the class: add the brackets" if isinstance(how, type) else ""
-    names = ", ".join(f"{choice.__name__}(…)" for choice in choices)
-    raise ConfigError(f"how is {how!r}; expected one of {names}{slip}")
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _whole(owner: str, name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{owner}: {name} is {value!r}; expected a whole number of at least {least}")
+    """Refuses what is no way to choose."""
+    checked(how, "how", Union[choices])  # noqa: UP007  (a union of what is given can be written only so)

@@ -29,6 +29,7 @@ from clearhead.training.distributed import World, is_sharded
 __all__ = ["Checkpoint", "good_ones", "prune", "read", "write"]
 
 FORMAT = "clearhead checkpoint 1"
+MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
 _NAME = re.compile(r"step-(\d{8,})")
 _STATE, _MANIFEST, _SHARDS, _MODEL = "state.json", "manifest.json", "shards", "model"
 
@@ -189,7 +190,9 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
             f"{folder} is foreign: it says {state.get('format')!r}, step {state.get('step')!r}, "
             f"expected {FORMAT!r}, step {step}"
         )
-    if recipe is not None and state.get("recipe") != recipe:
+    # What version 0.1 made its marks of cannot be said again; its checkpoints are told apart by their tensors and data.
+    is_old = recipe is not None and recipe.startswith(MARK) and not str(state.get("recipe")).startswith(MARK)
+    if recipe is not None and state.get("recipe") != recipe and not is_old:
         raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
     shapes = {name: tuple(shape) for name, shape in state["tensors"].items()}
     return Checkpoint(folder, step, state, shapes)

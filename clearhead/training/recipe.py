@@ -18,6 +18,7 @@ from typing import Any
 
 from clearhead.config import Config, encode
 from clearhead.errors import ConfigError, StorageError
+from clearhead.training import checkpoints
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig
 from clearhead.values import did_you_mean
@@ -100,8 +101,8 @@ class Recipe:
         data = self.data.to_dict()
         for name in ("path", "validation"):
             data.pop(name, None)
-        text = repr((data, self.model.to_dict(), train, more))
-        return hashlib.sha256(text.encode()).hexdigest()
+        text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
+        return checkpoints.MARK + hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_setting(value: Any) -> Any:

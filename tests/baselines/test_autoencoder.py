@@ -106,9 +106,9 @@ def test_wrong_input_is_refused():
 
 @pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
-    with pytest.raises(ConfigError, match="d_latent: got 0"):
+    with pytest.raises(ConfigError, match="AutoencoderConfig: d_latent is 0; expected a whole number of at least 1"):
         AutoencoderConfig(n_features=3, d_latent=0)
-    with pytest.raises(ConfigError, match=r"hidden: got \(5, -1\), expected widths above 0"):
+    with pytest.raises(ConfigError, match=r"hidden is \(5, -1\); expected values, each a whole number of at least 1"):
         AutoencoderConfig(n_features=3, d_latent=1, hidden=(5, -1))
     with pytest.raises(ConfigError, match="activation"):
         AutoencoderConfig(n_features=3, d_latent=1, activation="relu")

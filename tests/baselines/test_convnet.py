@@ -244,11 +244,11 @@ def test_configurations_that_cannot_be_are_refused():
         ConvNetConfig(filters=(8, 16, 32))
     with pytest.raises(ConfigError, match="the same number in each"):
         ConvNetConfig(filters=(), kernels=(), paddings=(), pools=())
-    with pytest.raises(ConfigError, match=r"pools: got \(4, 0\), expected numbers of at least 1"):
+    with pytest.raises(ConfigError, match=r"pools is \(4, 0\); expected values, each a whole number of at least 1"):
         ConvNetConfig(pools=(4, 0))
     with pytest.raises(ConfigError, match=r"too small for layer conv2"):
         ConvNetConfig(image_size=(8, 32))
-    with pytest.raises(ConfigError, match="n_classes: got 0"):
+    with pytest.raises(ConfigError, match="n_classes is 0; expected a whole number of at least 1"):
         ConvNetConfig(n_classes=0)
     with pytest.raises(ConfigError, match="head"):
         ConvNetConfig(head="linear")

@@ -198,13 +198,13 @@ def test_wrong_input_is_refused():
 
 @pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
-    with pytest.raises(ConfigError, match="n_classes: got 1, expected at least 2"):
+    with pytest.raises(ConfigError, match="n_classes is 1; expected a whole number of at least 2"):
         LogisticRegressionConfig(n_features=3, n_classes=1)
-    with pytest.raises(ConfigError, match="n_features: got 0"):
+    with pytest.raises(ConfigError, match="n_features is 0; expected a whole number"):
         LogisticRegressionConfig(n_features=0)
-    with pytest.raises(ConfigError, match=r"Ridge: got a strength of -1"):
+    with pytest.raises(ConfigError, match="Ridge: strength is -1; expected a number of at least 0"):
         Ridge(-1)
-    with pytest.raises(ConfigError, match=r"SquaredInfinity: got a strength of nan"):
+    with pytest.raises(ConfigError, match="SquaredInfinity: strength is nan; expected a number of at least 0"):
         SquaredInfinity(float("nan"))
 
 

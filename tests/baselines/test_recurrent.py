@@ -358,13 +358,13 @@ def test_wrong_input_is_refused():
 def test_wrong_configurations_are_refused():
     with pytest.raises(ConfigError, match="would show the very token that is to be predicted"):
         build(bidirectional=True)
-    with pytest.raises(ConfigError, match="n_layers: got 0"):
+    with pytest.raises(ConfigError, match="n_layers is 0; expected a whole number"):
         build(n_layers=0)
-    with pytest.raises(ConfigError, match=r"dropout: got 1.0"):
+    with pytest.raises(ConfigError, match=r"dropout is 1\.0; expected a number of at least 0 and below 1"):
         build(dropout=1.0)
-    with pytest.raises(ConfigError, match=r"cell: got 'lstm'"):
+    with pytest.raises(ConfigError, match=r"cell is 'lstm'; expected RNN\(…\) or GRU\(…\) or LSTM\(…\)"):
         build(cell="lstm")
-    with pytest.raises(ConfigError, match="n_classes: got 1, expected a whole number of at least 2"):
+    with pytest.raises(ConfigError, match="Classify: n_classes is 1; expected a whole number of at least 2"):
         Classify(1)
 
 

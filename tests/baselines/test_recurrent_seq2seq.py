@@ -221,11 +221,11 @@ def test_wrong_input_is_refused():
 
 @pytest.mark.bad_input
 def test_wrong_configurations_are_refused():
-    with pytest.raises(ConfigError, match="source_vocab_size: got 0"):
+    with pytest.raises(ConfigError, match="source_vocab_size is 0; expected a whole number"):
         build(source_vocab_size=0)
-    with pytest.raises(ConfigError, match="attention: got 'additive'"):
+    with pytest.raises(ConfigError, match="attention is 'additive'; expected AfterStep"):
         build(attention="additive")
-    with pytest.raises(ConfigError, match=r"dropout: got -0\.1"):
+    with pytest.raises(ConfigError, match=r"dropout is -0\.1; expected a number of at least 0"):
         build(dropout=-0.1)
 
 

@@ -84,7 +84,7 @@ def test_show(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "rnn-updat"), "clearhead: no claim is called 'rnn-updat'; did you mean rnn-update?\n"),
+        (("run", "rnn-updat"), "clearhead: no claim is called 'rnn-updat'; did you mean 'rnn-update'?\n"),
         (("show", "rnn-update", "--svg", "a.svg"), "clearhead: the claim 'rnn-update' has no drawing"),
     ],
 )

@@ -75,7 +75,7 @@ def test_no_name_of_a_person_or_a_path(outcomes):
 
 @pytest.mark.bad_input
 def test_unknown_ids_are_told_with_a_neighbour():
-    with pytest.raises(ClaimError, match="no claim is called 'scale-key-wait'; did you mean scale-key-weight"):
+    with pytest.raises(ClaimError, match="no claim is called 'scale-key-wait'; did you mean 'scale-key-weight'"):
         find(["scale-key-wait"])
 
 

@@ -111,7 +111,11 @@ def test_no_sizes_of_memory(text):
             ConfigError,
             "got a Linear; expected a configuration",
         ),
-        (lambda: AttentionSizes(10, 3), ConfigError, "d_model 10 does not divide into 3 heads"),
+        (
+            lambda: AttentionSizes(10, 3),
+            ConfigError,
+            "d_model is 10 and n_heads is 3; expected a width that the heads divide",
+        ),
         (lambda: AttentionSizes(-8, 2), ConfigError, "d_model is -8"),
         (
             lambda: cost(MultiHeadAttention(10, 2, scores=Additive(5, 5, 3)), tokens=5),

@@ -213,9 +213,9 @@ def test_a_run_of_two_processes_resumes_on_one():
 def test_what_is_refused():
     with pytest.raises(ConfigError, match="rank 2 of world 2: expected 0 ≤ rank < world"):
         Batches(Rows([[1]]), ByCount(1), rank=2, world=2)
-    with pytest.raises(ConfigError, match="must be at least 1"):
+    with pytest.raises(ConfigError, match="ByTokens: budget is 0; expected a whole number of at least 1"):
         ByTokens(0)
-    with pytest.raises(ConfigError, match="must be at least 1"):
+    with pytest.raises(ConfigError, match="ByCount: examples is 0; expected a whole number of at least 1"):
         ByCount(0)
 
 

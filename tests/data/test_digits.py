@@ -197,11 +197,13 @@ def test_a_normalisation_goes_through_plain_values(choice):
 
 
 def test_normalisations_that_are_refused():
-    with pytest.raises(ConfigError, match="type 'Other': expected one of PerSet, PerImage"):
+    with pytest.raises(
+        ConfigError, match="normalisation: there is no choice 'Other' here; known are: PerSet, PerImage"
+    ):
         normalisation_from_dict({"type": "Other"})
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'a'"):
+    with pytest.raises(ConfigError, match="normalisation: PerImage has no field 'a'; known are: floor"):
         normalisation_from_dict({"type": "PerImage", "a": 1})
-    with pytest.raises(ConfigError, match="std must be above 0"):
+    with pytest.raises(ConfigError, match=r"PerSet: std is 0\.0; expected a number above 0"):
         PerSet(0.0, 0.0)
 
 

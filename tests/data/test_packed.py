@@ -178,7 +178,7 @@ def test_processes_joined_are_one_process(split, world, rows):
 
 @pytest.mark.bad_input
 def test_what_cannot_be_packed_is_said(split):
-    with pytest.raises(ConfigError, match="rows and width must be at least 1"):
+    with pytest.raises(ConfigError, match="Packed: rows is 0; expected a whole number of at least 1"):
         Packed(rows=0, width=53)
     with pytest.raises(DataError, match=r"no batch can be made: .*151 over the budget skipped"):
         Batches(split, Packed(rows=3, width=1))

@@ -206,7 +206,7 @@ def test_without_a_checksum_the_structure_is_checked(server, tmp_path):
 
 
 def test_fetching_by_name_and_what_has_nothing_to_fetch(tmp_path):
-    with pytest.raises(ConfigError, match="no data set is called 'nope': expected one of en-es, svhn"):
+    with pytest.raises(ConfigError, match="no data set is called 'nope'; known are: en-es, svhn"):
         fetch("nope", tmp_path)
     with pytest.raises(DataError, match=r"sklearn-digits has nothing to fetch: .*inside scikit-learn"):
         fetch("sklearn-digits", tmp_path)

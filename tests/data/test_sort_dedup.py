@@ -137,7 +137,7 @@ def test_what_is_refused():
         SortDedup(n_symbols=1, max_length=1)
     with pytest.raises(ConfigError, match="no length is left to train on"):
         SortDedup(max_length=2, unseen_lengths=[1, 2])
-    with pytest.raises(ConfigError, match="n_symbols 0: expected at least 1"):
+    with pytest.raises(ConfigError, match="n_symbols is 0; expected a whole number of at least 1"):
         SortDedup(n_symbols=0)
-    with pytest.raises(ConfigError, match=r"narrow 1\.5: expected a share from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"narrow is 1\.5; expected a number of at least 0 and at most 1"):
         SortDedup(narrow=1.5)

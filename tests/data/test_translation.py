@@ -120,7 +120,7 @@ def test_held_out_sentences_are_in_one_part_only_in_any_order(tmp_path):
     assert 60 < len(held) < 180
     backwards = divide(read_pairs(_write(tmp_path / "q.tsv", rows[::-1])), 0.2)[1]
     assert set(backwards.sources) == set(held.sources)
-    with pytest.raises(ConfigError, match=r"hold_out 1\.0: expected a fraction between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"hold_out is 1\.0; expected a number above 0 and below 1"):
         divide(read_pairs(path), 1.0)
     with pytest.raises(DataError, match="leaves one part empty: name a validation file"):
         divide(read_pairs(_write(tmp_path / "one.tsv", rows[:3])), 0.5)

@@ -27,7 +27,7 @@ def says(error, text):
     [
         (
             lambda: Sample(temperature=0),
-            "temperature is 0; expected a finite number above 0 (for the limit 0, the",
+            "temperature is 0; expected a number above 0 (for the limit 0, the",
         ),
         (lambda: Sample(temperature=float("nan")), "temperature is nan"),
         (lambda: Sample(temperature=float("inf")), "temperature is inf"),
@@ -35,12 +35,12 @@ def says(error, text):
         (lambda: Sample(top_k=0), "Sample: top_k is 0; expected a whole number of at least 1"),
         (lambda: Sample(top_k=2.0), "top_k is 2.0"),
         (lambda: Sample(top_k=True), "top_k is True"),
-        (lambda: Sample(top_p=0.0), "Sample: top_p is 0.0; expected a probability above 0 and at most 1"),
+        (lambda: Sample(top_p=0.0), "Sample: top_p is 0.0; expected a number above 0 and at most 1"),
         (lambda: Sample(top_p=1.1), "top_p is 1.1"),
-        (lambda: Sample(min_p=-0.1), "Sample: min_p is -0.1; expected a fraction from 0 to 1"),
+        (lambda: Sample(min_p=-0.1), "Sample: min_p is -0.1; expected a number of at least 0 and at most 1"),
         (lambda: Sample(seed=-1), "Sample: seed is -1; expected a whole number of at least 0"),
         (lambda: Beam(0), "Beam: width is 0; expected a whole number of at least 1"),
-        (lambda: Beam(3, length_penalty=float("inf")), "length_penalty is inf; expected a finite number"),
+        (lambda: Beam(3, length_penalty=float("inf")), "length_penalty is inf; expected a number, and finite"),
         (lambda: Beam(3, n_best=0), "Beam: n_best is 0"),
         (
             lambda: Beam(3, n_best=5),
@@ -93,7 +93,7 @@ def test_choices_refuse_nonsense(make, message):
             [[1]],
             {"how": "greedy"},
             errors.ConfigError,
-            "how is 'greedy'; expected one of Greedy(…), Sample(…)",
+            "how is 'greedy'; expected Greedy(…) or Sample(…)",
         ),
         ([[1]], {"start": 3}, errors.ConfigError, "start is 3, but a Decoder goes on from its prompt"),
     ],

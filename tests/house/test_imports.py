@@ -1,4 +1,5 @@
-"""Imports point down the house only: a room may use the rooms above it, never those below."""
+"""Imports point down the house only: a room may use the rooms above it, never those below, and no room another's
+private names."""
 
 from __future__ import annotations
 
@@ -67,6 +68,62 @@ def test_a_room_uses_only_rooms_above_it(path):
     assert here in LEVEL, f"{here} is not a room of the house: add it to HOUSE at its place"
     below = {room for room in imported_rooms(path) if room != here and LEVEL[room] >= LEVEL[here]}
     assert not below, f"{path.relative_to(PACKAGE)} is in {here} and imports from below: {sorted(below)}"
+
+
+# Files of the foundation that every room may use and that users have no business with: their underscore is for these.
+FOUNDATION = HOUSE[0]
+
+
+def private_names(path: Path, here: str) -> list[str]:
+    """What a file takes from another room that begins with an underscore: names, modules, and attributes of either."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found, foreign = [], {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
+            for alias in node.names:
+                foreign[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            foreign |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            found += [alias.name for alias in node.names]
+    found += foreign.values()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner, _, rest = ast.unparse(node).partition(".")
+            found.append(f"{foreign.get(owner, owner)}.{rest}")
+    return sorted({name for name in found if _is_private(name, here)})
+
+
+def _is_private(name: str, here: str) -> bool:
+    top, _, rest = name.partition(".")
+    parts = rest.split(".")
+    if top != "clearhead" or parts[0] == here:
+        return False
+    parts = parts[1:] if parts[0] in FOUNDATION else parts
+    return any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_room_uses_a_private_name_of_another(path):
+    assert private_names(path, room_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("from clearhead.positions._places import angles", "clearhead.positions._places.angles"),
+        ("from clearhead.positions.rotary import _turn", "clearhead.positions.rotary._turn"),
+        ("from clearhead.positions import rotary as r\nr._turn(3)", "clearhead.positions.rotary._turn"),
+        ("import clearhead.positions._places", "clearhead.positions._places"),
+        ("import clearhead.positions\nclearhead.positions._places", "clearhead.positions._places"),
+        ("from clearhead import _numbers\n_numbers._is_wrapped(x)", "clearhead._numbers._is_wrapped"),
+        ("from clearhead._shapes import Float\nfrom clearhead.masks._mine import one\nself._own", None),
+        ("from clearhead.positions import Rotary\nRotary.__name__", None),
+    ],
+)
+def test_the_rule_of_private_names_can_fail(line, taken, tmp_path):
+    culprit = tmp_path / "bad.py"
+    culprit.write_text(line)
+    assert private_names(culprit, "masks") == ([taken] if taken else [])
 
 
 def test_the_rule_can_fail(tmp_path, monkeypatch):

@@ -85,7 +85,15 @@ def test_borrowed_weights_are_given_back():
     assert all(torch.equal(parameter, own[name]) for name, parameter in model.named_parameters())
 
 
-@pytest.mark.parametrize("make", [lambda: EMA(1.0), lambda: EMA(0.0), lambda: LastK(0), lambda: LastK(2, 0)])
-def test_bad_choices_are_refused(make):
-    with pytest.raises(ConfigError, match="got"):
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EMA(1.0), r"EMA: decay is 1\.0; expected a number above 0 and below 1"),
+        (lambda: EMA(0.0), r"EMA: decay is 0\.0"),
+        (lambda: LastK(0), "LastK: k is 0; expected a whole number of at least 1"),
+        (lambda: LastK(2, 0), "LastK: every is 0; expected a whole number of at least 1"),
+    ],
+)
+def test_bad_choices_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
         make()

@@ -88,14 +88,19 @@ def test_a_schedule_is_a_value(asked):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WarmupCosine(0.1, 11, 10), "warmup_steps=11 and total_steps=10"),
-        (lambda: WarmupCosine(0.1, -1, 10), "warmup_steps=-1"),
-        (lambda: WarmupCosine(0.1, 0, 0), "at least one step"),
-        (lambda: WarmupCosine(0.0, 0, 10), "lr_max=0.0, expected a finite number above 0"),
-        (lambda: WarmupCosine(math.nan, 0, 10), "lr_max=nan"),
-        (lambda: InverseRoot(0.1, 0), "expected at least 1"),
-        (lambda: Constant(0.1, -1), "expected 0 or more"),
-        (lambda: Constant(0.1)(-1), "got step -1"),
+        (
+            lambda: WarmupCosine(0.1, 11, 10),
+            "warmup_steps is 11 and total_steps is 10; expected no warm-up beyond the end",
+        ),
+        (lambda: WarmupCosine(0.1, -1, 10), "warmup_steps is -1; expected a whole number of at least 0"),
+        (lambda: WarmupCosine(0.1, 0, 0), "total_steps is 0; expected a whole number of at least 1"),
+        (lambda: WarmupCosine(0.0, 0, 10), r"lr_max is 0\.0; expected a number above 0"),
+        (lambda: WarmupCosine(math.nan, 0, 10), "lr_max is nan; expected a number above 0"),
+        (lambda: WarmupCosine(math.inf, 0, 10), "lr_max is inf; expected a number above 0, and finite"),
+        (lambda: WarmupCosine()(1), r"total_steps is None; expected the length of the run: use \.over"),
+        (lambda: InverseRoot(0.1, 0), "expected a whole number of at least 1"),
+        (lambda: Constant(0.1, -1), "warmup_steps is -1; expected a whole number of at least 0"),
+        (lambda: Constant(0.1)(-1), "step is -1; expected a whole number of at least 0"),
     ],
 )
 def test_what_makes_no_schedule_is_refused(make, message):
