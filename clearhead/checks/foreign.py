@@ -87,11 +87,18 @@ def _transformers(model: Any) -> Subject | None:
         sees=_pattern(config) if looks_back else full(),
         layers=layers,
         positions=True,
+        scale=_declared_scale(config),
         pads="attention_mask" in names,
         left=places,
         caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
         max_len=room,
     )
+
+
+def _declared_scale(config: Any) -> float | None:
+    """What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor."""
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    return getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5
 
 
 def _run_pixels(model: Any, batch: Batch) -> Any:

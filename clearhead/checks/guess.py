@@ -14,6 +14,7 @@ from torch import nn
 
 from clearhead.checks import foreign, ours
 from clearhead.checks.subject import (
+    INPUTS_IN_WORDS,
     Caching,
     Embeddings,
     Ids,
@@ -44,8 +45,8 @@ def subject_of(module: Any, **how: Any) -> Subject:
 
     Words: `inputs` and `source` (`Ids(vocab_size)`, `Embeddings(width)`, `Values(shape)`), `causal` (or `sees`, a
     mask), `padding` (`TrueIsReal("argument")`, `TrueIsHidden("argument")`; of the source, where there is one) and
-    `target_padding`, `caching`, `positions`, `left`, `left_target`, `layers`, `max_len`, `name`, and `run`, a function
-    of (module, batch) for whatever is called in no ordinary way."""
+    `target_padding`, `caching`, `positions`, `scale`, `left`, `left_target`, `layers`, `max_len`, `name`, and `run`,
+    a function of (module, batch) for whatever is called in no ordinary way."""
     _check_words(how)
     if isinstance(module, Subject):
         return _changed(module, how)
@@ -75,11 +76,12 @@ def _changed(subject: Subject, how: dict[str, Any]) -> Subject:
 
 
 def _unknown(module: Callable[..., Any], how: dict[str, Any]) -> Subject:
-    name: str = how.get("name") or str(getattr(module, "__name__", type(module).__name__))
     inputs: Inputs | None = how.get("inputs")
     if inputs is None:
+        name = how.get("name") or getattr(module, "__name__", type(module).__name__)
         raise ConfigError(
-            f"it is not known what {name} reads; say inputs=Ids(vocab_size), Embeddings(width) or Values(shape)"
+            f"it is not known what {name} reads; say inputs={INPUTS_IN_WORDS} "
+            "(on the command line: --ids, --embeddings or --values)"
         )
     padding, caching, of_target = how.get("padding"), how.get("caching"), how.get("target_padding")
     if padding is None and "run" not in how:
@@ -88,7 +90,7 @@ def _unknown(module: Callable[..., Any], how: dict[str, Any]) -> Subject:
     run = how.get("run") or direct_run(padding, caching, of_target)
     return Subject(
         module=module,
-        name=name,
+        name=how.get("name", ""),
         inputs=inputs,
         run=run,
         pads=pads,
@@ -113,7 +115,7 @@ def _check_words(how: dict[str, Any]) -> None:
     for word in ("inputs", "source"):
         kind = how.get(word)
         if kind is not None and not isinstance(kind, (Ids, Embeddings, Values)):
-            raise ConfigError(f"{word} is {kind!r}; expected Ids(vocab_size), Embeddings(width) or Values(shape)")
+            raise ConfigError(f"{word} is {kind!r}; expected {INPUTS_IN_WORDS}")
     for word in ("padding", "target_padding"):
         told = how.get(word)
         if told is not None and not isinstance(told, (TrueIsReal, TrueIsHidden)):

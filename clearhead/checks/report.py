@@ -14,10 +14,11 @@ from clearhead.errors import ConfigError
 
 
 class Verdict(StrEnum):
-    """`PASS`, `FAIL` or `NOT_APPLICABLE`; each is also its text."""
+    """`PASS`, `FAIL`, `NOT_APPLICABLE`, or `UNDECIDED`: it depends on what is meant, which nobody said. Each is its text."""
 
     PASS = "pass"
     FAIL = "fail"
+    UNDECIDED = "undecided"
     NOT_APPLICABLE = "not applicable"
 
 
@@ -27,7 +28,7 @@ class Finding:
 
     `difference` is the largest that was seen (of the kind that counts), `tolerance` what rounding explains. For a
     failure `cause` says what usually makes it, `smallest` describes the smallest input that still shows it, and
-    `example` holds that input. For "not applicable", `cause` is the reason."""
+    `example` holds that input. For "not applicable" and "undecided", `cause` is the reason."""
 
     property: str
     verdict: Verdict
@@ -53,9 +54,11 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        mark = {"pass": "✓", "fail": "✗", "not applicable": "–"}[self.verdict.value]
+        mark = {"pass": "✓", "fail": "✗", "undecided": "?", "not applicable": "–"}[self.verdict.value]
         if self.verdict is Verdict.NOT_APPLICABLE:
             return f"{mark} {self.property}: not applicable: {self.cause}"
+        if self.verdict is Verdict.UNDECIDED:
+            return f"{mark} {self.property}: UNDECIDED: {self.where} ({number(self.difference)}); {self.cause}"
         head = f"{mark} {self.property}: {self.done}; largest difference {number(self.difference)}"
         head += f" (rounding explains {number(self.tolerance)})" if self.tolerance else ""
         if self.verdict is Verdict.PASS:
@@ -71,7 +74,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of one `check`. `report.ok` is True if nothing failed; `report["future leak"]` is one finding."""
+    """The findings of one `check`. `report.ok` is True if nothing failed; `report["future leak"]` is one finding.
+
+    `undecided` are those where something was found that is a fault or none, depending on what is meant."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -84,6 +89,10 @@ class Report:
     def failures(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.verdict is Verdict.FAIL)
 
+    @property
+    def undecided(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.verdict is Verdict.UNDECIDED)
+
     def __getitem__(self, name: str) -> Finding:
         for finding in self.findings:
             if finding.property == name:
@@ -95,16 +104,19 @@ class Report:
         return iter(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "ok": self.ok, "findings": [f.to_dict() for f in self.findings]}
+        undecided = [f.property for f in self.undecided]
+        findings = [f.to_dict() for f in self.findings]
+        return {"name": self.name, "ok": self.ok, "undecided": undecided, "findings": findings}
 
     def __str__(self) -> str:
         count = {v: sum(f.verdict is v for f in self.findings) for v in Verdict}
         head = f"{self.name}: {count[Verdict.PASS]} hold, {count[Verdict.FAIL]} fail, "
+        head += f"{count[Verdict.UNDECIDED]} undecided, " if count[Verdict.UNDECIDED] else ""
         head += f"{count[Verdict.NOT_APPLICABLE]} not applicable"
         return "\n".join([head, *(str(finding) for finding in self.findings)])
 
     def _repr_html_(self) -> str:
-        colours = {"pass": "#1a7f37", "fail": "#cf222e", "not applicable": "#57606a"}
+        colours = {"pass": "#1a7f37", "fail": "#cf222e", "undecided": "#9a6700", "not applicable": "#57606a"}
         rows = "".join(
             f"<tr><td>{html.escape(f.property)}</td>"
             f'<td style="color:{colours[f.verdict.value]}">{f.verdict.value}</td>'

@@ -88,6 +88,16 @@ def _finding(prop: Property, lab: Lab) -> Finding:
             difference=top.difference,
             tolerance=top.tolerance,
         )
+    if undecided := prop.undecided(lab):
+        return Finding(
+            property=prop.name,
+            verdict=Verdict.UNDECIDED,
+            done=prop.done,
+            difference=top.difference,
+            tolerance=top.tolerance,
+            where=top.where,
+            cause=undecided,
+        )
     failed = [one for one in seen if one.fails]
     cause = _cause(prop, lab, failed)
     case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case

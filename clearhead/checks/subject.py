@@ -10,7 +10,7 @@ the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class Values:
 
 
 Inputs = Ids | Embeddings | Values
+INPUTS_IN_WORDS = "Ids(vocab_size), Embeddings(width) or Values(shape)"
 
 
 @dataclass(frozen=True)
@@ -116,29 +117,49 @@ class Batch:
 Run = Callable[[Any, Batch], Any]
 
 
+def _as_it_is(module: Any, batch: Batch) -> Any:
+    """Stands for "nobody said how it is called"; a `Subject` puts `direct_run` in its place."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A module and how it is called; what is None or False is unknown or not there, and is not tested.
 
-    `run(module, batch)` calls the module. `source` describes the second input of an encoder-decoder. `sees` is the mask
-    of one layer, `causal()` for a language model. `positions=False` says that the module knows no order. `pads`: `run`
-    passes `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to work too. `pads_target` and
-    `left_target` say the same of an encoder-decoder's target, whose padding is `batch.keep`."""
+        Subject(GPT(), inputs=Ids(50), sees=causal())
 
-    module: Callable[..., Any]
-    name: str
+    `run(module, batch)` calls the module; by default it is called as `module(x)`, or `module(source, x)`. `source`
+    describes the second input of an encoder-decoder. `sees` is the mask of one layer, `causal()` for a language model
+    and `full()` for one that may look ahead. `positions=False` says that the module knows no order, `scale` what its
+    scores are multiplied by where that is not 1/√d_head. `pads`: `run` passes `batch.keep` (or `batch.source_keep`)
+    on; `left`: padding on the left is meant to work too. `pads_target` and `left_target` say the same of an
+    encoder-decoder's target, whose padding is `batch.keep`."""
+
+    module: Callable[..., Any] = field(kw_only=False)
+    name: str = ""
     inputs: Inputs
-    run: Run
+    run: Run = _as_it_is
     source: Ids | Embeddings | None = None
     sees: Mask | None = None
     layers: int | None = None
     positions: bool | None = None
+    scale: float | None = None
     pads: bool = False
     left: bool = True
     pads_target: bool = False
     left_target: bool = True
     caching: Caching | None = None
     max_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inputs, (Ids, Embeddings, Values)):
+            raise ConfigError(f"inputs is {self.inputs!r}; expected {INPUTS_IN_WORDS}")
+        if self.scale is not None and not (isinstance(self.scale, (int, float)) and self.scale > 0):
+            raise ConfigError(f"scale is {self.scale!r}; expected what scores are multiplied by, a number above 0")
+        if not self.name:
+            object.__setattr__(self, "name", str(getattr(self.module, "__name__", type(self.module).__name__)))
+        if self.run is _as_it_is:
+            object.__setattr__(self, "run", direct_run(None, self.caching))
 
     @property
     def is_sequence(self) -> bool:

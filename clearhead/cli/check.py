@@ -23,23 +23,34 @@ def check(
         typer.Argument(help=f"{A_MODEL} Or package.module:factory, which is imported and called."),
     ],
     only: Annotated[list[str] | None, typer.Option(help="Test only this property; may be given again.")] = None,
+    ids: Annotated[int | None, typer.Option(help="It reads token numbers, of a vocabulary of this size.")] = None,
+    embeddings: Annotated[int | None, typer.Option(help="It reads vectors of this width, one a token.")] = None,
+    values: Annotated[
+        str | None, typer.Option(help="It reads blocks of numbers that are no sequence, such as 3,32,32.")
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--not-causal", help="Whether it must not look ahead, as a language model, or may."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The seed of the inputs that are tried.")] = 0,
     length: Annotated[int, typer.Option(help="Tokens in an input.", min=1)] = 11,
     json: Json = False,
 ) -> None:
     """Test a model for future leaks, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
 
-    The status is 1 if anything fails. A factory takes no arguments and returns a module, or a clearhead.checks.Subject
-    that says how it is called; a module itself may be named too. Its code is imported only then, from the folder you
-    are in."""
+    The status is 1 if anything fails, or is left undecided because nobody said whether the model may look ahead. What
+    an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
+    module, or a clearhead.checks.Subject that says how it is called; a module itself may be named too. Its code is
+    imported only then, from the folder you are in."""
     from clearhead.checks import check as run
 
-    report = run(_named(model), only=only or None, seed=seed, length=length)
+    how = {"causal": causal, **_inputs(ids, embeddings, values)}
+    report = run(_named(model), only=only or None, seed=seed, length=length, **how)
     if json:
         show_json({"model": model, **report.to_dict()})
     else:
         _show(model, report)
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(0 if report.ok and not report.undecided else 1)
 
 
 def _show(model: str, report: Report) -> None:
@@ -64,6 +75,27 @@ def _show(model: str, report: Report) -> None:
             console.print(line, markup=False, soft_wrap=True, style="dim")
     for finding in report.failures:
         console.print(f"\n{finding}", markup=False, soft_wrap=True)
+    for finding in report.undecided:
+        console.print(f"\n{finding}", markup=False, soft_wrap=True, style="bold yellow")
+
+
+def _inputs(ids: int | None, embeddings: int | None, values: str | None) -> dict[str, Any]:
+    """What the module reads, if it was said: one of the three."""
+    from clearhead.checks import Embeddings, Ids, Values
+    from clearhead.errors import ConfigError
+
+    said: list[Any] = [Ids(ids)] if ids is not None else []
+    said += [Embeddings(embeddings)] if embeddings is not None else []
+    if values is not None:
+        try:
+            said.append(Values(tuple(map(int, values.split(",")))))
+        except ValueError:
+            raise ConfigError(
+                f"--values is {values!r}; expected sizes with commas between them, such as 3,32,32"
+            ) from None
+    if len(said) > 1:
+        raise ConfigError("a module reads one kind of input: give --ids, --embeddings or --values")
+    return {"inputs": said[0]} if said else {}
 
 
 def _named(model: str) -> Any:

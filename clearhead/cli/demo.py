@@ -36,8 +36,9 @@ def demo(
         f"{sizes.n_encoder_layers} + {sizes.n_decoder_layers} layers, trained by this project:\n"
     )
     texts = [SENTENCES[0], *text] if text else list(SENTENCES)
-    made = pretrained.translate(trained, texts)
-    console.print(table(("English", "Spanish"), list(zip(texts, made, strict=True))))
-    for source, target in zip(texts, made, strict=True):
-        console.print(f"\n[bold]Cross-attention[/bold]: what each written token (left) looked at in “{source}”\n")
-        show_picture(cross_attention(trained, source, target))
+    made = [one for one in pretrained.translations(trained, texts) if one.read]
+    console.print(table(("English", "Spanish"), [(one.source, one.target) for one in made]))
+    for one in made:
+        console.print("\n[bold]Cross-attention[/bold]: what each written token (left) looked at in ", end="")
+        console.print(f"“{one.source}”\n", markup=False)
+        show_picture(cross_attention(trained, one))

@@ -60,12 +60,11 @@ def look(
     The run stays on its fast path; weights are recomputed from what each layer was given.
     """
     from clearhead import pretrained
-    from clearhead.cli import albums
-    from clearhead.look.page import save_page
+    from clearhead.look import at, save_page
     from clearhead.pretrained.translate import DEFAULT
 
     trained = pretrained.load(model)
-    album = albums.of_input(trained, given, how=searching(beam, length_penalty, DEFAULT), data=data)
+    album = at(trained, given, how=searching(beam, length_penalty, DEFAULT), data=data)
     picture = choose(album, layer)
     if head is not None:
         picture.weights(head)  # refuses a head that is not there before anything is written

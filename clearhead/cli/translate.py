@@ -14,7 +14,7 @@ from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
-    from clearhead.pretrained import Trained
+    from clearhead.pretrained import Trained, Translated
 
 
 @app.command()
@@ -35,23 +35,22 @@ def translate(
 
     texts = _texts(text, file)
     trained = pretrained.load(model)
-    made = pretrained.translate(trained, texts, how=searching(beam, length_penalty, DEFAULT))
+    made = pretrained.translations(trained, texts, how=searching(beam, length_penalty, DEFAULT))
     if json:
-        show_json([{"source": source, "target": target} for source, target in zip(texts, made, strict=True)])
+        show_json([{"source": one.source, "target": one.target} for one in made])
         return
-    for source, target in zip(texts, made, strict=True):
-        console.print(target, markup=False, soft_wrap=True)
-        if look and source.strip():
-            show_picture("\n" + cross_attention(trained, source, target) + "\n")
+    for one in made:
+        console.print(one.target, markup=False, soft_wrap=True)
+        if look and one.read:
+            show_picture("\n" + cross_attention(trained, one) + "\n")
 
 
-def cross_attention(trained: Trained, source: str, target: str) -> str:
+def cross_attention(trained: Trained, made: Translated) -> str:
     """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
-    from clearhead.cli.albums import of_translation
     from clearhead.cli.look import choose, name_of
-    from clearhead.look.terminal import heatmap
+    from clearhead.look import heatmap, translation
 
-    picture = choose(of_translation(trained, source, target), None)
+    picture = choose(translation(trained, made), None)
     colour = console.is_terminal and not console.no_color
     drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, colour=colour)
     return f"{drawn}\n\n{name_of(picture, None)}"

@@ -9,6 +9,8 @@ with look.trace(model, "output") as edited:
     edited.edit("decoder.blocks.3.cross_attention", look.Zero(heads=[2]))
     model(source, target)
 print(look.compare(before, edited))                                  # what moved
+
+look.at(pretrained.load("en-es"), "How are you?")                    # all layers of a trained model at work, with its tokens
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from clearhead.look.page import page, save_page
 from clearhead.look.picture import Picture
 from clearhead.look.terminal import heatmap
 from clearhead.look.trace import Trace, trace
+from clearhead.look.trained import at, translation
 
 __all__ = [
     "Album",
@@ -36,6 +39,7 @@ __all__ = [
     "Trace",
     "Zero",
     "album",
+    "at",
     "compare",
     "contributions",
     "distance",
@@ -47,4 +51,5 @@ __all__ = [
     "rollout",
     "save_page",
     "trace",
+    "translation",
 ]

@@ -160,6 +160,8 @@ def pictures(
 
     `grid` is for models of images: the rows and columns of patches that the tokens stand for.
     """
+    if not trace.paths:
+        raise ConfigError(trace.report())
     return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
 
 

@@ -196,8 +196,11 @@ class Trace:
     def report(self, *, rows: Choice = None, run: int = -1) -> str:
         """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
 
-        That computes every weight once more; with `rows`, only those of some queries.
+        That computes every weight once more; with `rows`, only those of some queries. Where no attention was seen, it
+        says what would have been.
         """
+        if not self.paths:
+            return self._why_none()
         lines = [("layer", "heads", "queries × keys", "what ran", "weights · values off by", "allowed")]
         for path in self.paths:
             made = self._steps(path, run)
@@ -209,6 +212,18 @@ class Trace:
             lines.append((path or "the model", *sizes, how, f"{error:.1e}", f"{bound:.1e}"))
         note = "The weights are recomputed from what attention was given."
         return table(lines, right=(1, 2, 4, 5)) + f"\n{note}"
+
+    def _why_none(self) -> str:
+        """Why there is no attention layer in this trace."""
+        if not self._asked.weights:
+            return "No attention is recorded: only outputs or inputs were asked for. Ask for weights: **.weights"
+        if not self._watch.has_run:
+            return "Nothing has run inside this trace: call the model in its `with` block."
+        return (
+            "No attention was seen. Seen are clearhead's attend and MultiHeadAttention, and torch's "
+            "scaled_dot_product_attention and nn.MultiheadAttention, where the model's own files call them; attention "
+            "that is written out, softmax(q @ k.T) @ v, is not: call one of these in its place."
+        )
 
     # -- outputs and inputs
     # -----------------------------------------------------------------------------------------------
@@ -245,6 +260,8 @@ class Trace:
                 f"the {kind} of {path or 'the model'} is not recorded; recorded are: "
                 f"{', '.join(name or 'the model itself' for name in recorded) or 'none'}"
             )
+        if path not in tapes and kind == "weights" and not self.paths:
+            raise ShapeError(f"there are no weights of {path or 'the model'}. {self._why_none()}")
         if path not in tapes:
             raise ShapeError(
                 f"{path or 'the model'} has not {'attended' if kind == 'weights' else 'run'} inside this trace; "
@@ -293,7 +310,8 @@ class Trace:
         return path
 
     def __repr__(self) -> str:
-        return f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
+        sizes = f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
+        return sizes if self.paths or self.outputs else f"{sizes}: {self._why_none()}"
 
 
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:

@@ -69,6 +69,7 @@ class Watch:
         self._calls = itertools.count(1)
         self._stack = ExitStack()
         self.on = False
+        self.has_run = False  # whether a module that is watched was called
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
@@ -124,6 +125,7 @@ class Watch:
             past = None if cache.holds_memory else cache.length
         else:
             cache = None
+        self.has_run = True
         running.append(Running(path, next(self._calls), cache, past))
         self._listener.entering(path, args, kwargs, _moment(running))
 

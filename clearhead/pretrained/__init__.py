@@ -11,6 +11,18 @@ from __future__ import annotations
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.export import export
 from clearhead.pretrained.store import Trained, cards, load, load_model, names
-from clearhead.pretrained.translate import translate
+from clearhead.pretrained.translate import Translated, translate, translations
 
-__all__ = ["Evaluation", "Trained", "cards", "evaluate", "export", "load", "load_model", "names", "translate"]
+__all__ = [
+    "Evaluation",
+    "Trained",
+    "Translated",
+    "cards",
+    "evaluate",
+    "export",
+    "load",
+    "load_model",
+    "names",
+    "translate",
+    "translations",
+]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +17,25 @@ LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's
 DEFAULT = Beam(5, length_penalty=LENGTH_PENALTY)
 
 
-def translate(
+@dataclass(frozen=True)
+class Translated:
+    """A text and its translation, with the ids that the model read and those that it wrote.
+
+    Encoding the translation need not give these ids again: a model may spell a rare word in other pieces than the
+    tokenizer would cut it into."""
+
+    source: str
+    target: str
+    read: tuple[int, ...]
+    written: tuple[int, ...]  # with the end token, where it came
+
+
+def translate(trained: Trained, texts: Sequence[str], **how: Any) -> list[str]:
+    """A translation for each text, in their order; `how`, `max_new`, `batch` and `on_done` as for `translations`."""
+    return [made.target for made in translations(trained, texts, **how)]
+
+
+def translations(
     trained: Trained,
     texts: Sequence[str],
     *,
@@ -23,30 +43,32 @@ def translate(
     max_new: int | None = None,
     batch: int = 256,
     on_done: Callable[[int], None] = lambda done: None,
-) -> list[str]:
-    """A translation for each text, in their order. Texts of like length go together, so that little is padding.
+) -> list[Translated]:
+    """A translation for each text, in their order, with its ids: what `look.translation` shows.
 
-    `max_new` defaults to twice the longest source of a batch and a little more. An empty text stays empty.
-    """
+    Texts of like length go together, so that little is padding. `max_new` defaults to twice the longest source of a
+    batch and a little more. An empty text stays empty."""
     trained.require("translation")
     tokenizer = trained.tokenizer
     device = next(trained.model.parameters()).device
     rows = [row for row, text in enumerate(texts) if text.strip()]
+    results = [Translated(text, "", (), ()) for text in texts]
     if not rows:
-        return [""] * len(texts)
+        return results
     sources = encode_sources(tokenizer, [texts[row].strip() for row in rows])
     lengths = sources.lengths.tolist()
     _check_lengths(trained, [texts[row] for row in rows], lengths)
     order = sorted(range(len(rows)), key=lambda i: lengths[i])
-    results = [""] * len(texts)
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         ids, found = sources.padded(torch.tensor(part), fill=tokenizer.pad_id)
         prompt = [ids[i, : int(found[i])].to(device) for i in range(len(part))]
         limit = 2 * max(lengths[i] for i in part) + 8 if max_new is None else max_new
         made = generate(trained.model, prompt, how=how, max_new=limit, start=tokenizer.bos_id, stop=tokenizer.eos_id)
-        for i, new in zip(part, made.best, strict=True):
-            results[rows[i]] = tokenizer.decode(new.tolist()).strip()
+        for row, i in enumerate(part):
+            target = tokenizer.decode(made.sequence(row).tolist()).strip()
+            written = made.sequence(row, with_stop=True).tolist()
+            results[rows[i]] = Translated(texts[rows[i]], target, tuple(prompt[row].tolist()), tuple(written))
         on_done(min(start + batch, len(order)))
     return results
 

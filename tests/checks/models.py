@@ -85,6 +85,12 @@ def peer(name):
         return hf.LlamaForCausalLM(hf.LlamaConfig(**text, num_key_value_heads=3))
     if name == "mistral, a window":
         return hf.MistralForCausalLM(hf.MistralConfig(**text, num_key_value_heads=1, sliding_window=4))
+    if name == "gemma2, a scale of its own":  # declared, and that of all heads together: a slip anywhere else
+        return hf.Gemma2ForCausalLM(
+            hf.Gemma2Config(**text, num_key_value_heads=1, head_dim=4, query_pre_attn_scalar=12, sliding_window=5)
+        )
+    if name == "granite, a scale of its own":
+        return hf.GraniteForCausalLM(hf.GraniteConfig(**text, num_key_value_heads=3, attention_multiplier=1 / 12))
     if name == "t5":
         sizes = {"d_model": 12, "d_kv": 4, "d_ff": 19, "num_layers": 2, "num_heads": 3}
         return hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=31, **sizes, decoder_start_token_id=0))
@@ -98,4 +104,5 @@ def peer(name):
     return hf.ViTModel(hf.ViTConfig(**sizes, image_size=16, patch_size=8))
 
 
-PEERS = ("gpt2", "bert", "roberta", "llama", "mistral, a window", "t5", "bart", "vit")
+SCALED = ("gemma2, a scale of its own", "granite, a scale of its own")
+PEERS = ("gpt2", "bert", "roberta", "llama", "mistral, a window", *SCALED, "t5", "bart", "vit")

@@ -20,6 +20,36 @@ def wrong():
 def needs(argument):
     return argument
 number = 3
+
+import torch
+from torch import nn
+from clearhead.checks import Ids, Subject
+
+class GPT(nn.Module):
+    # A language model by hand that forgot its mask.
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.q, self.k = nn.Embedding(50, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.head = nn.Linear(12, 50)
+    def scores(self, x):
+        return self.q(x) @ self.k(x).transpose(-2, -1) / 12**0.5
+    def forward(self, ids):
+        x = self.embedding(ids)
+        return self.head(x + self.scores(x).softmax(-1) @ x)
+
+class Masked(GPT):
+    # The same with its mask.
+    def scores(self, x):
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return super().scores(x).masked_fill(future, float("-inf"))
+
+class Features(nn.Linear):
+    # No sequence: one block of numbers in, one out.
+    def __init__(self):
+        super().__init__(7, 3)
+
+def told():
+    return Subject(GPT(), inputs=Ids(50))
 """
 
 
@@ -79,10 +109,57 @@ def test_a_model_in_the_box(run):
     assert "pass" in out
 
 
+@pytest.mark.parametrize("name", ["GPT", "told"])
+def test_a_model_that_may_leak_is_not_passed_in_silence(run, name):
+    ids = () if name == "told" else ("--ids", "50")
+    status, out, _ = run(f"mine_to_check:{name}", *ids)
+    assert status == 1
+    row = next(line for line in out.splitlines() if line.startswith("future leak"))
+    assert "undecided" in row
+    loud = next(line for line in out.splitlines() if line.startswith("? future leak: UNDECIDED"))
+    assert "nobody said whether this model may look ahead" in loud
+    assert "--causal" in loud
+    assert "--not-causal" in loud
+
+    status, out, _ = run(f"mine_to_check:{name}", *ids, "--json")
+    assert status == 1
+    document = json.loads(out)
+    assert document["undecided"] == ["future leak"]
+    finding = next(f for f in document["findings"] if f["property"] == "future leak")
+    assert finding["verdict"] == "undecided"
+    assert finding["difference"] > finding["tolerance"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "verdict"),
+    [
+        (("mine_to_check:GPT", "--ids", "50", "--causal"), 1, "fail"),
+        (("mine_to_check:GPT", "--ids", "50", "--not-causal"), 0, "not applicable"),
+        (("mine_to_check:told", "--causal"), 1, "fail"),
+        (("mine_to_check:Masked", "--ids", "50", "--causal"), 0, "pass"),
+        (("mine_to_check:Masked", "--ids", "50"), 0, "pass"),  # it sees nothing of the future, whatever was meant
+        (("mine_to_check:Masked", "--embeddings", "12", "--causal"), 1, None),  # it reads ids
+        (("mine_to_check:Features", "--values", "7"), 0, "not applicable"),
+    ],
+)
+def test_what_the_options_settle(run, arguments, status, verdict):
+    got, out, error = run(*arguments, "--json")
+    assert got == status, out + error
+    if verdict is not None:
+        findings = {f["property"]: f for f in json.loads(out)["findings"]}
+        assert findings["future leak"]["verdict"] == verdict
+    else:
+        assert error.startswith("clearhead: Masked could not be called with embeddings 3 × 11 × 12")
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("mine_to_check:GPT",), "clearhead: it is not known what GPT reads; say inputs=Ids(vocab_size), "),
+        (("mine_to_check:GPT", "--ids", "0"), "clearhead: vocab_size is 0; expected a whole number of at least 1"),
+        (("mine_to_check:GPT", "--ids", "5", "--embeddings", "7"), "clearhead: a module reads one kind of input"),
+        (("mine_to_check:GPT", "--values", "3,x"), "clearhead: --values is '3,x'; expected sizes with commas"),
         (("en-ex",), "clearhead: there is no model 'en-ex'"),
         (("not_there_at_all:make",), "clearhead: 'not_there_at_all' cannot be imported"),
         (("mine_to_check:absent",), "clearhead: mine_to_check has no 'absent'"),

@@ -17,6 +17,7 @@ from clearhead.checks import (
     Caching,
     Embeddings,
     Ids,
+    Subject,
     TrueIsHidden,
     TrueIsReal,
     Values,
@@ -35,6 +36,7 @@ from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, window
 from clearhead.models import Decoder, tiny_decoder
 from clearhead.positions import Learned
+from tests.checks.models import SCALED, peer
 
 
 class Weighted(nn.Module):
@@ -447,3 +449,41 @@ def test_short_inputs_raise_no_alarm(length):
 def test_sizes_that_are_none_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+# ---------------------------------------------------------------------- what is declared, and what nobody said
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_declared_scale_is_honoured_and_another_is_found(name):
+    pytest.importorskip("transformers", reason="the peers are an optional dependency")
+    model = peer(name)
+    assert check(model, only="score scale")["score scale"].verdict is Verdict.PASS
+    found = check(model, only="score scale", scale=0.25)["score scale"]
+    assert found.verdict is Verdict.FAIL
+    assert "0.25 is declared" in found.where
+    assert "declared" in found.cause
+
+
+def test_a_subject_needs_no_more_than_the_module_and_what_it_reads():
+    subject = Subject(CORRECT["language model"]().module, inputs=Ids(29))
+    assert subject.name == "Language"
+    assert check(subject, only="determinism").ok
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("words", "message"), [({"inputs": 50}, "inputs is 50; expected Ids"), ({"scale": 0}, "scale is 0;")]
+)
+def test_a_subject_refuses_what_it_cannot_be(words, message):
+    with pytest.raises(ConfigError, match=message):
+        Subject(nn.Identity(), **{"inputs": Ids(7)} | words)
+
+
+def test_python_is_told_too_that_nobody_said():
+    report = check(GALLERY["no causal mask"].subject(), sees=None, only=["future leak", "determinism"])
+    assert report.ok
+    assert [finding.property for finding in report.undecided] == ["future leak"]
+    assert "1 undecided" in str(report)
+    assert "? future leak: UNDECIDED: output " in str(report)
+    assert "undecided" in report._repr_html_()

@@ -154,3 +154,14 @@ def test_a_mistake_is_one_line(cli, arguments, words):
     assert ran.err.startswith("clearhead: ")
     assert ran.err.count("\n") == 1
     assert words in ran.err
+
+
+def test_the_pieces_that_were_written_are_shown(cli):
+    """The model writes openso as o, p, ens, o; the tokenizer would cut that word into op, ens, o."""
+    sentence, pieces = "She plays the glockenspiel.", ["o", "p", "ens", "o"]
+    layers = cli("look", "en-es", sentence, "--json").json["layers"]
+    rows = next(layer["rows"] for layer in layers if layer["kind"] == "cross")
+    assert [row.strip() for row in rows][3:7] == pieces
+    drawn = cli("translate", sentence, "--look").out.splitlines()
+    first = next(i for i, line in enumerate(drawn) if line.split()[:1] == ["o"])
+    assert [line.split()[0] for line in drawn[first : first + 4]] == pieces

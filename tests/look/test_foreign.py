@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention  # held by name, as many files do
 
 from clearhead import look
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import causal
 
 B, T, S, H, M = 3, 5, 7, 4, 24
@@ -299,3 +299,53 @@ def test_what_torchs_layer_cannot_tell():
         layer.in_proj_weight.mul_(2)
     with pytest.raises(ConfigError, match="have changed since it ran"):
         t.weights("")
+
+
+# ---------------------------------------------------------------------- what is not seen
+
+
+class ByHand(nn.Module):
+    """Attention that is written out: no function that could be watched is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.q(x) @ self.k(x).transpose(-2, -1)).softmax(-1) @ self.v(x)
+
+
+UNSEEN = "No attention was seen. Seen are clearhead's attend and MultiHeadAttention, and torch's scaled_dot_product_"
+
+
+def test_no_attention_seen_is_said():
+    model = nn.Sequential(ByHand(), ByHand())
+    with look.trace(model) as t:
+        model(torch.randn(2, 5, 6))
+    assert t.paths == []
+    assert t.report().startswith(UNSEEN)
+    assert "softmax(q @ k.T) @ v" in t.report()
+    assert UNSEEN in repr(t)
+    with pytest.raises(ShapeError, match=r"there are no weights of 0\. No attention was seen"):
+        t.weights("0")
+    with pytest.raises(ConfigError, match="No attention was seen"):
+        look.album(t, title="by hand")
+
+
+def test_a_trace_in_which_nothing_ran_says_that_instead():
+    model = ByHand()
+    with look.trace(model) as t:
+        pass
+    assert t.report() == "Nothing has run inside this trace: call the model in its `with` block."
+    with look.trace(model, "output") as t:
+        model(torch.randn(2, 5, 6))
+    assert t.report().startswith("No attention is recorded: only outputs or inputs were asked for")
+    assert repr(t) == "Trace(0 attention layers, 1 outputs, 1 runs)"
+
+
+@pytest.mark.bad_input
+def test_what_names_nothing_suggests_nothing_empty():
+    with pytest.raises(ConfigError, match="nothing in this model is called 'weights'") as caught:
+        look.trace(nn.Sequential(ByHand()), "weights")
+    assert "did you mean ?" not in str(caught.value)
+    assert "did you mean ''" not in str(caught.value)

@@ -274,7 +274,7 @@ def test_what_cannot_be_traced_is_refused():
     model = decoder()
     with pytest.raises(
         ConfigError,
-        match=r"nothing in this model is called 'block.0'; did you mean 'blocks\.0'\? Its .*are: blocks\.0\.attention",
+        match=r"nothing in this model is called 'block.0'; did you mean 'blocks\.0'\? Its .*layers are: blocks\.0\.att",
     ):
         look.trace(model, "block.0")
     with pytest.raises(ConfigError, match=r"called 'embedding\.weights'"):

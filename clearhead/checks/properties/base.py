@@ -39,6 +39,10 @@ class Property(ABC):
     def why_not(self, lab: Lab) -> str | None:
         """Why this cannot be tested here, or None."""
 
+    def undecided(self, lab: Lab) -> str | None:
+        """Why a failure would be no fault before somebody has said what is meant, and how to say it; or None."""
+        return None
+
     @abstractmethod
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         """Everything that was compared on this case."""

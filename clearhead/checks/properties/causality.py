@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clearhead.checks.lab import Case, Lab, by_position
 from clearhead.checks.properties.base import Property, Seen
 from clearhead.checks.subject import tensor_of
+from clearhead.masks import causal
 
 
 def influence(lab: Lab, case: Case) -> Tensor:
@@ -74,10 +75,10 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
 
 
 def reach(lab: Lab, T: int) -> Tensor:
-    """(T, T) bool: which inputs an output may depend on, through all layers; itself always."""
-    mask = lab.subject.sees
-    if mask is None:
-        return torch.ones(T, T, dtype=torch.bool)
+    """(T, T) bool: which inputs an output may depend on, through all layers; itself always.
+
+    Where nobody said what the module may see: not the future."""
+    mask = causal() if lab.subject.sees is None else lab.subject.sees
     step = mask.dense(T).reshape(-1, T, T)[0] | torch.eye(T, dtype=torch.bool)
     steps = lab.subject.layers or T
     total = step
@@ -95,11 +96,17 @@ class FutureLeak(Property):
     def why_not(self, lab: Lab) -> str | None:
         if not lab.per_token:
             return "there is no output for each token"
-        if lab.subject.sees is None:
-            return "it is not said that the module is causal: give causal=True, or sees= with its mask"
-        if bool(reach(lab, lab.length).all()):
+        if lab.subject.sees is not None and bool(reach(lab, lab.length).all()):
             return f"its mask {lab.subject.sees} hides nothing"
         return None
+
+    def undecided(self, lab: Lab) -> str | None:
+        if lab.subject.sees is not None:
+            return None
+        return (
+            "nobody said whether this model may look ahead; if not, this is a leak: say causal=True (--causal); "
+            "if it may, say causal=False (--not-causal)"
+        )
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         hidden = ~reach(lab, case.length)

@@ -1,4 +1,4 @@
-"""What `clearhead look` runs: each task's input through its model, traced, and put into an album with its tokens."""
+"""A trained model at work: each task's input through its model, traced, and put into an album with its tokens."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead import pretrained
 from clearhead.attention import MultiHeadAttention
 from clearhead.data.digits import prepare
 from clearhead.data.images import grey
-from clearhead.data.translation import encode_sources, encode_targets
 from clearhead.errors import DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
 from clearhead.look.album import Album, Labels, album
 from clearhead.look.trace import Trace, trace
 from clearhead.models import VisionTransformer
 from clearhead.pretrained import Trained
-from clearhead.pretrained.translate import DEFAULT
+from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
-def of_input(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
-    """The album of one input: a sentence to translate, a beginning, letters to sort, or a picture of a digit."""
+def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
+    """The album of one input: a sentence to translate, a beginning, letters to sort, or a picture of a digit.
+
+        look.at(pretrained.load("en-es"), "How are you?")
+
+    `how` a sentence is translated; `data` is where pictures are that are given by number."""
     if trained.task == "translation":
-        return of_translation(trained, given, pretrained.translate(trained, [given], how=how)[0])
+        return translation(trained, translations(trained, [given], how=how)[0])
     if trained.task == "sort-dedup":
         return of_sorting(trained, given)
     if trained.task == "digits":
@@ -33,24 +35,24 @@ def of_input(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | N
     return of_text(trained, given)
 
 
-def of_translation(trained: Trained, source: str, target: str) -> Album:
-    """A sentence and its translation: the query that reads token i is the one that writes token i + 1."""
-    tokenizer = trained.tokenizer
-    if not source.strip():
+def translation(trained: Trained, made: Translated) -> Album:
+    """A sentence and its translation, by the very ids that were read and written: never encoded anew.
+
+    The query that reads token i is the one that writes token i + 1."""
+    tokenizer, device = trained.tokenizer, _device(trained)
+    if not made.read:
         raise DataError("there is nothing to translate: give a sentence")
-    src, _ = encode_sources(tokenizer, [source.strip()]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
-    tgt, _ = encode_targets(tokenizer, [target]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
-    device = _device(trained)
+    target = [tokenizer.bos_id, *made.written]
     with torch.no_grad(), _trace(trained) as t:
-        trained.model(src.to(device), tgt[:, :-1].to(device))
-    read, written = tokenizer.tokens(src[0]), tokenizer.tokens(tgt[0])
+        trained.model(torch.tensor([made.read], device=device), torch.tensor([target[:-1]], device=device))
+    read, written = tokenizer.tokens(made.read), tokenizer.tokens(target)
     labels: Labels = {
         "encoder.**": (read, read),
         "**.cross_attention": (written[1:], read),
         "**": (written[:-1], written[:-1]),
     }
     facts = {"source": f"{len(read)} tokens", "written": f"{len(written) - 1} tokens"}
-    return album(t, labels, title=f"{source.strip()} → {target}", facts=_facts(trained) | facts)
+    return album(t, labels, title=f"{made.source.strip()} → {made.target}", facts=_facts(trained) | facts)
 
 
 def of_sorting(trained: Trained, letters: str) -> Album:

@@ -1,0 +1,69 @@
+"""A typed package can use this one: mypy, as strict as it can be, finds nothing in the README's Python and in a user's
+own file, and knows what comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import clearhead
+from tests.house.test_readme import fenced
+
+ROOT = Path(__file__).parents[2]
+
+USER = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead import look, masks, pretrained
+from clearhead.checks import Ids, Report, Subject
+from clearhead.models import tiny_decoder
+
+
+def report(model: nn.Module) -> Report:
+    return ch.check(Subject(model, inputs=Ids(50)), causal=True, only=["future leak"])
+
+
+def parameters() -> int:
+    return int(ch.cost("tiny-decoder", tokens=7).parameters.value)
+
+
+def shown(folder: Path) -> list[str]:
+    trained = pretrained.load(folder)
+    album = look.at(trained, "How are you?")
+    return [made.target for made in pretrained.translations(trained, [album.title])]
+
+
+model = ch.Decoder(tiny_decoder())
+reveal_type(ch.check(model))
+reveal_type(ch.cost(model, tokens=7))
+x = torch.randn(1, 2, 3, 5)
+reveal_type(ch.attend(x, x, x, masks.causal()))
+ch.check(model, seed="0")  # an error: mypy sees the signatures, and not Any
+"""
+
+
+def test_a_typed_package_can_use_this_one(tmp_path):
+    assert (Path(clearhead.__file__).parent / "py.typed").is_file()
+    package = tmp_path / "typed_user"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "own.py").write_text(USER)
+    for number, code in enumerate(fenced("python")):
+        (package / f"readme_{number}.py").write_text(code)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.11"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "typed_user"), str(package)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1, done.stdout + done.stderr
+    assert re.search(r'own\.py:\d+: error: Argument "seed" to "check" has incompatible type', errors[0])
+    kinds = re.findall(r'Revealed type is "([\w.]+)"', done.stdout)
+    assert kinds == ["clearhead.checks.report.Report", "clearhead.costs.result.Cost", "torch._tensor.Tensor"]
