@@ -132,7 +132,7 @@ def smaller(value: Any) -> Iterator[Any]:
 
 
 def _simplest(key: str, item: Any) -> Iterator[Any]:
-    plain = {"mask": None, "bias": None, "scores": "ScaledDot", "dtype": "float32", "damage": [], "changes": {}}
+    plain: dict[str, Any] = {"mask": None, "bias": None, "scores": "ScaledDot", "dtype": "float32", "damage": [], "changes": {}}
     if key in plain and item != plain[key] and item is not None:
         yield plain[key]
 

@@ -41,7 +41,7 @@ def draw(chance: random.Random, device: str) -> Case:
         "offset": chance.choice([0, 0, 1, 3, 6, 9]),
         "mask": None if chance.random() < 0.15 else expressions.draw(chance, data=True, depth=chance.randint(0, 3)),
         "bias": None if chance.random() < 0.4 else _draw_bias(chance),
-        "temperature": chance.choice([1.0, 1.0, 0.3, 0.01, 3.0, 0.0, math.inf, 1e-4]),
+        "temperature": chance.choice([1.0, 1.0, 1.0, 0.3, 0.3, 0.01, 3.0, 1e-4, 0.0, math.inf]),
         "scores": chance.choice(["ScaledDot", "ScaledDot", "Dot"]),
         "size": chance.choice([1.0, 1.0, 1.0, 0.0, 1e-3, 30.0, 3e3, 1e18]),  # of queries and keys
         "values": chance.choice([1.0, 1.0, 1e-3, 1e3]),

@@ -54,9 +54,9 @@ def check(case: Case) -> list[str]:
         if mine != other:
             raise Broken(f"prompt {row} goes on with {mine} over the cache and with {other} without it")
         if case["how"] == "greedy":
-            other = _by_hand(model, prompt, case)
-            if other is not None and mine != other:
-                raise Broken(f"prompt {row} goes on with {mine}; by a plain loop with {other}")
+            loop = _by_hand(model, prompt, case)
+            if loop is not None and mine != loop:
+                raise Broken(f"prompt {row} goes on with {mine}; by a plain loop with {loop}")
         if case["how"] == "beam":
             alone = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
             if mine != alone:
