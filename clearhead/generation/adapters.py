@@ -282,9 +282,7 @@ def _start(start: int | Sequence[int] | None, vocab_size: int) -> list[int]:
 
 
 def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
-    """Refuses what would run off a table of learned positions. The last new id is not read again and needs no
-    row.
-    """
+    """Refuses what would run off a table of learned positions. The last new id is not read again and needs no row."""
     table = getattr(stack, "positions", None)
     if not isinstance(table, LearnedPositions):
         return

@@ -118,9 +118,7 @@ class Walk:
         return everyone
 
     def _take_stock(self, log_probs: Tensor, was_running: Tensor, last: bool) -> None:
-        """Looks at the numbers once a step: has something gone wrong, is everyone done, is half of the batch
-        idle?
-        """
+        """Looks at the numbers once a step: has something gone wrong, is everyone done, is half of the batch idle?"""
         assert self.running is not None
         wrong = ~log_probs.isfinite() & was_running
         n_wrong, n_running = torch.stack((wrong.sum(), self.running.sum())).tolist()

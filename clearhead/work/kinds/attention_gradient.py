@@ -1,7 +1,7 @@
 """The gradient of the first loss with respect to W_Q, W_K and W_V, by the chain rule, exactly.
 
-At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass it
-on."""
+At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass
+it on."""
 
 from __future__ import annotations
 
