@@ -1,4 +1,4 @@
-"""Looks for what breaks: draws calls, compares them with definitions written out in plain loops, and shrinks what differs.
+"""Looks for what breaks: draws calls, compares them with definitions in plain loops, and shrinks what differs.
 
     python tools/campaign.py --seconds 60 --device cpu --seed 0
     python tools/campaign.py --draws 20000 --seed 1 --json
@@ -132,7 +132,14 @@ def smaller(value: Any) -> Iterator[Any]:
 
 
 def _simplest(key: str, item: Any) -> Iterator[Any]:
-    plain: dict[str, Any] = {"mask": None, "bias": None, "scores": "ScaledDot", "dtype": "float32", "damage": [], "changes": {}}
+    plain: dict[str, Any] = {
+        "mask": None,
+        "bias": None,
+        "scores": "ScaledDot",
+        "dtype": "float32",
+        "damage": [],
+        "changes": {},
+    }
     if key in plain and item != plain[key] and item is not None:
         yield plain[key]
 

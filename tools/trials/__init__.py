@@ -1,5 +1,5 @@
-"""The kinds of trial that the campaign draws. A kind is a module with `draw(chance, device)`, which gives a case of plain
-values, and `check(case)`, which raises `Broken` (or whatever breaks) and returns the names of what was tried."""
+"""The kinds of trial that the campaign draws. A kind is a module with `draw(chance, device)`, which gives a case of
+plain values, and `check(case)`, which raises `Broken` (or whatever breaks) and returns the names of what was tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations: what is valid makes the round trip through dict and TOML and builds; what is not is refused in words."""
+"""Configurations: what is valid survives the round trip through dict and TOML and builds; the rest is refused."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ def _built(config: Config) -> bool:
         model = config.build().eval()
         with torch.no_grad():
             if isinstance(model, clearhead.models.VisionTransformer):
-                c = model.config
-                out = model(torch.rand(2, c.n_channels if hasattr(c, "n_channels") else c.channels, *_picture(c)))
+                out = model(torch.rand(2, model.config.n_channels, *_picture(model.config)))
             elif isinstance(model, clearhead.models.EncoderDecoder):
                 out = model(torch.tensor([[1, 0]]), torch.tensor([[0, 1, 0]]))
             elif getattr(config, "cross_attention", False):

@@ -1,4 +1,4 @@
-"""Damaged files: cut short, bits turned, bytes put in or taken out. Reading gives an answer or a sentence, never more."""
+"""Damaged files: cut short, bits turned, bytes put in or taken out. Reading gives an answer or one sentence."""
 
 from __future__ import annotations
 

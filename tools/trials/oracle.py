@@ -2,8 +2,8 @@
 
     s = (scale · q·k + bias) / temperature     p = softmax(s)     out = Σ p v
 
-Each quantity comes with a bound on what a computation may lose that rounds its inputs' products to `unit` and has scores
-of `statistics` precision: the same sums over absolute values, to first order. Nothing here is the package's.
+Each quantity comes with a bound on what a computation may lose that rounds its inputs' products to `unit` and has
+scores of `statistics` precision: the same sums over absolute values, to first order. Nothing here is the package's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Rounding:
-    """`unit`: relative error of a product in the inputs' dtype; `statistics`: of a score; `least`: the smallest step."""
+    """`unit`: relative error of a product in the inputs' dtype; `statistics`: of a score; `least`: the least step."""
 
     unit: float
     statistics: float
