@@ -150,9 +150,8 @@ class _Continue(_ModelStepper):
             if self._adds_positions:
                 first = 0 if self._cache is None else self._cache.length
                 place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                arguments["positions"] = (place - self._before[:, None]).clamp(
-                    min=0
-                )  # (R, T); padding's are never seen
+                # (R, T); those of the padding are never seen.
+                arguments["positions"] = (place - self._before[:, None]).clamp(min=0)
         logits: Tensor = self._model(ids, **arguments)
         return logits
 

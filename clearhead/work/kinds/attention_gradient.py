@@ -73,7 +73,7 @@ def _through_weights(setting: Setting, head: Head, d_z: Matrix) -> Matrix:
 def _remarks(setting: Setting, heads: list[Head]) -> list[str]:
     if setting.temperature != 0 and not setting.temperature.is_infinite:
         return [
-            f"The exact gradients are too long to read: the chain rule is worked with {DIGITS} digits instead of symbols."
+            f"The exact gradients are too long to read: the chain rule is worked with {DIGITS} digits, not symbols."
         ]
     if setting.temperature != 0:
         return []
