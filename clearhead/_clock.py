@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 HEAD_START = 60_000_000
-"""Cycles for which a GPU is kept busy (about 30 ms) while calls are issued: from then on it never waits for the host."""
+"""Cycles (about 30 ms) for which a GPU is kept busy while calls are issued, so that it never waits for the host."""
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
 """Writing files that are never half there, and saying in one sentence what the system refuses.
 
-A file is written under another name, forced to the disk, and then renamed. Its mode follows the umask, as that of a file
-that a program simply opens."""
+A file is written under another name, forced to the disk, and then renamed. Its mode follows the umask, as if a
+program had simply opened it."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    # The tests' tensors are tiny: two threads would wait for each other, the more so on a busy machine. And sums must be
-    # made in one order to be compared bit for bit.
+    # The tests' tensors are tiny: two threads would wait for each other, the more so on a busy machine. And sums must
+    # be made in one order to be compared bit for bit.
     torch.set_num_threads(1)
 
 
@@ -47,7 +47,7 @@ def _seed():
 
 @pytest.fixture
 def small_disk():
-    """`with small_disk(9_000):` no file grows beyond so many bytes, and the system refuses as it does on a full disk."""
+    """`with small_disk(9_000):` no file grows beyond so many bytes, and the system refuses as on a full disk."""
     resource = pytest.importorskip("resource", reason="limits of a process are POSIX's")
 
     @contextlib.contextmanager

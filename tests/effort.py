@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Effort(TorchDispatchMode):
     """Counts what runs inside of a `with` block, in this thread.
 
-    `calls`: functions called, Python's and built-in ones. `operations`: what torch ran. `nbytes`: the size of what those
-    operations returned. Counting an operation takes a few calls, which are counted too.
+    `calls`: functions called, Python's and built-in ones. `operations`: what torch ran. `nbytes`: the size of what
+    those returned. Counting an operation takes a few calls, which are counted too.
     """
 
     def __init__(self) -> None:

@@ -27,9 +27,9 @@ def check(
         check(model)                                                      # ours, transformers, torch.nn, timm
         check(net, inputs=Ids(101), causal=True, padding=TrueIsReal("mask"))  # anything else
 
-    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `how` says how the module
-    is called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is tried, in
-    float64."""
+    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `how` says how the
+    module is called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is
+    tried, in float64."""
     check_positive("length", length)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"seed is {seed!r}; expected a whole number")

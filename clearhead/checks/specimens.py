@@ -23,11 +23,8 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(M, M) for _ in range(4))
 
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor | None, cache: KVCache | None = None) -> Tensor:
-        q, k, v = (
-            self.split(self.q(x)),
-            self.split(self.k(memory)),
-            self.split(self.v(memory)),
-        )  # (B, H, T, D)
+        # (B, H, T, D) each
+        q, k, v = self.split(self.q(x)), self.split(self.k(memory)), self.split(self.v(memory))
         if cache is not None:
             k, v = cache.append(k, v)
         return self.o(self.merge(self.weights(self.scores(q, k), hidden) @ v))

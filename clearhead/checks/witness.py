@@ -28,13 +28,8 @@ _RANDOM = (
     "_fused_dropout",
 )
 _LOW = -5000.0  # a score this low is hidden: its weight is 0 in every dtype
-_NEW = (
-    "mm",
-    "addmm",
-    "linear",
-    "native_layer_norm",
-    "embedding",
-)  # what comes out has nothing of what went in
+# What comes out of these has nothing of what went in.
+_NEW = ("mm", "addmm", "linear", "native_layer_norm", "embedding")
 
 
 @dataclass

@@ -21,8 +21,8 @@ SMALL = 4_000  # pictures: what these claims call little data
 REDRAWN = (
     "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
     "smallest network in part on a CPU); "
-    "`python -m tools.study` makes it again, in a checkout. 95 % intervals: Student's t over seeds where there are three "
-    "or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
+    "`python -m tools.study` makes it again, in a checkout. 95 % intervals: Student's t over seeds where there are "
+    "three or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
 )
 _NAMES = {
     "vit": "Transformer",

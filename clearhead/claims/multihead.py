@@ -263,7 +263,7 @@ def heads_one_by_one(t: Trial) -> None:
     "Several heads are redundant: if one fails to catch something, others may make up for it.",
     method="Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different ones; one "
     "is silenced, and what is left says which tokens can still be told apart.",
-    when="another head looks at the same token: heads work side by side, so that none can notice that another is silent",
+    when="another head looks at the same token: heads work side by side, so none can notice that another is silent",
 )
 def heads_redundancy(t: Trial) -> None:
     def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[Fraction]:

@@ -92,8 +92,9 @@ def _opening(n_claims: int, n_documents: int, seed: int) -> str:
         "evidence ✓ is a case in which the statement is right and ✗ one in which it is not. Any entry can be tried "
         f"again with <code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
         f'<div class="legend">{legend}</div>'
-        f'<div class="controls">Show: {boxes}<br><label><input type="checkbox" id="quiz"> Questions only: decide first, '
-        "then point at an entry to see its answer (or print the page as a worksheet)</label></div>"
+        f'<div class="controls">Show: {boxes}<br><label><input type="checkbox" id="quiz"> '
+        "Questions only: decide first, then "
+        "point at an entry to see its answer (or print the page as a worksheet)</label></div>"
     )
 
 
@@ -124,7 +125,8 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
     return (
         '<div class="wide"><table class="summary"><thead>'
         f'<tr><th>document</th><th class="n">statements</th>{head}</tr></thead>'
-        f'<tbody>{"".join(rows)}<tr><td><b>all</b></td><td class="n"><b>{sum(total.values())}</b></td>{cells}</tr></tbody>'
+        f"<tbody>{''.join(rows)}<tr><td><b>all</b></td>"
+        f'<td class="n"><b>{sum(total.values())}</b></td>{cells}</tr></tbody>'
         f'</table></div><h2>Contents</h2><ul class="contents">{"".join(items)}</ul>'
     )
 

@@ -254,7 +254,7 @@ def jacobian_sizes(
     EXERCISES,
     "1(a)",
     "Without the scale the Jacobian becomes arbitrarily small as the width grows: vanishing gradients.",
-    method="1,000 random draws a width, 8 keys: each fourfold width has to lower the mean by more than 4 standard errors.",
+    method="1,000 random draws a width, 8 keys: each fourfold width must lower the mean by over 4 standard errors.",
 )
 def jacobian_vanishes(t: Trial) -> None:
     widths = (16, 64, 256, 1024)

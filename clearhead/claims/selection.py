@@ -193,7 +193,7 @@ def dropout_error(a: tuple[Fraction, ...], values: tuple[int, ...], p: Fraction)
     HOMEWORK,
     "1.4a.3",
     "In self-attention the representation of a position is a weighted combination of all other positions.",
-    method="The weight of each position on itself, for 1, 2 and 3 equal tokens and for three different ones, in fractions.",
+    method="Each position's weight on itself, for 1, 2 and 3 equal tokens and for three different ones, in fractions.",
 )
 def combination_of_others(t: Trial) -> None:
     sums, own = [], []

@@ -66,7 +66,7 @@ def cost(
         sizes = (n_kv_heads, d_head, source, mask, fit)
         if sizes != (None,) * 5 or (bias, batch, dtype, train, impl, formulas) != _DEFAULTS:
             raise ConfigError(
-                "--measure without a model has sizes, dtypes and modes of its own; give a model, or only --device and --out"
+                "--measure without a model has its own sizes, dtypes, modes; give a model, or only --device and --out"
             )
         _measure_everything(device, out, json)
         return

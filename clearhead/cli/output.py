@@ -54,7 +54,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def prepare_streams() -> None:
-    """What is printed can be: a stream that was closed (`>&-`) leads nowhere, and one that knows few signs gets those."""
+    """Make printing safe: a closed stream (`>&-`) swallows everything, and one of ASCII alone gets what it can show."""
     codecs.register_error("clearhead", _plain)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:

@@ -37,8 +37,8 @@ def train(
 ) -> None:
     """Train a model, or go on with a run that was interrupted.
 
-    Ctrl-C finishes the step, saves, and says how to go on. Under torchrun, the same command trains on several
-    processes."""
+    Ctrl-C finishes the step, saves, and says how to go on. Under torchrun, the same command trains on
+    several processes."""
     from clearhead.training import ProgressBar
     from clearhead.training import train as run
 

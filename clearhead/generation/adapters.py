@@ -150,9 +150,8 @@ class _Continue(_ModelStepper):
             if self._adds_positions:
                 first = 0 if self._cache is None else self._cache.length
                 place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                arguments["positions"] = (place - self._before[:, None]).clamp(
-                    min=0
-                )  # (R, T); padding's are never seen
+                # (R, T); those of the padding are never seen.
+                arguments["positions"] = (place - self._before[:, None]).clamp(min=0)
         logits: Tensor = self._model(ids, **arguments)
         return logits
 
@@ -282,9 +281,7 @@ def _start(start: int | Sequence[int] | None, vocab_size: int) -> list[int]:
 
 
 def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
-    """Refuses what would run off a table of learned positions. The last new id is not read again and needs no
-    row.
-    """
+    """Refuses what would run off a table of learned positions. The last new id is not read again and needs no row."""
     table = getattr(stack, "positions", None)
     if not isinstance(table, LearnedPositions):
         return

@@ -134,9 +134,7 @@ class _Search:
         return self.live.ids[:, :, -1].flatten()
 
     def advance(self, logits: Tensor) -> Tensor:
-        """One step. Returns (P·W,) the old row that each new live beginning continues; empty: the search is
-        over.
-        """
+        """One step. Returns (P·W,) the old row that each new live beginning continues; empty: the search is over."""
         candidates, parent, is_stop = self._candidates(logits)
         self.n += 1
         width, possible = self.beam.width, candidates.scores > -math.inf
@@ -198,9 +196,7 @@ class _Search:
         self.pool = self.pool.longer(self.n).best(entering, self.beam.width)
 
     def _close(self) -> Tensor:
-        """Takes the prompts that are done out of the state, with their answers. Returns (P,) which were left
-        open.
-        """
+        """Takes the prompts that are done out of the state, with their answers. Returns (P,) which were left open."""
         alive = self.live.scores > -math.inf
         done = (self.n_ended >= self.beam.width) | ~alive.any(1) | self._nothing_better_can_come()
         if self.n == self.max_new:
@@ -216,8 +212,7 @@ class _Search:
     def _nothing_better_can_come(self) -> Tensor:
         """(P,): no live beginning can reach the n_best-th ended score, even if all that follows is certain.
 
-        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it
-        most.
+        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most.
         """
         if self.pool.scores.shape[1] < self.beam.n_best:
             return torch.zeros_like(self.n_ended, dtype=torch.bool)

@@ -1,8 +1,7 @@
 """How the next id is chosen: always the likeliest, drawn by chance, or by keeping several beginnings alive.
 
-Each way is a frozen value that carries its own parameters and refuses those that make no sense; `generate`
-and `stream` take one as `how=`. The searches themselves are in `walk.py` (one id after the other) and
-`beam.py`.
+Each way is a frozen value that carries its own parameters and refuses those that make no sense; `generate` and `stream`
+take one as `how=`. The searches themselves are in `walk.py` (one id after the other) and `beam.py`.
 """
 
 from __future__ import annotations

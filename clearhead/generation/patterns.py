@@ -1,7 +1,6 @@
 """Two questions about a decoder's own mask, which decide how its prompts may be batched and cached.
 
-Both answers are on the safe side: where nothing can be proved, generation takes the slower way with the same
-result.
+Both answers are on the safe side: where nothing can be proved, generation takes the slower way with the same result.
 """
 
 from __future__ import annotations

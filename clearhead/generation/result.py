@@ -47,9 +47,7 @@ class Generated:
         return self.ids.shape[0]
 
     def sequence(self, row: int = 0, rank: int = 0, *, with_stop: bool = False) -> Int[Tensor, " n"]:
-        """The new ids for prompt `row`: the best of them, or the one at `rank`; without its stop id unless
-        asked.
-        """
+        """The new ids for prompt `row`: the best of them, or the one at `rank`; without its stop id unless asked."""
         length = int(self.lengths[row, rank])
         if not with_stop and bool(self.finished[row, rank]):
             length -= 1

@@ -36,9 +36,8 @@ def walk(stepper: Stepper, how: Greedy | Sample, *, max_new: int, stops: tuple[i
 def collect(steps: Iterator[Step], stops: tuple[int, ...]) -> Generated:
     """All the steps of a walk as one result."""
     made = list(steps)
-    ids, log_probs, running = (
-        torch.stack(column, dim=1) for column in zip(*((s.ids, s.log_probs, s.running) for s in made), strict=True)
-    )  # (B, T)
+    columns = zip(*((s.ids, s.log_probs, s.running) for s in made), strict=True)
+    ids, log_probs, running = (torch.stack(column, dim=1) for column in columns)  # (B, T)
     lengths = running.sum(1)
     last = ids.gather(1, lengths[:, None] - 1).squeeze(1)
     return Generated(
@@ -118,9 +117,7 @@ class Walk:
         return everyone
 
     def _take_stock(self, log_probs: Tensor, was_running: Tensor, last: bool) -> None:
-        """Looks at the numbers once a step: has something gone wrong, is everyone done, is half of the batch
-        idle?
-        """
+        """Looks at the numbers once a step: has something gone wrong, is everyone done, is half of the batch idle?"""
         assert self.running is not None
         wrong = ~log_probs.isfinite() & was_running
         n_wrong, n_running = torch.stack((wrong.sum(), self.running.sum())).tolist()

@@ -91,9 +91,7 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T M"]:
-        """x (B, T, M) after this layer; `mask` and `bias` are for self-attention, `memory_mask` for the
-        memory.
-        """
+        """x (B, T, M) after this layer; `mask` and `bias` are for self-attention, `memory_mask` for the memory."""
         self._check(memory)
         if self.cross_attention is None:
             own = other = cache

@@ -51,9 +51,7 @@ class TokenEmbedding(nn.Embedding):
         return x * self.scale if self.scaled else x
 
     def logits(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... V"]:
-        """The tied output: each token's score is x · its row (unscaled), so input and output share one
-        matrix.
-        """
+        """The tied output: each token's score is x · its row (unscaled), so input and output share one matrix."""
         return F.linear(x, self.weight)
 
     def extra_repr(self) -> str:

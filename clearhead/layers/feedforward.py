@@ -30,9 +30,7 @@ class ReLU:
 
 @dataclass(frozen=True)
 class GELU(Value):
-    """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained
-    with.
-    """
+    """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained with."""
 
     gated: ClassVar[bool] = False
     tanh: bool = False
@@ -43,9 +41,7 @@ class GELU(Value):
 
 @dataclass(frozen=True)
 class SwiGLU:
-    """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as
-    wide.
-    """
+    """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as wide."""
 
     gated: ClassVar[bool] = True
 

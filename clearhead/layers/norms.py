@@ -1,6 +1,4 @@
-"""Which normalisation a block uses. The modules are torch's own; these choices carry their settings in a
-config.
-"""
+"""Which normalisation a block uses. The modules are torch's own; these choices carry their settings in a config."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
     longest = max(max(len(picture.rows), len(picture.columns)) for picture in album.pictures)
     if longest > _MOST_TOKENS:
         raise ConfigError(
-            f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; make pictures of a part of its rows"
+            f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; draw pictures of some rows"
         )
     text = json.dumps(_data(album, budget), ensure_ascii=False, separators=(",", ":"))
     parts = {

@@ -182,7 +182,7 @@ def without_dropout(weights: Weights) -> Weights:
     """How weights are made before dropout. What was drawn at random cannot be drawn again."""
     if isinstance(weights, Gumbel):
         raise ConfigError(
-            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace the model with Softmax weights"
+            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace it with Softmax weights"
         )
     return replace(weights, dropout=0.0) if isinstance(weights, Softmax) else weights
 

@@ -80,9 +80,9 @@ class Trace:
     def edit(self, path: str, edit: Edit) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
 
-        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
-        without changes the output of the module, whatever it is. Edits of one path are made in the order they were
-        given."""
+        An edit with `heads` changes what these heads of an attention layer give, before its output projection;
+        one without changes the output of the module, whatever it is. Edits of one path are made in the order they
+        were given."""
         if not isinstance(edit, Edit):
             raise DtypeError(
                 f"got a {type(edit).__name__} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)"
@@ -106,9 +106,9 @@ class Trace:
                 )
 
     def _attending(self, paths: Sequence[str]) -> list[nn.Module]:
-        """The modules to watch for attention at these paths. A layer is watched alone; of others it is known only when
-        they attend that they do, and a call is filed under the innermost module that runs: all that may attend are
-        watched."""
+        """The modules to watch for attention at these paths. A layer is watched alone; of others it is known only
+        when they attend that they do, and a call is filed under the innermost module that runs: all that may attend
+        are watched."""
         wanted = [self._modules[path] for path in paths]
         if all(is_attention(module) for module in wanted):
             return wanted

@@ -8,9 +8,9 @@ under, and how far its cache had come. `nn.MultiheadAttention` has several ways 
 so it is watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is
 torch's own rule.)
 
-Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by the
-thread's own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were not
-there."""
+Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by
+the thread's own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were
+not there."""
 
 from __future__ import annotations
 

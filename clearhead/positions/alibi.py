@@ -1,8 +1,7 @@
 """ALiBi: a penalty on the scores that grows with distance, at a fixed slope for each head (Press et al.,
 2022).
 
-Nothing is learned and nothing is added to the embeddings; a head with a steep slope looks near, a flat one
-far.
+Nothing is learned and nothing is added to the embeddings; a head with a steep slope looks near, a flat one far.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ class ALiBi:
 
 
 class LinearBias(nn.Module):
-    """The bias of `ALiBi`. Slopes are powers of two computed at need, so casting the module cannot round
-    them.
-    """
+    """The bias of `ALiBi`. Slopes are powers of two computed at need, so casting the module cannot round them."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()

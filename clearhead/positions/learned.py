@@ -95,8 +95,7 @@ class LearnedPositions(nn.Module):
         """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept
         as they are.
 
-        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal
-        weights.
+        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights.
         """
         choice = self._choice_of(size)
         result = LearnedPositions(choice, self.weight.shape[1]).to(self.weight)

@@ -1,6 +1,4 @@
-"""No positions at all: what is left is a model that sees a set (or the order that its mask alone gives
-away).
-"""
+"""No positions at all: what is left is a model that sees a set (or the order that its mask alone gives away)."""
 
 from __future__ import annotations
 

@@ -30,9 +30,8 @@ class Rotary(Value):
     paper pairs neighbours, 2i with 2i + 1; that is the same function after the columns 0, 2, 4, …, 1, 3, 5,
     … of the query and key projections are put in this order.
 
-    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets
-    angles there that it has not seen and usually fails; a larger `base` (with more training) is the common
-    remedy.
+    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets angles there
+    that it has not seen and usually fails; a larger `base` (with more training) is the common remedy.
     """
 
     kind: ClassVar[Literal["rotary"]] = "rotary"

@@ -1,9 +1,9 @@
 """AdamW with weight decay only where it belongs, and the gradient's norm.
 
 Decay pulls weights towards zero. That is wanted of the matrices that multiply (projections, convolutions), where it
-limits how much a layer can amplify; it is not wanted of biases and of norms' scales, whose right size is not zero, nor
-of tables that are looked up (token and position embeddings, [CLS]): a row that no batch touches would fade for no
-reason."""
+limits how much a layer can amplify; it is not wanted of biases and of norms' scales, whose right size is not zero,
+nor of tables that are looked up (token and position embeddings, [CLS]): a row that no batch touches would fade for
+no reason."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked
 for in the training settings, then in the data's, then in the model's, and then in the parts of each (`lr_max` is a part
-of the schedule); `train.`, `data.` or `model.` before it says which is meant. The word of a choice (`schedule=constant`)
-takes another one, with the numbers of the present one that it has too."""
+of the schedule); `train.`, `data.` or `model.` before it says which is meant. The word of a choice
+(`schedule=constant`) takes another one, with the numbers of the present one that it has too."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class WarmupCosine(Value):
 
     Both lines give `lr_max` at `warmup_steps`, and step `total_steps` gives exactly 0. Beyond it the formula would rise
     again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where
-    the warm-up is the whole run, the end value is `lr_max`. Training takes its own length for a `total_steps` of None."""
+    the warm-up is the whole run, the end value is `lr_max`. A `total_steps` of None is the length of the training."""
 
     lr_max: Positive = 1e-3
     warmup_steps: Natural = 0

@@ -1,7 +1,7 @@
 """Marking: a student's answers, cell by cell, against the exact numbers.
 
-An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are not
-marked."""
+An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are
+not marked."""
 
 from __future__ import annotations
 

@@ -207,6 +207,15 @@ def test_empty_rows_are_zero_and_pass_no_gradient():
     assert (q.grad[:, :, empty] == 0).all()
 
 
+@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+def test_values_without_a_width_pass_zero_gradients(impl):
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 0)
+    out, *gradients = forward_backward((q, k, v), torch.randn(2, 3, 5, 0), impl, mask=causal() & window(1, 0))
+    assert out.shape == (2, 3, 5, 0)
+    assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
+    assert not any(g.any() for g in gradients)
+
+
 def test_results_repeat_bit_for_bit():
     q, k, v = (torch.randn(1, 2, 139, 7) for _ in range(3))
     first, second = (forward_backward([q, k, v], q, "gathered", mask=SMALL[1]) for _ in range(2))

@@ -1,8 +1,8 @@
 """The Triton kernels compile for a GPU, as they are launched, on a machine that has none.
 
-The interpreter runs kernels as Python; a compiler is stricter about types and shapes, and knows how much shared memory
-a block of threads has. So real launches of real plans are caught here, and what they would launch is compiled for an
-H100."""
+The interpreter runs kernels as Python; a compiler is stricter about types and shapes, and knows how much shared
+memory a block of threads has. So real launches of real plans are caught here, and what they would launch is compiled
+for an H100."""
 
 from __future__ import annotations
 

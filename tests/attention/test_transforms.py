@@ -14,12 +14,8 @@ from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, documents, padding, window
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig
 
-MASKS = [
-    None,
-    causal(),
-    window(2, 1),
-    window(1, 0) & ~window(0, 0),
-]  # of the last, the first query sees nothing
+# Of the last, the first query sees nothing.
+MASKS = [None, causal(), window(2, 1), window(1, 0) & ~window(0, 0)]
 pytestmark = [
     pytest.mark.compiled,  # the type checker's hook reads shapes that transforms hide
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # torch's CPU kernel is called row by row

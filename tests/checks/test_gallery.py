@@ -60,10 +60,8 @@ def test_mistakes_are_found_whatever_the_seed(name, unshrunk):
     [
         ("no causal mask", (1, 2)),  # two tokens: the first sees the second
         ("padding ignored", (1, 1)),  # one token beside padding
-        (
-            "window ignored when decoding",
-            (1, 5),
-        ),  # the window shows itself and three before it: the fifth is too many
+        # The window shows itself and three before it: the fifth is too many.
+        ("window ignored when decoding", (1, 5)),
         ("cache not reordered for beams", (2, 2)),  # two rows that can be confused
     ],
 )

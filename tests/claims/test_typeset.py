@@ -20,7 +20,8 @@ from clearhead.claims.typeset import typeset
         ("`W_O` of <x>", "<code>W_O</code> of &lt;x&gt;"),
         (
             "A: [1 0; 1/2 1/2]",
-            'A: <span class="matrix"><table><tr><td>1</td><td>0</td></tr><tr><td>1/2</td><td>1/2</td></tr></table></span>',
+            'A: <span class="matrix"><table><tr><td>1</td><td>0</td></tr>'
+            "<tr><td>1/2</td><td>1/2</td></tr></table></span>",
         ),
         ("[[0, 1], [2, 3]]", typeset("[0 1; 2 3]")),
         ("[MASK] and [3, 5]", "[MASK] and [3, 5]"),

@@ -29,10 +29,8 @@ def kept_for_backward(model, given) -> int:
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in there:
-            kept[storage.data_ptr()] = (
-                storage.nbytes(),
-                tensor,
-            )  # holding the tensor keeps its address from being reused
+            # Holding the tensor keeps its address from being reused.
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -1,8 +1,8 @@
 """Models made by hand: log-probabilities that depend on everything before, without a network, and plain searches
 over them.
 
-The searches here are written for their plainness (lists, loops, one sequence at a time) and share no code with the
-package."""
+The searches here are written for their plainness (lists, loops, one sequence at a time) and share no code with
+the package."""
 
 from __future__ import annotations
 

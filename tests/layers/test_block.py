@@ -1,6 +1,4 @@
-"""The block against torch's encoder and decoder layers, transformers' Llama layer, and its equation written
-out.
-"""
+"""The block against torch's encoder and decoder layers, transformers' Llama layer, and its equation written out."""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
     tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
 
 
-# ---------------------------------------------------------------------- what the system refuses, and whose files they are
+# -------------------------------------------------------------------- what the system refuses, and whose files they are
 
 
 @pytest.mark.parametrize("room", [9, 3_000])  # too little for the configuration too, or for the weights only

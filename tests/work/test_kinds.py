@@ -84,7 +84,8 @@ def test_the_schedule():
 def test_the_network_for_digits_runs_as_worked():
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1), torch.nn.AvgPool2d(2, 2),
+        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1),
+        torch.nn.AvgPool2d(2, 2),
         torch.nn.Flatten(), torch.nn.Linear(144, 10),
     )  # fmt: skip
     assert network(torch.zeros(1, 1, 32, 32)).shape == (1, 10)
@@ -96,7 +97,8 @@ def test_a_field_that_reaches_into_padding_is_said_to_do_so():
     """By gradient an output of the network for digits sees all 32 rows; the field, 40, is that of the padded input."""
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1), torch.nn.AvgPool2d(2, 2),
+        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1),
+        torch.nn.AvgPool2d(2, 2),
         torch.nn.Flatten(), torch.nn.Linear(144, 10),
     )  # fmt: skip
     x = torch.zeros(1, 1, 32, 32, requires_grad=True)

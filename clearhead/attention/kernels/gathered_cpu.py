@@ -179,7 +179,7 @@ def _add(total: Tensor, heads: Tensor, columns: Tensor, part: Tensor) -> None:
     part = part.flatten(1, 2)
     S = total.shape[1]
     flat = (heads[:, None] * S + columns[None]).flatten()
-    total.view(-1, total.shape[2]).index_add_(0, flat, part.flatten(0, 1))
+    total.flatten(0, 1).index_add_(0, flat, part.flatten(0, 1))  # total lies in one piece: a view of it
 
 
 def _add_bias(total: Tensor, H: int, chunk: Chunk, ds: Tensor) -> None:

@@ -14,8 +14,8 @@ from clearhead.checks.lab import Case, Lab
 class Seen:
     """One comparison: a difference, what rounding explains, where the difference was largest, and what was compared.
 
-    `kind` sorts comparisons of one property ("left", "one by one"), so that a cause can be told from which of them
-    fail."""
+    `kind` sorts comparisons of one property ("left", "one by one"), so that a cause can be told from which of
+    them fail."""
 
     difference: float
     tolerance: float

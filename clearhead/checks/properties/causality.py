@@ -185,7 +185,7 @@ class PastReach(Property):
         if bool(blind[j < i].all()):
             return "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
         if bool((blind == (blind & (i == j))).all()):
-            return "an output does not see its own token: the mask hides the diagonal (off by one) and there is no residual"
+            return "an output does not see its own token: the mask hides the diagonal (off by one), without a residual"
         if bool((blind & (j == 0))[1:].all()):
             return "the first token is never seen: the mask is off by one"
         return "the mask hides more than it should: a window or block is narrower than it is said to be"

@@ -63,7 +63,7 @@ class DtypeAgreement(Property):
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         if any("without overflow" in seen.where for seen in failed):
-            return "a constant such as −1e9 does not fit float16 (its least is −65504): use −inf, or torch.finfo(dtype).min"
+            return "a constant such as −1e9 does not fit float16 (least: −65504): use −inf, or torch.finfo(dtype).min"
         if kinds == {"float16"} and failed[0].difference == float("inf"):
             return "a number overflows float16 (beyond 65504): a mask's constant, a sum of squares, or unscaled scores"
         return "a step loses more than its dtype does: a softmax or a sum in the narrow dtype; compute it in float32"
@@ -114,7 +114,7 @@ class Finiteness(Property):
                 "an ordinary input gives NaN or infinities: usually NaN from an empty row, such as a causal mask that "
                 "hides the first token from itself"
             )
-        return "a product overflows or a division underflows: scores or squares without a norm or a wider dtype before them"
+        return "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
 
 
 def _with_empty_row(case: Case) -> Batch:

@@ -109,7 +109,7 @@ class PaddingInvariance(Property):
                     "positions are counted from the padding: with padding on the left every real token is shifted; "
                     "count positions from the first real token"
                 )
-            return "the amount of padding counts though its content does not: a mean, norm or position runs over the padding"
+            return "the amount of padding counts though its content does not: a mean, norm or position includes it"
         if not lab.per_token and not any("attention" in name.lower() for name in _kinds(lab.module)):
             return "padding is pooled with the real tokens: divide by the number of real tokens, and leave the rest out"
         if case.source is not None and not target:
@@ -189,7 +189,7 @@ def _seen_cause(lab: Lab, target: bool) -> str:
     if not lab.per_token:
         return "padding is seen: it is not hidden in attention, or it is pooled with the real tokens"
     if target:
-        return "the target's padding is seen: its padding mask does not reach the decoder's self-attention (of every layer)"
+        return "the target's padding is seen: its mask does not reach the decoder's self-attention (in every layer)"
     return "padding is seen: the padding mask does not reach the self-attention (of every layer)"
 
 

@@ -20,7 +20,8 @@ from clearhead.work.sheet import Grid, Step
 from clearhead.work.source import Source
 
 KEYS = (
-    "tokens", "x", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary", "loss", "gradient",
+    "tokens", "x", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary", "loss",
+    "gradient",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The gradient of the first loss with respect to W_Q, W_K and W_V, by the chain rule, exactly.
 
-At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass it
-on."""
+At temperature 0 and ∞ the weights do not move with the scores, so nothing reaches W_Q and W_K; values always pass
+it on."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _through_weights(setting: Setting, head: Head, d_z: Matrix) -> Matrix:
 def _remarks(setting: Setting, heads: list[Head]) -> list[str]:
     if setting.temperature != 0 and not setting.temperature.is_infinite:
         return [
-            f"The exact gradients are too long to read: the chain rule is worked with {DIGITS} digits instead of symbols."
+            f"The exact gradients are too long to read: the chain rule is worked with {DIGITS} digits, not symbols."
         ]
     if setting.temperature != 0:
         return []

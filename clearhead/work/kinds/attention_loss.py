@@ -61,10 +61,12 @@ def loss_steps(loss: Loss, logits: Matrix, labels: list[str], vocabulary: list[s
         total = total / len(loss.targets)
     of = "mean" if loss.mean else "sum"
     return [
-        Step(f"probabilities_{loss.name}", f"{loss.title}: probabilities", Grid.of(list(asked.values()), rows, vocabulary),
-             "p", "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"),
+        Step(f"probabilities_{loss.name}", f"{loss.title}: probabilities",
+             Grid.of(list(asked.values()), rows, vocabulary), "p",
+             "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"),
         Step(f"targets_{loss.name}", f"{loss.title}: probability of each target",
-             Grid.of([[x] for x in picked], wanted, ["P"]), "P", "position → word it is asked for", r"P(y_t) = p_{t, y_t}"),
+             Grid.of([[x] for x in picked], wanted, ["P"]), "P", "position → word it is asked for",
+             r"P(y_t) = p_{t, y_t}"),
         Step(loss.name, f"{loss.title}: loss", Grid.one(total), "ℓ", f"ℓ = {of} of −log P over the targets",
              r"\ell = -" + (rf"\tfrac{{1}}{{{len(picked)}}}" if loss.mean else "") + r"\sum_t \log P(y_t)"),
     ]  # fmt: skip

@@ -62,7 +62,8 @@ def solve(source: Source) -> Solved:
              "filters · (kernel height · kernel width · channels + 1)", r"F (k_h k_w C + 1)"),
         Step("total", "All of them", Grid.one(sympy.Add(*[row[0] for row in weights])), "", "their sum", r"\sum w"),
         Step("field", "Receptive field: how much of the input one output sees",
-             Grid.of(fields, names, ["height", "width"]), "", "r = r_before + (kernel − 1)·(product of the strides before)",
+             Grid.of(fields, names, ["height", "width"]), "",
+             "r = r_before + (kernel − 1)·(product of the strides before)",
              r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
     )  # fmt: skip
     remarks = []

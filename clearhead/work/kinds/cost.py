@@ -37,7 +37,8 @@ def solve(source: Source) -> Solved:
     steps = (
         given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n}),
         Step("d_head", "Width of a head", Grid.one(sympy.Integer(head)), "D", "D = d / h", r"D = d / h"),
-        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(sympy.Integer(3 * d * head)), "", "3·d·D", "3 d D"),
+        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(sympy.Integer(3 * d * head)), "",
+             "3·d·D", "3 d D"),
         Step("parameters", "Parameters", _column(parameters, "parameters"), "", "d·d for each projection", "d^2"),
         Step("parameters_total", "Parameters in all", Grid.one(total), "", "their sum", r"\sum"),
         Step("stored", "Values stored for n tokens", _column(stored, "values"), "", "3·n·d, h·n², n·d",

@@ -28,8 +28,9 @@ def solve(source: Source) -> Solved:
     steps = [
         Step("branching", "What a node sees in the layer below: itself and one node a head",
              Grid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"]), "b", "b = k + 1", "b = k + 1"),
-        Step("formula", "Receptive field at layer n", Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"]),
-             "r", "r = (k + 1)^n", "r_n = (k + 1)^n"),
+        Step("formula", "Receptive field at layer n",
+             Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"]), "r",
+             "r = (k + 1)^n", "r_n = (k + 1)^n"),
         Step("sizes", "In numbers", Grid.of(sizes, names, columns), "r", "r = (k + 1)^n", "r_n = (k + 1)^n"),
     ]  # fmt: skip
     if tokens:

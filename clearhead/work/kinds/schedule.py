@@ -35,7 +35,8 @@ def solve(source: Source) -> Solved:
     steps = (
         given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)}),
         Step("fraction", "How much of the phase is over",
-             Grid.of([[phase, done] for phase, done in zip(phases, fractions, strict=True)], names, ["phase", "f"]), "f",
+             Grid.of([[phase, done] for phase, done in zip(phases, fractions, strict=True)], names, ["phase", "f"]),
+             "f",
              "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
              r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}"),
         Step("rate", "Learning rate", Grid.of([[rate] for rate in rates], names, ["lr"]), "lr",

@@ -11,7 +11,8 @@ from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
 # A matrix stands between brackets, with the names of its rows and columns outside them, as on paper.
 _CSS = """
 .chw { line-height: 1.5; max-width: 60rem; font-family: system-ui, -apple-system, "Segoe UI", sans-serif;
-  --line: color-mix(in srgb, currentColor 22%, transparent); --soft: color-mix(in srgb, currentColor 62%, transparent); }
+  --line: color-mix(in srgb, currentColor 22%, transparent);
+  --soft: color-mix(in srgb, currentColor 62%, transparent); }
 .chw h2 { font: 400 1.7em/1.25 "Iowan Old Style", Charter, Georgia, "Liberation Serif", serif; margin: 0 0 .4em; }
 .chw h3 { font-size: 1em; font-weight: 600; margin: 0 0 .5em; }
 .chw p { margin: 0 0 .6em; }
@@ -25,13 +26,15 @@ _CSS = """
 .chw .pair { display: flex; flex-wrap: wrap; gap: .8em 1.4em; align-items: center; overflow-x: auto; }
 .chw .about { color: var(--soft); font-size: 1.2em; }
 .chw table { border-collapse: collapse; font-variant-numeric: tabular-nums; background: none; }
-.chw th, .chw td { padding: .16em .7em; text-align: right; min-width: 1.6em; height: 1.6em; border: 0; background: none; }
+.chw th, .chw td { padding: .16em .7em; text-align: right; min-width: 1.6em; height: 1.6em;
+  border: 0; background: none; }
 .chw th { font-weight: 400; font-size: .85em; color: var(--soft); }
 .chw tbody th { text-align: right; padding-left: 0; }
 .chw tbody td:nth-child(2) { border-left: 1.5px solid currentColor; }
 .chw tbody td:last-child { border-right: 1.5px solid currentColor; }
 .chw tbody tr:is(:first-child, :last-child) td:is(:nth-child(2), :last-child) {
-  background: linear-gradient(currentColor, currentColor) no-repeat, linear-gradient(currentColor, currentColor) no-repeat;
+  background: linear-gradient(currentColor, currentColor) no-repeat,
+    linear-gradient(currentColor, currentColor) no-repeat;
   background-size: .45em 1.5px; }
 .chw tbody tr:first-child td:nth-child(2) { background-position: left top; }
 .chw tbody tr:last-child td:nth-child(2) { background-position: left bottom; }
@@ -50,7 +53,8 @@ _CSS = """
 """
 _PAGE = """
 :root { color-scheme: light dark; }
-body { margin: 0 auto; max-width: 60rem; padding: 3rem clamp(1rem, 4vw, 3rem) 5rem; background: #fbfaf7; color: #1c2127; }
+body { margin: 0 auto; max-width: 60rem; padding: 3rem clamp(1rem, 4vw, 3rem) 5rem;
+  background: #fbfaf7; color: #1c2127; }
 @media (prefers-color-scheme: dark) { body { background: #14171b; color: #e8e6e1; } }
 @media print { body { padding: 0; background: none; color: #000; } }
 """

@@ -1,0 +1,243 @@
+"""Calls of `attend`: every implementation, forward and backward, against `oracle.attention`.
+
+The reference must lie within the bound that rounding explains, and every other way may err twice as much as the
+reference did, and the bound on top, because the reference may be exact by luck."""
+
+from __future__ import annotations
+
+import math
+import random
+import typing
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.attention import Dot, ScaledDot, Softmax, attend
+from clearhead.attention.attend import Impl
+from clearhead.errors import ImplementationError
+from tools.trials import Broken, Case, expressions
+from tools.trials.expressions import Sizes
+from tools.trials.oracle import Exact, Rounding, attention
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+WAYS = ("reference", *sorted(set(typing.get_args(Impl)) - {"reference"}))
+SLACK = 8  # roundings on the way: of q, scores, weights, products, sums, and twice for those of the backward pass
+
+
+def draw(chance: random.Random, device: str) -> Case:
+    B = chance.choice([0, 1, 1, 2, 3])
+    case = {
+        "device": device,
+        "dtype": chance.choice(DTYPES),
+        "lead": chance.choice([[B], [B], [B], [], [2, B]]),
+        "K": chance.choice([1, 1, 2, 3]),
+        "groups": chance.choice([1, 1, 2, 3, 0] if chance.random() < 0.2 else [1, 1, 2, 3]),
+        "T": chance.choice([0, 1, 2, 3, 5, 7, 11, 13]),
+        "S": chance.choice([0, 1, 2, 3, 5, 7, 11, 13]),
+        "D": chance.choice([1, 2, 3, 7, 8, 16, 0]),
+        "E": chance.choice([1, 2, 5, 8, 16, 0]),
+        "offset": chance.choice([0, 0, 1, 3, 6, 9]),
+        "mask": None if chance.random() < 0.15 else expressions.draw(chance, data=True, depth=chance.randint(0, 3)),
+        "bias": None if chance.random() < 0.4 else _draw_bias(chance),
+        "temperature": chance.choice([1.0, 1.0, 1.0, 0.3, 0.3, 0.01, 3.0, 1e-4, 0.0, math.inf]),
+        "scores": chance.choice(["ScaledDot", "ScaledDot", "Dot"]),
+        "size": chance.choice([1.0, 1.0, 1.0, 0.0, 1e-3, 30.0, 3e3, 1e18]),  # of queries and keys
+        "values": chance.choice([1.0, 1.0, 1e-3, 1e3]),
+        "upstream": chance.choice([1.0, 1.0, 0.0, 1e-3, 8e3]),
+        "seed": chance.randint(0, 999),
+    }
+    if chance.random() < 0.5:
+        case["S"] = case["T"]
+    if chance.random() < 0.04:  # long enough for what only long calls take: a plan, tiles, many blocks
+        T = chance.choice([256, 1024, 2048])
+        case |= {"T": T, "S": T, "K": 1, "groups": 1, "offset": 0}
+        case |= {"lead": chance.choice([[0], [1]]), "D": chance.choice([16, 32, 64]), "E": chance.choice([16, 32, 64])}
+    return case
+
+
+def _draw_bias(chance: random.Random) -> Case:
+    return {
+        "dtype": chance.choice(DTYPES),
+        "shape": [chance.randint(0, 1) for _ in range(4)],  # of batch, head, query, key: 1 is full, 0 one for all
+        "size": chance.choice([1.0, 10.0, 10.0, 1e3, 3e4, 1e30, 0.0]),
+        "hidden": chance.choice([0, 0, 0, 1, 2]),  # some keys: 1 by −∞, 2 by the least number there is
+        "grad": chance.randint(0, 1),
+        "short": chance.randint(0, 1),  # without the leading dimensions that are 1
+    }
+
+
+def check(case: Case) -> list[str]:
+    inputs, at = _inputs(case)
+    exact = _exact(case, inputs, at)
+    tried, plain = [f"{case['dtype']}"], None
+    for way in WAYS:
+        try:
+            found = _run(case, inputs, at, way)
+        except ImplementationError:
+            if way in ("auto", "reference"):
+                raise
+            continue
+        errors = _compare(case, way, found, exact, plain)
+        plain = errors if way == "reference" else plain
+        tried.append(way)
+    return tried + [kind for kind in ("mask", "bias") if case[kind]]
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(case: Case) -> tuple[dict[str, Tensor], Sizes]:
+    """q, k, v, the upstream gradient and the bias, each rounded to its dtype; what is beyond it is brought back."""
+    lead, K, T, S = tuple(case["lead"]), case["K"], case["T"], case["S"]
+    H = K * case["groups"]
+    # Of as many queries as keys, positions agree unless an offset is given; documents must know every position.
+    at = Sizes(lead, H, T, S, case["offset"])
+    g = torch.Generator().manual_seed(case["seed"])
+    shapes = {"q": (H, T, case["D"]), "k": (K, S, case["D"]), "v": (K, S, case["E"]), "up": (H, T, case["E"])}
+    sizes = {"q": case["size"], "k": case["size"], "v": case["values"], "up": case["upstream"]}
+    made = {}
+    for name, shape in shapes.items():
+        x = torch.randn(*lead, *shape, generator=g, dtype=torch.float64) * sizes[name]
+        made[name] = _to(x, case["dtype"]).to(case["device"])
+    if case["bias"]:
+        made["bias"] = _bias(case["bias"], at, g).to(case["device"])
+    return made, at
+
+
+def _to(x: Tensor, dtype: str) -> Tensor:
+    kind = getattr(torch, dtype)
+    most = torch.finfo(kind).max / 4
+    return x.clamp(-most, most).to(kind)
+
+
+def _bias(spec: Case, at: Sizes, g: torch.Generator) -> Tensor:
+    full = (*at.lead, at.H, at.T, at.S)
+    flags = [spec["shape"][0]] * len(at.lead) + spec["shape"][1:]
+    shape = [n if flag else 1 for n, flag in zip(full, flags, strict=True)]
+    x = _to(torch.randn(shape, generator=g, dtype=torch.float64) * spec["size"], spec["dtype"])
+    hidden = torch.rand(shape, generator=g) < 0.3
+    if spec["hidden"]:
+        x = x.masked_fill(hidden, -math.inf if spec["hidden"] == 1 else torch.finfo(x.dtype).min)
+    while spec["short"] and x.dim() and x.shape[0] == 1:
+        x = x[0]
+    return x
+
+
+# -- running and comparing --------------------------------------------------------------------------------------------
+
+
+def _run(case: Case, inputs: dict[str, Tensor], at: Sizes, way: str) -> dict[str, np.ndarray]:
+    leaves = {name: x.detach().clone() for name, x in inputs.items()}
+    wants = ["q", "k", "v"] + ["bias"] * bool(case["bias"] and case["bias"]["grad"])
+    for name in wants:
+        leaves[name].requires_grad_()
+    out = attend(
+        leaves["q"],
+        leaves["k"],
+        leaves["v"],
+        None if case["mask"] is None else expressions.build(case["mask"], at, case["device"]),
+        scores=ScaledDot() if case["scores"] == "ScaledDot" else Dot(),
+        weights=Softmax(temperature=case["temperature"]),
+        bias=leaves.get("bias"),
+        offset=at.offset,
+        impl=typing.cast(Any, way),
+    )
+    if out.shape != leaves["up"].shape or out.dtype != leaves["q"].dtype:
+        raise Broken(f"{way} gives {tuple(out.shape)} of {out.dtype}; expected {tuple(leaves['up'].shape)}")
+    out.backward(leaves["up"])
+    found = {"out": out.detach()}
+    for name in wants:
+        grad = leaves[name].grad
+        found["d" + name] = torch.zeros_like(leaves[name]) if grad is None else grad
+    return {name: x.double().cpu().numpy() for name, x in found.items()}
+
+
+def _exact(case: Case, inputs: dict[str, Tensor], at: Sizes) -> Exact:
+    """The oracle's answer in the shapes of the call."""
+    N = math.prod(at.lead)
+    q, k, v, up = (_flat(inputs[name], N) for name in ("q", "k", "v", "up"))
+    allowed = True if case["mask"] is None else expressions.table(case["mask"], at)
+    bias = inputs["bias"].double().cpu().numpy() if case["bias"] else np.zeros(())
+    full = (N, at.H, at.T, at.S)
+    exact = attention(
+        q,
+        k,
+        v,
+        up,
+        np.broadcast_to(allowed, at.full).reshape(full),
+        np.broadcast_to(bias, at.full).reshape(full),
+        scale=1 / math.sqrt(max(case["D"], 1)) if case["scores"] == "ScaledDot" else 1.0,
+        temperature=case["temperature"],
+        rounding=_rounding(case),
+    )
+    for values in (exact.values, exact.bounds):
+        for name in ("out", "dq", "dk", "dv"):
+            shape = inputs["up" if name == "out" else name[1:]].shape
+            values[name] = values[name].reshape(tuple(shape))
+        values["dbias"] = _summed(values["dbias"].reshape(at.full), bias.shape)
+    return exact
+
+
+def _flat(x: Tensor, N: int) -> np.ndarray:
+    return x.double().cpu().numpy().reshape(N, *x.shape[-3:])
+
+
+def _summed(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """x, summed to what broadcasts to it."""
+    x = x.sum(tuple(range(x.ndim - len(shape))))
+    for axis, n in enumerate(shape):
+        x = x.sum(axis, keepdims=True) if n == 1 else x
+    return x
+
+
+def _rounding(case: Case) -> Rounding:
+    info = torch.finfo(getattr(torch, case["dtype"]))
+    terms = math.sqrt(max(case["T"], case["S"], case["D"], 1))
+    wide = case["dtype"] == "float64"
+    # torch's fused kernel for CPUs has an exponential of 20 bits in float32, and the package leans on it.
+    unit = max(info.eps, 2.0**-20 if case["dtype"] == "float32" else 0.0, (info.eps if wide else 2.0**-23) * terms)
+    return Rounding(unit, (info.eps if wide else 2.0**-23) * (2 + terms), info.smallest_normal * info.eps)
+
+
+def _compare(case: Case, way: str, found: dict, exact: Exact, plain: dict[str, float] | None) -> dict[str, float]:
+    """The largest error of each result in units of its bound, or `Broken`."""
+    most = torch.finfo(getattr(torch, case["dtype"])).max
+    errors = {}
+    for name, got in found.items():
+        want, bound = exact.values[name], SLACK * exact.bounds[name]
+        if name == "dbias":
+            info = torch.finfo(getattr(torch, case["bias"]["dtype"]))
+            most = info.max
+            bound = bound + info.eps * abs(want) + info.smallest_normal * info.eps
+        sure = _sure(got, exact, name)
+        # Other ways are torch's kernels too, which keep parts of the backward pass in the inputs' dtype.
+        fits = abs(want) + np.nan_to_num(bound, posinf=0.0) < most
+        if name != "out" and way != "reference":
+            fits &= exact.inner < most
+        if not np.isfinite(got[fits]).all():
+            raise Broken(f"{way}: {name} is not finite")
+        with np.errstate(all="ignore"):
+            ratio = np.where(sure & fits & np.isfinite(bound), abs(got - want) / bound, 0.0)
+        errors[name] = float(np.nan_to_num(ratio).max(initial=0.0))
+        allowed = 1.0 if plain is None else 1.0 + 2 * plain[name]
+        if errors[name] > allowed:
+            place = np.unravel_index(int(np.nan_to_num(ratio).argmax()), ratio.shape)
+            raise Broken(
+                f"{way}: {name} is {got[place]:.6g}, exactly {want[place]:.6g}; off by {abs(got - want)[place]:.2g}, "
+                f"rounding explains {bound[place]:.2g}, allowed {allowed * bound[place]:.2g}"
+            )
+    return errors
+
+
+def _sure(got: np.ndarray, exact: Exact, name: str) -> Any:
+    """At temperature 0 a row whose two largest scores are equal but for rounding may be decided either way."""
+    if not exact.unsure:
+        return True
+    if name not in ("out", "dq"):
+        return False
+    sure = np.ones(got.shape[:-1], dtype=bool).reshape(-1, *got.shape[-3:-1])
+    for b, h, i in exact.unsure:
+        sure[b, h, i] = False
+    return sure.reshape(got.shape[:-1])[..., None]

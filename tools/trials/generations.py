@@ -1,0 +1,105 @@
+"""Ragged generations: prompts of different lengths in one batch, over a cache, against one row at a time without any.
+
+The plain loop runs the model on the whole row for every new id. What is drawn by chance, and beams, have no plain loop
+here: with and without the cache they must agree, and a beam for a prompt among others with the beam for it alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.generation import Beam, Greedy, Sample, generate
+from clearhead.models import Config
+from tools.trials import Broken, Case
+from tools.trials.configs import GOOD
+
+VOCAB, MAX_LEN = 13, 29
+
+
+def draw(chance: random.Random, device: str) -> Case:
+    positions = chance.choice([{"type": "Learned", "max_len": MAX_LEN}, *GOOD["positions"][:1], *GOOD["positions"][2:]])
+    return {
+        "device": device,
+        "seq2seq": chance.randint(0, 1) if chance.random() < 0.5 else 0,
+        "positions": positions,
+        "mask": chance.choice(["causal()", *GOOD["mask"]]),
+        "n_kv_heads": chance.choice([1, 2, 4]),
+        "norm": chance.choice(GOOD["norm"]),
+        "residual": chance.choice(GOOD["residual"]),
+        "activation": chance.choice(GOOD["activation"]),
+        "lengths": [chance.randint(1, 9) for _ in range(chance.randint(1, 4))],
+        "new": chance.choice([1, 2, 5, 9]),
+        "stop": chance.choice([None, 3]),
+        "how": chance.choice(["greedy", "greedy", "sample", "beam"]),
+        "width": chance.randint(1, 4),
+        "seed": chance.randint(0, 999),
+    }
+
+
+def check(case: Case) -> list[str]:
+    model = _model(case)
+    chance = random.Random(case["seed"])
+    prompts = [[chance.randrange(VOCAB) for _ in range(max(1, n))] for n in case["lengths"]] or [[1]]
+    how = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": Beam(max(1, case["width"]))}[case["how"]]
+    options: dict[str, Any] = {"how": how, "max_new": max(1, case["new"]), "stop": case["stop"]}
+    if case["seq2seq"]:
+        options["start"] = 1
+    cached = generate(model, prompts, **options)
+    plain = generate(model, prompts, use_cache=False, **options)
+    for row, prompt in enumerate(prompts):
+        mine, other = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
+        if mine != other:
+            raise Broken(f"prompt {row} goes on with {mine} over the cache and with {other} without it")
+        if case["how"] == "greedy":
+            loop = _by_hand(model, prompt, case)
+            if loop is not None and mine != loop:
+                raise Broken(f"prompt {row} goes on with {mine}; by a plain loop with {loop}")
+        if case["how"] == "beam":
+            alone = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
+            if mine != alone:
+                raise Broken(f"prompt {row} goes on with {mine} among others and with {alone} alone")
+    if not torch.allclose(cached.scores, plain.scores, rtol=1e-6, atol=1e-6):
+        raise Broken(f"scores are {cached.scores.tolist()} over the cache and {plain.scores.tolist()} without it")
+    return [case["how"], case["positions"]["type"], "seq2seq" if case["seq2seq"] else "decoder"]
+
+
+def _model(case: Case) -> nn.Module:
+    names = ("positions", "n_kv_heads", "norm", "residual", "activation")
+    fields: dict[str, Any] = {name: case[name] for name in names}
+    fields |= {"vocab_size": VOCAB, "max_len": MAX_LEN, "d_model": 16, "n_heads": 4, "d_ff": 7}
+    if case["seq2seq"]:
+        fields |= {"type": "EncoderDecoderConfig", "n_encoder_layers": 1, "n_decoder_layers": 2}
+    else:
+        fields |= {"type": "DecoderConfig", "n_layers": 2, "mask": case["mask"]}
+    torch.manual_seed(case["seed"])
+    model = Config.from_dict(fields).build()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.5)  # an untrained model would say nearly the same everywhere
+    return model.double().to(case["device"]).eval()
+
+
+@torch.no_grad()
+def _by_hand(model: nn.Module, prompt: list[int], case: Case) -> list[int] | None:
+    """One row, from the whole of it anew at every step; None where two ids are equally likely but for rounding."""
+    new: list[int] = []
+    for _ in range(max(1, case["new"])):
+        logits = _logits(model, prompt, new, case)
+        best, second = logits.topk(2).values.tolist()
+        if best - second < 1e-9:
+            return None
+        new.append(int(logits.argmax()))
+        if new[-1] == case["stop"]:
+            break
+    return new
+
+
+def _logits(model: nn.Module, prompt: list[int], new: list[int], case: Case) -> Tensor:
+    def ids(row: list[int]) -> Tensor:
+        return torch.tensor([row], device=case["device"])
+
+    out = model(ids(prompt), ids([1, *new])) if case["seq2seq"] else model(ids(prompt + new))
+    return out[0, -1]
