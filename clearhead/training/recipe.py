@@ -27,7 +27,7 @@ __all__ = ["Recipe", "parse_setting"]
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
 # What says where and how often, but changes no number: a resumed run may have these otherwise.
-PLACE = ("device", "parallel", "compile", "checkpoint_every", "keep")
+PLACE = ("device", "parallel", "compile", "recompute", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)

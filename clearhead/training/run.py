@@ -72,6 +72,7 @@ class Summary:
     best_step: int
     seconds: float
     tokens: int
+    data_wait: float  # share of the time in which the device waited for data
     device: str
     processes: int
     message: str
@@ -88,6 +89,7 @@ class Summary:
             "best validation loss": f"{_number(self.best_loss)} at step {self.best_step:,}",
             "time": f"{self.seconds:.1f} s on {self.device}" + (f" × {self.processes}" if self.processes > 1 else ""),
             "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
+            "waiting for data": f"{self.data_wait:.2%} of the time",
             "folder": self.folder,
         }
         return rows if self.model is None else rows | {"model": self.model}
@@ -369,7 +371,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, si
         model=None if model is None else str(model),
         steps=at.step,
         total_steps=trainer.total_steps,
-        epochs=trainer.batches.epoch + trainer.batches.position / len(trainer.batches),
+        epochs=trainer.feed.epochs,
         n_parameters=_n_parameters(trainer.inner),
         train_loss=at.train_loss,
         valid_loss=at.valid_loss,
@@ -378,6 +380,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, si
         best_step=at.best_step,
         seconds=at.seconds,
         tokens=at.tokens,
+        data_wait=at.data_seconds / max(1e-9, at.seconds),
         device=str(trainer.world.device),
         processes=trainer.world.size,
         message=message,
