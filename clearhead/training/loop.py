@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,14 +25,17 @@ from clearhead.training import checkpoints, optimiser, state
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, whole
+from clearhead.training.export import export, own_recipe
 from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
 from clearhead.training.passes import Passes, widest
 from clearhead.training.progress import Progress
+from clearhead.training.recipe import Recipe
 from clearhead.training.stopping import DivergedError, Interruption, Taken
 
 __all__ = ["Standing", "Trainer"]
 
+MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
 
 
@@ -55,7 +59,13 @@ class Standing:
 
 
 class Trainer:
-    """One run of one model, from where it stands to its end."""
+    """One run of one model, from where it stands to its end.
+
+        Trainer(MyModel(config), task, TrainConfig(steps=1000), Path("runs/mine")).run()
+
+    The module is any that the task's batches can call. The folder is made, and ends with `model/`, which every command
+    can use; where the module, the task or its tokenizer lack what that takes, `missing` says so, and so does a warning.
+    """
 
     def __init__(
         self,
@@ -67,7 +77,14 @@ class Trainer:
         world: World | None = None,
         progress: Progress | None = None,
         mark: str = "",
+        recipe: Recipe | None = None,
     ) -> None:
+        self.missing: list[str] = []
+        self.exported: Path | None = None  # the folder of the result
+        self._recipe = recipe
+        if recipe is None:
+            self._recipe, self.missing = own_recipe(model, task, config)
+        self._tokenizer = getattr(task, "tokenizer", None)
         self.config = config
         self.folder = folder
         self.world = World() if world is None else world
@@ -116,7 +133,9 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def run(self, interruption: Interruption | None = None) -> Ending:
-        """Train to the end, and leave a checkpoint there."""
+        """Train to the end, and leave a checkpoint and, unless interrupted, the model there."""
+        if self.world.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
         log = Log(self.folder, after=self.at.step) if self.world.is_first else None
         interruption = Interruption() if interruption is None else interruption
         self._interval_started = time.perf_counter()
@@ -126,6 +145,8 @@ class Trainer:
                 ending = self._train(log, interruption)
             self._check_finite()
             self._save(log)
+            if ending != "interrupted":
+                self._export()
         finally:
             self.feed.close()
             if log is not None:
@@ -352,6 +373,14 @@ class Trainer:
         state.restore_rng(checkpoint, self.world, self.config.seed)
 
     # ------------------------------------------------------------------ the result
+
+    def _export(self) -> None:
+        weights = self.result()
+        self.exported = self.folder / MODEL
+        if self.world.is_first:
+            self.missing += export(self.exported, self._recipe, weights, self._tokenizer)
+            for piece in self.missing:
+                warnings.warn(f"{self.exported} lacks {piece}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""

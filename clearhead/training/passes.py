@@ -70,7 +70,7 @@ class Passes:
         plain = torch.compiler.set_stance("force_eager")
         with borrowed(self.model, weights), self._autocast(), plain:
             for batch in batches:
-                sums += inner(self._shared)(batch, score=True)
+                sums += inner(self._shared)(batch.to(self._world.device), score=True)
                 labels += batch.n_labels
         self.model.train()
         return sums, labels

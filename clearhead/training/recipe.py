@@ -59,6 +59,11 @@ class Recipe:
             train=TrainConfig.from_dict(sections["train"]),
         )
 
+    def value_of(self, setting: str) -> Any:
+        """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
+        section, path = _find(setting, {name: getattr(self, name).to_dict() for name in _SECTIONS})
+        return getattr(getattr(self, section), path[0])
+
     def to_toml(self) -> str:
         head = f"preset = {json.dumps(self.preset)}\ntask = {json.dumps(self.task)}\n"
         parts = [f"[{name}]\n{getattr(self, name).to_toml()}" for name in ("data", "model", "train")]

@@ -32,6 +32,7 @@ class DataConfig(Config):
     """What every task's data settings have: a name, and perhaps a path."""
 
     task: ClassVar[str]
+    takes_tokenizer: ClassVar[bool] = False
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Task:
         """The training and validation parts. A tokenizer that is given is used rather than trained."""
@@ -53,6 +54,7 @@ class TranslationData(DataConfig):
     """Sentence pairs, tab-separated: a file, or a folder with `train.tsv` and perhaps `dev.tsv`."""
 
     task: ClassVar[str] = "translation"
+    takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
     validation: str | None = None  # None: dev.tsv beside train.tsv, or a part held out
     vocab_size: Count = 8000
@@ -88,13 +90,18 @@ class TranslationData(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(DataConfig):
-    """One plain text file; its last part is for validation. Tokens are its characters."""
+    """A plain text file, or a folder of shards (`clearhead data tokenize`); the last part is for validation."""
 
     task: ClassVar[str] = "text"
+    takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
+    vocab_size: Count | None = (
+        None  # of byte pairs, trained on the text; None: its characters, or the shards' own tokens
+    )
     context: Count = 256
     hold_out: Fraction = 0.1
-    windows: RandomWindows | ConsecutiveWindows = RandomWindows()
+    windows: RandomWindows | ConsecutiveWindows | None = None  # None: random ones, for shards end to end and shifted
+    across_documents: bool = False  # of shards: may a token attend to the document before its own?
 
     @classmethod
     def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +119,10 @@ class TextData(DataConfig):
             self.path,
             context=self.context,
             tokenizer=tokenizer,
+            vocab_size=self.vocab_size,
             windows=self.windows,
             hold_out=self.hold_out,
+            across_documents=self.across_documents,
             seed=seed,
         )
 
