@@ -1,12 +1,13 @@
-"""`clearhead data` and `clearhead train-tokenizer`: what to train on, and the vocabulary for it."""
+"""`clearhead data` and `clearhead train-tokenizer`: what to train on, the vocabulary for it, and its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, show_json
@@ -15,21 +16,44 @@ if TYPE_CHECKING:
     from clearhead.data import DataSet
 
 
-@app.command()
-def data(
-    name: Annotated[str | None, typer.Argument(help="Fetch this data set (where there is a network).")] = None,
+class _OrName(TyperGroup):
+    """A group whose first word may also be the name of a data set, which is then fetched."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and self.get_command(ctx, args[0]) is not None
+        return super().resolve_command(ctx, args if known else ["fetch", *args])
+
+
+data = typer.Typer(
+    cls=_OrName,
+    help="List the known data sets, fetch one by its name, or tokenize text files for training.",
+    invoke_without_command=True,
+)
+app.add_typer(data, name="data")
+
+
+@data.callback()
+def known_sets(context: typer.Context, json: Json = False) -> None:
+    """List the known data sets (licence, size, where they come from, how they are checked), fetch one by its name, or
+    tokenize text files for training."""
+    from clearhead.data import KNOWN
+
+    if context.invoked_subcommand is None:
+        _list(KNOWN, json)
+
+
+@data.command("fetch")
+def fetch_set(
+    name: Annotated[str, typer.Argument(help="The data set (`clearhead data NAME` does the same).")],
     out: Annotated[Path, typer.Option(help="The folder to put it in.")] = Path("data"),
     json: Json = False,
 ) -> None:
-    """List the known data sets (licence, size, where they come from, how they are checked), or fetch one.
+    """Fetch a data set, where there is a network.
 
     A fetch goes on where it broke off, is checked, and appears under its name only when it is whole.
     """
-    from clearhead.data import KNOWN, fetch, find
+    from clearhead.data import fetch, find
 
-    if name is None:
-        _list(KNOWN, json)
-        return
     item = find(name)
     from rich.progress import DownloadColumn, Progress
 
@@ -41,6 +65,50 @@ def data(
         return
     for path in paths:
         console.print(f"{item.name}: {path}", markup=False, soft_wrap=True)
+
+
+@data.command("tokenize")
+def tokenize_files(
+    files: Annotated[list[Path], typer.Argument(help="Text files in UTF-8, or .jsonl with a text in each line.")],
+    tokenizer: Annotated[Path, typer.Option(help="Its folder, or tokenizer.json (see `train-tokenizer`).")],
+    out: Annotated[Path, typer.Option(help="The folder for the shards.")],
+    separator: Annotated[
+        str | None, typer.Option(help="Lines that are this part documents; without it, a file is one.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="By default as many as there are processors.", min=1)] = None,
+    json: Json = False,
+) -> None:
+    """Tokenize text once, for `clearhead train text --data SHARDS`; what was interrupted goes on where it stopped."""
+    from rich.progress import Progress
+
+    from clearhead.data import load_tokenizer, tokenize
+
+    with Progress(console=console, disable=json) as bars:
+        bar = bars.add_task("tokenizing", total=None)
+        shards = tokenize(
+            files,
+            load_tokenizer(tokenizer),
+            out,
+            separator=separator,
+            processes=processes,
+            progress=lambda done, total: bars.update(bar, completed=done, total=total),
+        )
+    if json:
+        show_json(
+            {
+                "folder": str(out),
+                "tokens": len(shards),
+                "documents": shards.n_documents,
+                "shards": len(shards.names),
+                "dtype": shards.dtype,
+            }
+        )
+        return
+    console.print(
+        f"{len(shards):,} tokens of {shards.n_documents:,} documents in {len(shards.names):,} shards: {out}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _list(known: Iterable[DataSet], json: bool) -> None:

@@ -26,6 +26,9 @@ def train(
         Path | None,
         typer.Option(help="The run's folder; by default runs/ and the name of the preset or task."),
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer to read the data with: its folder, or tokenizer.json.")
+    ] = None,
     init: Annotated[
         Path | None, typer.Option(help="Begin with the weights of the trained model in this folder.")
     ] = None,
@@ -50,6 +53,7 @@ def train(
         "preset": preset,
         "data": data,
         "out": out,
+        "tokenizer": tokenizer,
         "init": init,
         "resume": resume,
         "set": settings,

@@ -24,16 +24,18 @@ from clearhead.data.augment import (
 )
 from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, TokenBatch
 from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
+from clearhead.data.byte_pairs import BytePairs, train_bpe
 from clearhead.data.digits import Digits, ImageSplit, prepare
 from clearhead.data.fetch import Remote, fetch_file
 from clearhead.data.images import Images, load_images
 from clearhead.data.ragged import Ragged
 from clearhead.data.registry import KNOWN, DataSet, KnownFile, fetch, find, recognise
 from clearhead.data.report import Report
+from clearhead.data.shards import Shards, tokenize
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.task import Split, Task
-from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text, WindowSplit, read_text
-from clearhead.data.tokenizers import BytePairs, Characters, Symbols, Tokenizer, train_bpe
+from clearhead.data.text import ConsecutiveWindows, RandomWindows, ShardSplit, Text, WindowSplit, read_text
+from clearhead.data.tokenizers import Characters, Symbols, Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.data.translation import PairSplit, Translation, encode_sources, encode_targets, read_pairs
 
@@ -66,6 +68,8 @@ __all__ = [
     "RandomWindows",
     "Remote",
     "Report",
+    "ShardSplit",
+    "Shards",
     "Shift",
     "SortDedup",
     "Split",
@@ -90,5 +94,6 @@ __all__ = [
     "read_pairs",
     "read_text",
     "recognise",
+    "tokenize",
     "train_bpe",
 ]

@@ -114,15 +114,19 @@ class PackedPairBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch(Batch):
-    """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`."""
+    """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`.
+
+    Where a row holds several documents, `documents` numbers them, and none attends to another.
+    """
 
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
     labels: Int[Tensor, "B T"]
     weights: Float[Tensor, "B T"]
+    documents: Int[Tensor, "B T"] | None = None
 
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B T V"]:
-        return model(self.ids)
+        return model(self.ids) if self.documents is None else model(self.ids, mask=documents(self.documents))
 
 
 @dataclass(frozen=True, kw_only=True)

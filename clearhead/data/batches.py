@@ -206,6 +206,15 @@ class Batches(Generic[B_co]):
         """The row numbers of each batch of this epoch, before they are divided among processes."""
         return self._plan()[0]
 
+    @property
+    def rows_in_all(self) -> int | None:
+        """How many rows this process has in every batch, where all batches have one shape (but for a last, smaller one).
+
+        None where shapes differ."""
+        groups, lengths = self._plan()
+        same = isinstance(self.size, Packed) or (isinstance(self.size, ByCount) and bool((lengths == lengths[0]).all()))
+        return len(max(groups, key=len)[self.rank :: self.world]) if same else None
+
     def __len__(self) -> int:
         """Batches in this epoch; by tokens, another epoch may have a few more or less."""
         return len(self.groups())

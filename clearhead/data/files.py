@@ -110,6 +110,12 @@ def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, by
             yield number, line if max_bytes is None or len(line) <= max_bytes else None
 
 
+def size(path: Path) -> int:
+    """Bytes of a file as it lies there."""
+    _must_be_file(path)
+    return path.stat().st_size
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file as it lies there, in hexadecimal."""
     _must_be_file(path)

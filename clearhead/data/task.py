@@ -23,6 +23,7 @@ class Split(ABC, Generic[B_co]):
     """Numbered examples of one kind."""
 
     packs: ClassVar[bool] = False  # whether several can share a row
+    reads: ClassVar[bool] = False  # whether batches are read from files as they are asked for, and stay on the CPU
 
     @abstractmethod
     def __len__(self) -> int:

@@ -19,14 +19,17 @@ from clearhead._shapes import Int
 from clearhead.config import Value
 from clearhead.data import draws, files, report
 from clearhead.data.batch import TokenBatch
+from clearhead.data.byte_pairs import train_bpe
 from clearhead.data.ragged import inside
 from clearhead.data.report import Report, Tally
+from clearhead.data.shards import Shards, is_shards
 from clearhead.data.task import Split
 from clearhead.data.tokenizers import Characters, Tokenizer
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 from clearhead.values import Fraction, checked, whole
 
 _STARTS, _PHASE = 211, 223
+_MOST_RANDOM = 1 << 31  # what `draws.below` can draw from
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class RandomWindows:
         return -(-(n_ids - 1) // context)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
+        if n_ids > _MOST_RANDOM:
+            raise ConfigError(
+                f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}; "
+                "use ConsecutiveWindows(shifted=True)"
+            )
         return draws.below(max(1, n_ids - context), _STARTS, seed, epoch, rows)
 
 
@@ -86,8 +94,33 @@ def read_text(path: Path | str) -> tuple[str, Report]:
     return "\n".join(kept), result
 
 
-class WindowSplit(Split[TokenBatch]):
-    """Windows of `context` tokens over one long row of ids, each label the token after."""
+class _Windows(Split[TokenBatch]):
+    """Windows of `context` tokens over one long row of `n_ids`, each label the token after."""
+
+    def __init__(self, n_ids: int, *, context: int, windows: Windows, seed: int, pad_id: int) -> None:
+        if n_ids < 2:
+            raise DataError(f"a text of {n_ids} tokens has nothing to predict: expected at least 2")
+        self.n_ids = n_ids
+        self.context = whole(context, "context", least=1)
+        self.windows = windows
+        self.seed = seed
+        self._pad_id = pad_id
+
+    def __len__(self) -> int:
+        return self.windows.count(self.n_ids, self.context)
+
+    def _bounds(self, rows: Int[Tensor, " B"], epoch: int) -> tuple[Tensor, Tensor]:
+        """First input of each window and the one after its last."""
+        start = self.windows.starts(rows, self.n_ids, self.context, seed=self.seed, epoch=epoch)
+        return start, (start + self.context).clamp(max=self.n_ids - 1)
+
+    def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
+        start, end = self._bounds(torch.arange(len(self)), epoch)
+        return (end - start)[:, None]
+
+
+class WindowSplit(_Windows):
+    """Windows over ids that are all there."""
 
     def __init__(
         self,
@@ -98,25 +131,8 @@ class WindowSplit(Split[TokenBatch]):
         seed: int = 0,
         pad_id: int = 0,
     ) -> None:
-        if len(ids) < 2:
-            raise DataError(f"a text of {len(ids)} tokens has nothing to predict: expected at least 2")
+        super().__init__(len(ids), context=context, windows=windows, seed=seed, pad_id=pad_id)
         self.ids = ids
-        self.context = whole(context, "context", least=1)
-        self.windows = windows
-        self.seed = seed
-        self._pad_id = pad_id
-
-    def __len__(self) -> int:
-        return self.windows.count(len(self.ids), self.context)
-
-    def _bounds(self, rows: Int[Tensor, " B"], epoch: int) -> tuple[Tensor, Tensor]:
-        """First input of each window and the one after its last."""
-        start = self.windows.starts(rows, len(self.ids), self.context, seed=self.seed, epoch=epoch)
-        return start, (start + self.context).clamp(max=len(self.ids) - 1)
-
-    def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
-        start, end = self._bounds(torch.arange(len(self)), epoch)
-        return (end - start)[:, None]
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
         device = self.ids.device
@@ -146,12 +162,67 @@ class WindowSplit(Split[TokenBatch]):
         return moved
 
 
+class ShardSplit(_Windows):
+    """Windows over ids that stay in their files, from number `first` up to `last`.
+
+    Where documents are kept `apart`, no token attends to another document, and the first token of one is not predicted
+    from the end of the one before."""
+
+    reads = True
+
+    def __init__(
+        self,
+        shards: Shards,
+        first: int,
+        last: int,
+        *,
+        context: int,
+        windows: Windows,
+        apart: bool,
+        seed: int = 0,
+    ) -> None:
+        self.shards, self.first, self.apart = shards, first, apart
+        tokenizer = shards.tokenizer
+        self._eos_id = tokenizer.eos_id
+        super().__init__(last - first, context=context, windows=windows, seed=seed, pad_id=tokenizer.pad_id)
+
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
+        start, end = self._bounds(rows, epoch)
+        width = -(-self.context // multiple) * multiple
+        table = torch.full((len(rows), width + 1), self._pad_id)
+        for row, one, other in zip(table, start.tolist(), end.tolist(), strict=True):
+            row[: other - one + 1] = torch.from_numpy(self.shards.read(self.first + one, self.first + other + 1))
+        ids = table[:, :-1].contiguous()
+        real = inside(end - start, width)
+        labels = table[:, 1:].masked_fill(~real, self._pad_id)
+        ids = ids.masked_fill(~real, self._pad_id)
+        documents = None
+        counts = real
+        if self.apart:
+            is_end = ids == self._eos_id
+            documents = is_end.cumsum(1) - is_end.long()  # an end belongs to what it ends
+            counts = real & ~is_end
+        return TokenBatch(
+            ids=ids,
+            lengths=end - start,
+            labels=labels,
+            weights=counts.to(torch.float32),
+            documents=documents,
+            n_tokens=int(real.sum()),
+            n_padded=ids.numel(),
+            n_labels=int(counts.sum()),
+        )
+
+    def to(self, device: torch.device | str) -> ShardSplit:
+        return self  # a batch travels when it has been read
+
+
 class Text:
     """The task: continue a text."""
 
     name = "text"
 
-    def __init__(self, train: WindowSplit, validation: WindowSplit, tokenizer: Tokenizer, report: Report) -> None:
+    def __init__(self, train: _Windows, validation: _Windows, tokenizer: Tokenizer, report: Report) -> None:
         self.train = train
         self.validation = validation
         self.tokenizer = tokenizer
@@ -164,20 +235,40 @@ class Text:
         *,
         context: int = 256,
         tokenizer: Tokenizer | None = None,
+        vocab_size: int | None = None,
         windows: Windows | None = None,
         hold_out: float = 0.1,
+        across_documents: bool = False,
         seed: int = 0,
     ) -> Text:
-        """From a text file (or a folder with `input.txt`), the last `hold_out` of it for validation.
+        """From a text file (or a folder with `input.txt`, or of shards), the last `hold_out` of it for validation.
 
-        Without a tokenizer, the characters of the text are one. `seed` decides where training's windows start.
+        Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of the
+        text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before theirs.
+        `seed` decides where training's windows start.
         """
         path = Path(path)
-        text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         hold_out = checked(hold_out, "hold_out", Fraction)
+        if path.is_dir() and is_shards(path):
+            shards = Shards.open(path)
+            if tokenizer is not None and tokenizer.to_json() != shards.tokenizer.to_json():
+                raise DataError(
+                    f"{path} was tokenized with another tokenizer than the one given; tokenize it with that"
+                )
+            return cls.of_shards(
+                shards,
+                context=context,
+                windows=windows,
+                hold_out=hold_out,
+                across_documents=across_documents,
+                seed=seed,
+            )
+        if across_documents:
+            raise ConfigError("across_documents has no effect: a text file is one document, only shards hold many")
+        text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
-            tokenizer = Characters.of(text)
+            tokenizer = Characters.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
 
         def split(part: str, how: Windows) -> WindowSplit:
             ids = tokenizer.encode_long(part)
@@ -185,3 +276,24 @@ class Text:
 
         train = split(text[:cut], windows or RandomWindows())
         return cls(train, split(text[cut:], ConsecutiveWindows()), tokenizer, rows)
+
+    @classmethod
+    def of_shards(
+        cls,
+        shards: Shards,
+        *,
+        context: int = 256,
+        windows: Windows | None = None,
+        hold_out: float = 0.1,
+        across_documents: bool = False,
+        seed: int = 0,
+    ) -> Text:
+        """From tokenized text; windows stand end to end, and are cut elsewhere in each epoch, unless told otherwise."""
+        cut = int(len(shards) * (1 - hold_out))
+
+        def split(first: int, last: int, how: Windows) -> ShardSplit:
+            return ShardSplit(shards, first, last, context=context, windows=how, seed=seed, apart=not across_documents)
+
+        train = split(0, cut, windows or ConsecutiveWindows(shifted=True))
+        rows = Report(source=str(shards.folder), n_rows=shards.n_documents)
+        return cls(train, split(cut, len(shards), ConsecutiveWindows()), shards.tokenizer, rows)

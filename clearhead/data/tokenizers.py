@@ -1,16 +1,13 @@
-"""From text to ids and back: byte pairs, characters, or a fixed list of symbols, behind one small interface.
+"""From text to ids and back: the one small interface, and its plain kinds, characters and a fixed list of symbols.
 
-Byte pairs are trained and run by the `tokenizers` library; its byte-level form can write any text, so nothing
-is ever unknown and decoding gives back exactly what was encoded. Every tokenizer is stored as one
-`tokenizer.json`, which is data: reading it runs no code.
-"""
+Byte pairs are in `byte_pairs.py`. Every tokenizer is stored as one `tokenizer.json`, which is data: reading it runs no
+code."""
 
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,12 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
-from clearhead.data import files
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 FILE_NAME = "tokenizer.json"
-_N_BYTES = 256
-_PIECES_AT_ONCE = 100_000
+N_BYTES = 256
 
 
 class Tokenizer(ABC):
@@ -107,8 +102,8 @@ def visible(piece: str) -> str:
 def _byte_of_letter() -> dict[str, int]:
     """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(_N_BYTES) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(_N_BYTES + i): byte for i, byte in enumerate(others)}
+    others = (byte for byte in range(N_BYTES) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
 
 
 def piece_of_bytes(piece: str) -> str:
@@ -121,80 +116,6 @@ def piece_of_bytes(piece: str) -> str:
         return visible(raw.decode())
     except UnicodeDecodeError:  # a part of a character: show its bytes
         return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
-
-
-class BytePairs(Tokenizer):
-    """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
-
-    A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
-    tokens themselves.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._inner.encode_special_tokens = True
-        ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
-        missing = [name for name, number in ids.items() if number is None]
-        if missing:
-            raise ConfigError(
-                f"this tokenizer has no {', '.join(missing)}; expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
-            )
-        self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
-        self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._inner.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
-        try:
-            encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:
-            raise DataError(why_not_text(texts)) from error
-        return [row.ids for row in encoded]
-
-    def encode_long(self, text: str) -> Int[Tensor, " T"]:
-        # Where a single line end stands between two words no token can reach across it, so the ids are those
-        # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
-        # at a time.
-        pieces = re.split(r"(?<=\S\n)(?=\S)", as_text(text))
-        parts = [torch.zeros(0, dtype=torch.int32)]
-        for start in range(0, len(pieces), _PIECES_AT_ONCE):
-            for ids in self.encode_batch(pieces[start : start + _PIECES_AT_ONCE]):
-                parts.append(torch.tensor(ids, dtype=torch.int32))
-        return torch.cat(parts)
-
-    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
-
-    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self._label(i) for i in as_list(ids, self.vocab_size)]
-
-    def _label(self, number: int) -> str:
-        if number in self._special:
-            return self._special[number]
-        return piece_of_bytes(self._inner.id_to_token(number))
-
-    def to_json(self) -> str:
-        return self._inner.to_str()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Copied and pickled by what is stored: the library's own way forgets that special names are text.
-        return _byte_pairs, (self.to_json(),)
-
-
-def _byte_pairs(text: str) -> BytePairs:
-    from tokenizers import Tokenizer as Inner
-
-    try:
-        inner = Inner.from_str(text)
-    except Exception as error:  # the library raises bare Exception for what it cannot read
-        raise ConfigError(str(error)) from error
-    return BytePairs(inner)
 
 
 def as_text(text: object) -> str:
@@ -210,57 +131,6 @@ def why_not_text(texts: Sequence[str]) -> str:
         except UnicodeEncodeError as error:
             return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
     return "the texts could not be encoded: expected a sequence of str"
-
-
-def train_bpe(
-    source: Path | Iterable[str | Path],
-    vocab_size: int,
-    specials: Sequence[str] = (),
-    *,
-    min_frequency: int = 2,
-) -> BytePairs:
-    """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
-
-    The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
-    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer.
-    """
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if isinstance(source, str):
-        raise DataError(
-            f"source is the text {source[:40]!r}, whose letters would be taken for texts: "
-            "give a list of texts, or a Path where a file is meant"
-        )
-    names = [PAD, BOS, EOS, *specials]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are")
-    least = len(names) + _N_BYTES
-    if vocab_size < least:
-        raise ConfigError(
-            f"vocab_size {vocab_size} is too small: {len(names)} special tokens and {_N_BYTES} bytes need {least}"
-        )
-    inner = Inner(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=names,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(_texts(source), trainer)
-    return BytePairs(inner)
-
-
-def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
-    for item in [source] if isinstance(source, Path) else source:
-        if isinstance(item, Path):
-            for _, line in files.lines(item):
-                yield (line or b"").decode(errors="ignore")
-        else:
-            yield item
 
 
 class Characters(Tokenizer):
@@ -404,6 +274,8 @@ def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:
         case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
             return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
         case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
-            return _byte_pairs(text)
+            from clearhead.data.byte_pairs import from_json
+
+            return from_json(text)
         case _:
             raise ConfigError("expected byte-level BPE, characters or symbols")

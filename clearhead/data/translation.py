@@ -19,10 +19,11 @@ from torch import Tensor
 from clearhead._shapes import Int
 from clearhead.data import files, report
 from clearhead.data.batch import PackedPairBatch, PairBatch
+from clearhead.data.byte_pairs import train_bpe
 from clearhead.data.ragged import Ragged, inside
 from clearhead.data.report import Report, Tally
 from clearhead.data.task import Split
-from clearhead.data.tokenizers import Tokenizer, train_bpe
+from clearhead.data.tokenizers import Tokenizer
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Fraction, checked
 

@@ -64,11 +64,30 @@ class Decoder(Stack):
         `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
         stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
         which of the memory's tokens count, usually `padding(source_lengths)`."""
+        x = self.features(
+            ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask
+        )  # (B, T, M)
+        return self.embedding.logits(x) if self.head is None else self.head(x)
+
+    def features(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+        memory: Float[Tensor, "B S M"] | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Float[Tensor, "B T M"]:
+        """What `forward` makes its logits of, for a loss that never has all of them at once."""
         check_ids(ids)
         self._check_memory(memory)
         x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
-        x = self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
-        return self.embedding.logits(x) if self.head is None else self.head(x)
+        return self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
+
+    def vocabulary(self) -> Float[Tensor, "V M"]:
+        """The matrix by which features become logits: `forward` is `features` times its transpose."""
+        return self.embedding.weight if self.head is None else self.head.weight
 
     def _check_memory(self, memory: Tensor | None) -> None:
         if self.config.cross_attention and memory is None:

@@ -108,6 +108,42 @@ class EncoderDecoder(nn.Module):
         several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
         positions are distances needs none of these and leaves them.
         """
+        memory, told = self._read(
+            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
+        )
+        return self.decode(target, memory, **told)
+
+    def features(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        source_positions: Int[Tensor, "..."] | None = None,
+        target_positions: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B T M"]:
+        """What `forward` makes its logits of, for a loss that never has all of them at once."""
+        memory, told = self._read(
+            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
+        )
+        return self.decoder.features(target, memory=memory, **told)
+
+    def vocabulary(self) -> Float[Tensor, "V M"]:
+        """The matrix by which features become logits: `forward` is `features` times its transpose."""
+        return self.decoder.vocabulary()
+
+    def _read(
+        self,
+        source: Tensor,
+        source_mask: Mask | None,
+        target_mask: Mask | None,
+        memory_mask: Mask | None,
+        *,
+        positions: tuple[Tensor | None, Tensor | None],
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:
             memory_mask = source_mask
             if source_mask is not None and as_mask(source_mask).depends_on_query:
@@ -116,9 +152,9 @@ class EncoderDecoder(nn.Module):
                     "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"
                 )
         if not self.encoder.adds_positions:
-            source_positions = target_positions = None
-        memory = self.encode(source, mask=source_mask, positions=source_positions)
-        return self.decode(target, memory, memory_mask=memory_mask, mask=target_mask, positions=target_positions)
+            positions = (None, None)
+        memory = self.encode(source, mask=source_mask, positions=positions[0])
+        return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": positions[1]}
 
     def encode(
         self,

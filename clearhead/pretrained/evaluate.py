@@ -21,7 +21,8 @@ from clearhead.errors import ConfigError, DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
-from clearhead.training.tasks import DataConfig, TranslationData, scores
+from clearhead.training.loss import scores
+from clearhead.training.tasks import DataConfig, TranslationData
 
 _GREEDY = Greedy()
 

@@ -61,6 +61,7 @@ class TrainConfig(Config):
     # In which numbers, on what.
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; the weights stay float32
     compile: bool = False
+    recompute: bool = False  # keep only what each block was given, and compute it again in backward: less memory
     device: str = "auto"  # a GPU where there is one
     parallel: DDP | FSDP | None = None  # None: DDP where torchrun starts several processes
     seed: Annotated[int, Range(least=0, most=2**63 - 1)] = 0

@@ -76,15 +76,8 @@ class World:
 
     # ------------------------------------------------------------------ sharing out the model
 
-    def share(self, model: nn.Module, *, compile: bool = False, one_shape: bool = False) -> nn.Module:
-        """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped.
-
-        What is compiled is one block at a time: all blocks of a kind share their code, so a deep model takes no longer
-        to compile than a shallow one, and unless batches have `one_shape`, one graph serves batches of every shape."""
-        blocks = [block for module in model.modules() for block in getattr(module, "blocks", ())]
-        if compile:
-            for part in blocks or [model]:
-                part.compile(dynamic=not one_shape)
+    def share(self, model: nn.Module) -> nn.Module:
+        """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped."""
         if self.parallel is None:
             return model
         if isinstance(self.parallel, DDP):
@@ -93,7 +86,7 @@ class World:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.size,))
-        for block in blocks:
+        for block in blocks_of(model):
             fully_shard(block, mesh=mesh)
         # Also after the last forward pass: weights that are changed between steps must not be hidden by a
         # gathered copy.
@@ -109,8 +102,13 @@ class World:
         return nullcontext()
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of all the model's stacks: what is compiled, gathered and recomputed one at a time."""
+    return [block for module in model.modules() for block in getattr(module, "blocks", ())]
+
+
 def inner(model: nn.Module) -> nn.Module:
-    """The model itself, without what `share` may have put around it."""
+    """The module itself, without what `share` may have put around it."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 

@@ -1,13 +1,19 @@
-"""Batches one after the other, with a note of which examples each was made of.
+"""Batches one after the other, with a note of which examples each was made of, and of how long was waited for them.
 
 On a GPU a batch is gathered there from data that lie there already. The few small index tensors that travel would make
-the CPU wait for everything queued before them, so they travel on a stream of their own."""
+the CPU wait for everything queued before them, so they travel on a stream of their own. Data that stay in files are read
+ahead by a thread, and their batches travel on that stream too."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +25,8 @@ from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, examples_
 from clearhead.training.stopping import Taken
 
 __all__ = ["Feed", "kernels_for"]
+
+_AHEAD = 4  # batches that are read before they are asked for
 
 
 @contextmanager
@@ -37,32 +45,95 @@ def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class _Item:
+    batch: Batch
+    taken: Taken
+    place: dict[str, Any]  # where the batches stood after it
+
+
 class Feed:
-    """`next()` gives a batch and what it was made of, epoch after epoch without end."""
+    """`next()` gives a batch and what it was made of, epoch after epoch without end.
+
+    `place` is where the run stands: after the last batch that was handed out, however many have been read ahead."""
 
     def __init__(self, batches: Batches[Batch], device: torch.device) -> None:
         self.batches = batches
+        self.place = batches.state_dict()
+        self._of = len(batches)  # batches in the epoch where the run stands
+        self.seconds = 0.0  # that the device (on the CPU: the loop) has waited for batches, as far as `settle` knows
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.reads else None
+        self._ahead: deque[Future[_Item]] = deque()
 
     def next(self) -> tuple[Batch, Taken]:
+        began = time.perf_counter()
         if self._stream is None:
-            batch = self._take()
+            item = self._take()
+            self.seconds += time.perf_counter() - began
         else:
-            with torch.cuda.stream(self._stream):
-                batch = self._take()
-            current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
-            for field in dataclasses.fields(batch):
-                if isinstance(value := getattr(batch, field.name), Tensor):
-                    value.record_stream(current)  # its memory must not be used again before the step is done
+            item = self._take_aside(self._stream)
+        self.place, self._of = item.place, item.taken.of
+        return item.batch, item.taken
+
+    @property
+    def epochs(self) -> float:
+        """How many epochs have been handed out."""
+        return self.place["epoch"] + self.place["position"] / self._of
+
+    def go_to(self, place: dict[str, Any]) -> None:
+        """Go on where a state of the batches says."""
+        self.close()
+        self.batches.load_state_dict(place)
+        self.place, self._of = self.batches.state_dict(), len(self.batches)
+
+    def settle(self) -> None:
+        """Count what has been waited for by now; the device must have been waited for, as it is for a row of the log.
+
+        The first mark is passed when the work before this batch is done, the second when the batch is there too."""
+        self.seconds += sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
+        self._marks.clear()
+
+    def close(self) -> None:
+        """Forget what has been read ahead."""
+        for waiting in self._ahead:
+            waiting.cancel()
+        for waiting in self._ahead:
+            if not waiting.cancelled():
+                waiting.exception()
+        self._ahead.clear()
+
+    def _take_aside(self, stream: torch.cuda.Stream) -> _Item:
+        current = torch.cuda.current_stream(self._device)
+        before = current.record_event(torch.cuda.Event(enable_timing=True))
+        with torch.cuda.stream(stream):
+            item = self._take()
+            batch = item.batch.to(self._device, non_blocking=True)
+        current.wait_stream(stream)
+        self._marks.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
+        for field in dataclasses.fields(batch):
+            if isinstance(value := getattr(batch, field.name), Tensor):
+                value.record_stream(current)  # its memory must not be used again before the step is done
+        return dataclasses.replace(item, batch=batch)
+
+    def _take(self) -> _Item:
+        if self._reader is None:
+            return self._make()
+        while len(self._ahead) <= _AHEAD:
+            self._ahead.append(self._reader.submit(self._make))
+        return self._ahead.popleft().result()
+
+    def _make(self) -> _Item:
+        # A fresh iterator each time goes on at `position`, also after a state was loaded.
+        batch = next(iter(self.batches), None)
+        if batch is None:
+            # The epoch was over; iterating has begun the next one, which is never empty.
+            batch = next(iter(self.batches))
+        if self._reader is not None and self._stream is not None:
+            batch = batch.pin_memory()
         number = self.batches.position - 1
         groups = self.batches.groups()
-        return batch, Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
-
-    def _take(self) -> Batch:
-        # A fresh iterator each time goes on at `position`, also after a state was loaded.
-        for batch in self.batches:
-            return batch
-        # The epoch was over; iterating has begun the next one, which is never empty.
-        return next(iter(self.batches))
+        taken = Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
+        return _Item(batch, taken, self.batches.state_dict())

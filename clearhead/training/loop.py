@@ -9,33 +9,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, Packed
+from clearhead.data.batches import Batches
 from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
-from clearhead.training.averaging import borrowed
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, inner, whole
+from clearhead.training.distributed import World, whole
+from clearhead.training.export import export, own_recipe
 from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
+from clearhead.training.passes import Passes, widest
 from clearhead.training.progress import Progress
-from clearhead.training.recorded import Recorded
+from clearhead.training.recipe import Recipe
 from clearhead.training.stopping import DivergedError, Interruption, Taken
-from clearhead.training.tasks import loss_of_logits, loss_sum, scores
 
 __all__ = ["Standing", "Trainer"]
 
+MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
 
 
@@ -46,6 +46,7 @@ class Standing:
     step: int = 0
     seconds: float = 0.0  # of training, over all resumptions
     tokens: int = 0
+    data_seconds: float = 0.0  # of waiting for batches
     interval_loss: float = 0.0
     interval_labels: int = 0
     interval_tokens: int = 0
@@ -58,7 +59,13 @@ class Standing:
 
 
 class Trainer:
-    """One run of one model, from where it stands to its end."""
+    """One run of one model, from where it stands to its end.
+
+        Trainer(MyModel(config), task, TrainConfig(steps=1000), Path("runs/mine")).run()
+
+    The module is any that the task's batches can call. The folder is made, and ends with `model/`, which every command
+    can use; where the module, the task or its tokenizer lack what that takes, `missing` says so, and so does a warning.
+    """
 
     def __init__(
         self,
@@ -70,16 +77,25 @@ class Trainer:
         world: World | None = None,
         progress: Progress | None = None,
         mark: str = "",
+        recipe: Recipe | None = None,
     ) -> None:
+        self.missing: list[str] = []
+        self.exported: Path | None = None  # the folder of the result
+        self._recipe = recipe
+        if recipe is None:
+            self._recipe, self.missing = own_recipe(model, task, config)
+        self._tokenizer = getattr(task, "tokenizer", None)
         self.config = config
         self.folder = folder
         self.world = World() if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self.mark = mark
         device = self.world.device
-        one_shape = isinstance(config.batch, Packed)
-        self.model = self.world.share(model.to(device).train(), compile=config.compile, one_shape=one_shape)
-        self.inner = inner(self.model)
+        self.batches = self._batches(task.train, shuffle=True)
+        self.feed = Feed(self.batches, device)
+        self.validation = self._batches(task.validation, shuffle=False)
+        self.passes = Passes(model, config, self.world, rows=self.batches.rows_in_all)
+        self.inner = self.passes.model
         self.optimiser = optimiser.adamw(
             self.inner,
             lr=config.schedule.lr_max,
@@ -87,9 +103,6 @@ class Trainer:
             betas=config.betas,
             eps=config.eps,
         )
-        self.batches = self._batches(task.train, shuffle=True)
-        self.feed = Feed(self.batches, device)
-        self.validation = self._batches(task.validation, shuffle=False)
         self.steps_per_epoch = max(1, len(self.batches) // config.accumulation)
         self.total_steps = config.total_steps(len(self.batches))
         self.rate = config.rates(self.total_steps)
@@ -98,14 +111,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.at = Standing()
         self.checkpoint: Path | None = None
-        self._of_logits = loss_of_logits
-        if config.compile:
-            self._of_logits = torch.compile(loss_of_logits, dynamic=not one_shape)
-        self._pass: Callable[[Batch, float | Tensor], Tensor] = self._forward_backward
-        alone = self.world.parallel is None and config.accumulation == 1
-        if config.compile and one_shape and alone and device.type == "cuda":
-            self._pass = Recorded(self._forward_backward, self.inner.parameters())
-        self._loss_since = torch.zeros((), dtype=_widest(device), device=device)  # this process's part
+        self._loss_since = torch.zeros((), dtype=widest(device), device=device)  # this process's part
         self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
         self._norm = torch.zeros((), device=device)
         self._taken: dict[int, list[Taken]] = {}
@@ -127,7 +133,9 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def run(self, interruption: Interruption | None = None) -> Ending:
-        """Train to the end, and leave a checkpoint there."""
+        """Train to the end, and leave a checkpoint and, unless interrupted, the model there."""
+        if self.world.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
         log = Log(self.folder, after=self.at.step) if self.world.is_first else None
         interruption = Interruption() if interruption is None else interruption
         self._interval_started = time.perf_counter()
@@ -137,7 +145,10 @@ class Trainer:
                 ending = self._train(log, interruption)
             self._check_finite()
             self._save(log)
+            if ending != "interrupted":
+                self._export()
         finally:
+            self.feed.close()
             if log is not None:
                 log.close()
         return ending
@@ -163,12 +174,8 @@ class Trainer:
         labels = sum(batch.n_labels for batch in batches)
         tokens = sum(batch.n_tokens for batch in batches)
         labels, tokens = self._over_all(labels, tokens)
-        loss = torch.zeros_like(self._loss_since)
-        for batch in batches:
-            with self.world.accumulating(self.model, last=batch is batches[-1]):
-                # Processes average their gradients; times their number that is the sum, as a loss over all
-                # labels wants.
-                loss += self._pass(batch, self.world.size / labels)
+        # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
+        loss = self.passes.learn(batches, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
         self._note_if_not_finite(loss, step)
         for group in self.optimiser.param_groups:
@@ -182,19 +189,6 @@ class Trainer:
         self.at.interval_labels += labels
         self.at.interval_tokens += tokens
         self.at.tokens += tokens
-
-    def _forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
-        """The sum of a batch's losses; its gradient, times `scale`, is added to the parameters'."""
-        with self._autocast():
-            total = loss_sum(
-                self.model,
-                batch,
-                self.config.label_smoothing,
-                self.config.consistency,
-                of_logits=self._of_logits,
-            )
-        (total * scale).backward()
-        return total.detach()
 
     def _after_update(self, log: Log | None) -> None:
         """What is due after this step: a row of the log, a validation, a checkpoint."""
@@ -240,10 +234,11 @@ class Trainer:
         now = time.perf_counter()
         self.at.train_loss = loss / self.at.interval_labels
         self.at.seconds = now - self._started
+        self._count_waiting()
         row = {
             "kind": "train",
             "step": self.at.step,
-            "epoch": self.batches.epoch + self.batches.position / len(self.batches),
+            "epoch": self.feed.epochs,
             "loss": self.at.train_loss,
             "lr": self.rate(self.at.step),
             "grad_norm": self._norm.item(),
@@ -257,6 +252,12 @@ class Trainer:
         if log is not None:
             log.write(row)
         self.progress.logged(row)
+
+    def _count_waiting(self) -> None:
+        """Note how long was waited for data; the device has been waited for already."""
+        self.feed.settle()
+        self.at.data_seconds += self.feed.seconds
+        self.feed.seconds = 0.0
 
     def _validate(self, log: Log | None) -> None:
         began = time.perf_counter()
@@ -282,23 +283,13 @@ class Trainer:
             log.write(row)
         self.progress.validated(row)
 
-    @torch.no_grad()
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
         """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights
         if given."""
-        model = self.inner.eval()
-        sums = torch.zeros(2, dtype=_widest(self.world.device), device=self.world.device)
-        labels = 0
-        # Compiling again for evaluation would take longer than evaluating.
-        plain = torch.compiler.set_stance("force_eager")
-        with borrowed(self.inner, weights), self._autocast(), plain:
-            for batch in self.validation:
-                sums += scores(model, batch)
-                labels += batch.n_labels
+        sums, n = self.passes.score(self.validation, weights)
         self.validation.epoch = 0  # the same batches every time
-        model.train()
         loss, right = self.world.sum(sums).tolist()
-        labels, _ = self._over_all(labels, 0)
+        labels, _ = self._over_all(n, 0)
         return loss / labels, right / labels
 
     def _min_delta(self) -> float:
@@ -321,11 +312,12 @@ class Trainer:
         now = time.perf_counter()
         self.at.seconds = now - self._started
         self.at.interval_loss = self.world.sum(self._loss_since.clone()).item()
+        self._count_waiting()
         tensors = state.weights(self.inner) | state.optimiser_tensors(self.optimiser, self.inner)
         if self.average is not None:
             tensors |= state.prefixed("average", self.average.tensors())
         tensors |= state.prefixed("best", self.best) | state.rng_tensors(self.world)
-        values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.batches.state_dict()}
+        values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.feed.place}
         if log is not None:
             log.sync()
         self.checkpoint = checkpoints.write(self.folder, self.at.step, tensors, values, self.world)
@@ -373,7 +365,7 @@ class Trainer:
             self.average.restore(places)
         self.best = {name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)}
         checkpoints.read(checkpoint, state.prefixed("best", self.best))
-        self.batches.load_state_dict(checkpoint.state["data"])
+        self.feed.go_to(checkpoint.state["data"])
         self.at = Standing(**checkpoint.state["standing"])
         # What had been summed up over all processes goes on in the first one's account.
         self._loss_since.fill_(self.at.interval_loss if self.world.is_first else 0.0)
@@ -382,17 +374,17 @@ class Trainer:
 
     # ------------------------------------------------------------------ the result
 
+    def _export(self) -> None:
+        weights = self.result()
+        self.exported = self.folder / MODEL
+        if self.world.is_first:
+            self.missing += export(self.exported, self._recipe, weights, self._tokenizer)
+            for piece in self.missing:
+                warnings.warn(f"{self.exported} lacks {piece}", RuntimeWarning, stacklevel=3)
+
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
         own = state.weights(self.inner)
         averaged = None if self.average is None else self.average.value()
         chosen = own | (averaged or {}) | (self.best if self.keeps_best else {})
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    """Sums over many batches are kept in float64 wherever the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -12,6 +12,7 @@ from clearhead.data.augment import Affine, Contrast, PerImage
 from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.errors import ConfigError
 from clearhead.layers import GELU, DepthScaled, PreNorm, Xavier
+from clearhead.models import presets as models
 from clearhead.models.convnet import ConvNetConfig
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
@@ -116,7 +117,7 @@ def en_es() -> Recipe:
 
 
 def text_small() -> Recipe:
-    """A small decoder over the characters of any text."""
+    """A small decoder over the characters of any text, or with `vocab_size` over its byte pairs."""
     return Recipe(
         preset="small",
         about="a small decoder over characters, two layers",
@@ -170,6 +171,30 @@ def shakespeare() -> Recipe:
             eval_every=250,
             checkpoint_every=1000,
             keep_best=True,
+        ),
+    )
+
+
+def gpt2() -> Recipe:
+    """GPT-2, the smallest, with the settings that its reproductions use: half a million tokens to an update."""
+    return Recipe(
+        preset="gpt2",
+        about="GPT-2 with 124 million weights, on shards of a large corpus; made for a large GPU",
+        data=TextData(context=1024, vocab_size=50_257, hold_out=0.005),
+        model=models.gpt2().replace(dropout=0.0, attention_dropout=0.0),
+        train=TrainConfig(
+            steps=20_000,
+            batch=ByCount(64),
+            accumulation=8,
+            schedule=WarmupCosine(6e-4, 700),
+            weight_decay=0.1,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            precision="bf16",
+            compile=True,
+            log_every=10,
+            eval_every=250,
+            checkpoint_every=1000,
         ),
     )
 
@@ -310,7 +335,7 @@ def sort_dedup() -> Recipe:
 
 PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {
     "translation": {"small": translation_small, "en-es": en_es},
-    "text": {"small": text_small, "shakespeare": shakespeare},
+    "text": {"small": text_small, "shakespeare": shakespeare, "gpt2": gpt2},
     "digits": {"small": digits_small, "digits-vit": digits_vit, "digits-conv": digits_conv},
     "sort-dedup": {"small": sort_dedup_small, "sort-dedup": sort_dedup},
 }

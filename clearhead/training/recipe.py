@@ -28,7 +28,7 @@ __all__ = ["Recipe", "parse_setting"]
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
 # What says where and how often, but changes no number: a resumed run may have these otherwise.
-PLACE = ("device", "parallel", "compile", "checkpoint_every", "keep")
+PLACE = ("device", "parallel", "compile", "recompute", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,11 @@ class Recipe:
             model=Config.from_dict(sections["model"]),
             train=TrainConfig.from_dict(sections["train"]),
         )
+
+    def value_of(self, setting: str) -> Any:
+        """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
+        section, path = _find(setting, {name: getattr(self, name).to_dict() for name in _SECTIONS})
+        return getattr(getattr(self, section), path[0])
 
     def to_toml(self) -> str:
         head = f"preset = {json.dumps(self.preset)}\ntask = {json.dumps(self.task)}\n"

@@ -25,7 +25,8 @@ Pass = Callable[[Batch, "float | Tensor"], Tensor]
 class Recorded:
     """Calls `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays such a call.
 
-    Gradients must be None before a call, as after `zero_grad(set_to_none=True)`: a replay puts its own in their place.
+    A recording leaves its gradients in memory of its own, which the next replay writes over; where a parameter has a
+    gradient already, as when several batches make one update, they are added to it.
     """
 
     def __init__(self, run: Pass, parameters: Iterable[nn.Parameter]) -> None:
@@ -43,6 +44,7 @@ class Recorded:
         self._calls += 1
         if self._calls <= _WARM or not self._is_like_the_recorded(batch):
             return self._run_aside(batch, scale)
+        held = self._take_gradients()
         if self._graph is None:
             self._record(batch, scale)
         assert self._graph is not None
@@ -51,9 +53,19 @@ class Recorded:
             mine.copy_(given)
         self._scale.fill_(scale)
         self._graph.replay()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        for parameter, before, gradient in zip(self._parameters, held, self._gradients, strict=True):
+            parameter.grad = gradient if before is None or gradient is None else before.add_(gradient)
         return self._loss
+
+    def _take_gradients(self) -> list[Tensor | None]:
+        """The gradients so far, out of the way of the next replay."""
+        held = [parameter.grad for parameter in self._parameters]
+        for i, gradient in enumerate(self._gradients):
+            if gradient is not None and held[i] is gradient:
+                held[i] = gradient.clone()
+        for parameter in self._parameters:
+            parameter.grad = None
+        return held
 
     def _run_aside(self, batch: Batch, scale: float | Tensor) -> Tensor:
         """Runs on the stream of the recording: autograd must not meet parameters that it knows from another one."""
@@ -73,6 +85,7 @@ class Recorded:
     def _record(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch = batch.map(torch.clone)
         self._scale = torch.full((), float(scale), device=batch.device)
+        torch.cuda.empty_cache()  # what the first passes left would stay beside the recording's own memory
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._loss = self._run(self._batch, self._scale)

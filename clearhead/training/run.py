@@ -25,16 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from clearhead.config import Config
 from clearhead.data.task import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model
-from clearhead.models.storage import save as save_model
 from clearhead.training import presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
@@ -48,8 +46,6 @@ from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
 
 __all__ = ["Summary", "train"]
-
-MODEL = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +68,7 @@ class Summary:
     best_step: int
     seconds: float
     tokens: int
+    data_wait: float  # share of the time in which the device waited for data
     device: str
     processes: int
     message: str
@@ -88,6 +85,7 @@ class Summary:
             "best validation loss": f"{_number(self.best_loss)} at step {self.best_step:,}",
             "time": f"{self.seconds:.1f} s on {self.device}" + (f" × {self.processes}" if self.processes > 1 else ""),
             "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
+            "waiting for data": f"{self.data_wait:.2%} of the time",
             "folder": self.folder,
         }
         return rows if self.model is None else rows | {"model": self.model}
@@ -99,6 +97,7 @@ def train(
     preset: str | None = None,
     data: str | Path | None = None,
     out: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     init: str | Path | None = None,
     resume: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
@@ -112,17 +111,21 @@ def train(
         train(resume="runs/en-es")                                               # from its newest good checkpoint
 
     `out` must not hold a run yet; by default it is the first free of runs/NAME, runs/NAME-2, …, by the preset's name
-    or, for a small one, the task's. `init` is the folder of a trained model: its weights are where the run begins, and
-    its tokenizer reads the data. A resumed run has its recorded recipe; only where it is made may be changed (`data` if
-    the files have moved, `device`, `parallel`, `compile`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the
-    step, save, and return a summary that says how to go on. One process at a time trains in a folder; another is told
-    who does. Under `torchrun` all processes call this alike. The caller's random numbers are not touched."""
+    or, for a small one, the task's. `tokenizer` is the folder of one, or its tokenizer.json: it reads the data instead
+    of one that would be made of them. `init` is the folder of a trained model: its weights are where the run begins,
+    and its tokenizer reads the data. A setting that has no effect, because the data decide otherwise, is refused. A
+    resumed run has its recorded recipe; only where it is made may be changed (`data` if the files have moved, `device`,
+    `parallel`, `compile`, `recompute`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save, and
+    return a summary that says how to go on. One process at a time trains in a folder; another is told who does. Under
+    `torchrun` all processes call this alike. The caller's random numbers are not touched."""
     if torch.is_inference_mode_enabled():
         raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
     settings = dict(set or {})
     if resume is not None:
-        if any(given is not None for given in (task, preset, out, init)):
-            raise ConfigError("resume goes on with a run as it was; give no task, preset, init or out with it")
+        if any(given is not None for given in (task, preset, out, init, tokenizer)):
+            raise ConfigError(
+                "resume goes on with a run as it was; give no task, preset, tokenizer, init or out with it"
+            )
         if (Path(resume) / "config.toml").is_file():
             raise ConfigError(
                 f"{resume} holds a trained model and no run; resume the run that made it, "
@@ -142,7 +145,8 @@ def train(
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
-            job = _prepare(recipe, folder, world, is_new=resume is None, init=None if init is None else Path(init))
+            begin = None if resume is not None else _Begin(settings, tokenizer, None if init is None else Path(init))
+            job = _prepare(recipe, folder, world, begin)
             trainer = Trainer(
                 job.model,
                 job.task,
@@ -151,6 +155,7 @@ def train(
                 world=world,
                 progress=progress,
                 mark=job.recipe.mark(job.fingerprint),
+                recipe=job.recipe,
             )
             if resume is not None:
                 trainer.resume()
@@ -194,28 +199,61 @@ def _resumed(recipe: Recipe, settings: Mapping[str, Any], data: str | Path | Non
     return dataclasses.replace(recipe, data=recipe.data.at(data))
 
 
-def _prepare(recipe: Recipe, folder: Path | None, world: World, *, is_new: bool, init: Path | None = None) -> _Job:
+@dataclass(frozen=True)
+class _Begin:
+    """What a new run was given besides its recipe; one that is resumed has it in its folder."""
+
+    settings: Mapping[str, Any]
+    tokenizer: str | Path | None
+    init: Path | None
+
+    def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
+        given = self.init if self.tokenizer is None else self.tokenizer
+        if self.tokenizer is not None and self.init is not None:
+            raise ConfigError("got both tokenizer and init, whose tokenizer is used: leave out the first")
+        if self.tokenizer is not None and not recipe.data.takes_tokenizer:
+            raise ConfigError(f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out")
+        if given is None or (given is self.init and not (self.init / "tokenizer.json").is_file()):
+            return None
+        return load_tokenizer(given)
+
+
+def _prepare(recipe: Recipe, folder: Path | None, world: World, begin: _Begin | None) -> _Job:
     torch.manual_seed(recipe.train.seed)
-    tokenizer = None
-    known = init if is_new else folder
-    if known is not None and (known / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer(known)
+    if begin is not None:
+        tokenizer = begin.known_tokenizer(recipe)
+    else:
+        has_one = folder is not None and (folder / "tokenizer.json").is_file()
+        tokenizer = load_tokenizer(folder) if folder is not None and has_one else None
+    is_given = tokenizer is not None
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
     tokenizer = getattr(task, "tokenizer", None)
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
-    recipe = dataclasses.replace(recipe, **changes)
+    elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
+        changes["data"] = recipe.data.replace(vocab_size=tokenizer.vocab_size)  # none was trained
+    wanted, recipe = recipe, dataclasses.replace(recipe, **changes)
+    _refuse_overruled({} if begin is None else begin.settings, wanted, recipe)
     model = recipe.model.build()
-    if init is not None:
-        _begin_with(model, init)
-    if world.is_first and is_new:
+    if begin is not None and begin.init is not None:
+        _begin_with(model, begin.init)
+    if world.is_first and begin is not None:
         if folder is None:
             folder = _free_folder(recipe.task if recipe.preset == presets.SMALL else recipe.preset)
         _must_be_free(folder)
     folder = world.from_first(folder)
     return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
+
+
+def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
+    """Refuse a setting that somebody gave and the data or the tokenizer decide."""
+    for key in settings:
+        if (value := wanted.value_of(key)) != (other := found.value_of(key)):
+            raise ConfigError(
+                f"{key}={value} has no effect: the data and their tokenizer decide it, and it is {other}; leave it out"
+            )
 
 
 def _begin(job: _Job, world: World) -> None:
@@ -305,13 +343,7 @@ def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
 
 
 def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    model_folder = None
-    if ending != "interrupted":
-        weights = trainer.result()
-        model_folder = job.folder / MODEL
-        if trainer.world.is_first:
-            export(model_folder, job.recipe, weights, job.tokenizer)
-    summary = _summary(job, trainer, ending, model_folder, signal)
+    summary = _summary(job, trainer, ending, signal)
     if trainer.world.is_first:
         _draw(job.folder)
         text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
@@ -319,26 +351,6 @@ def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> 
     trainer.world.barrier()
     trainer.progress.ended(summary)
     return summary
-
-
-def export(folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> None:
-    """Write a model that can be used: its weights and configuration, its tokenizer, and the recipe without
-    local paths."""
-    model = recipe.model.build()
-    with torch.no_grad():
-        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-            if name in weights:
-                tensor.copy_(weights[name])
-    save_model(model, folder)
-    if tokenizer is not None:
-        tokenizer.save(folder)
-    write_atomically(folder / FILE_NAME, dataclasses.replace(recipe, data=_portable(recipe.data)).to_toml().encode())
-
-
-def _portable(data: Config) -> Any:
-    """The data settings without the places on this machine where the data lay."""
-    names = {field.name for field in dataclasses.fields(data)} & {"path", "validation"}
-    return data.replace(**dict.fromkeys(names))
 
 
 def _draw(folder: Path) -> None:
@@ -350,8 +362,8 @@ def _draw(folder: Path) -> None:
         return  # the picture is an extra; `draw_run` makes it from the log at any later time
 
 
-def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, signal: str | None) -> Summary:
-    at, folder = trainer.at, str(job.folder)
+def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    at, folder, model = trainer.at, str(job.folder), trainer.exported
     if ending == "interrupted":
         message = (
             f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
@@ -369,7 +381,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, si
         model=None if model is None else str(model),
         steps=at.step,
         total_steps=trainer.total_steps,
-        epochs=trainer.batches.epoch + trainer.batches.position / len(trainer.batches),
+        epochs=trainer.feed.epochs,
         n_parameters=_n_parameters(trainer.inner),
         train_loss=at.train_loss,
         valid_loss=at.valid_loss,
@@ -378,6 +390,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, model: Path | None, si
         best_step=at.best_step,
         seconds=at.seconds,
         tokens=at.tokens,
+        data_wait=at.data_seconds / max(1e-9, at.seconds),
         device=str(trainer.world.device),
         processes=trainer.world.size,
         message=message,

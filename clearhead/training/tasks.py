@@ -1,24 +1,17 @@
 """The four tasks as settings: what data, read how. Each is a frozen value that the run folder keeps.
 
 `settings.load(seed)` reads the data (or makes it) and gives a task of the data room; `fitted` adapts a model's
-configuration to it, since the vocabulary, the size of the pictures and the longest row are known only then. One loss
-serves all."""
+configuration to it, since the vocabulary, the size of the pictures and the longest row are known only then."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-
-from clearhead._shapes import Float, Int
 from clearhead.config import Config
 from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
-from clearhead.data.batch import Batch
 from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.data.digits import Digits
 from clearhead.data.ragged import round_up
@@ -31,7 +24,7 @@ from clearhead.errors import DataError
 from clearhead.positions import Learned
 from clearhead.values import Count, Fraction, Share, require
 
-__all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted", "loss"]
+__all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +32,7 @@ class DataConfig(Config):
     """What every task's data settings have: a name, and perhaps a path."""
 
     task: ClassVar[str]
+    takes_tokenizer: ClassVar[bool] = False
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Task:
         """The training and validation parts. A tokenizer that is given is used rather than trained."""
@@ -60,6 +54,7 @@ class TranslationData(DataConfig):
     """Sentence pairs, tab-separated: a file, or a folder with `train.tsv` and perhaps `dev.tsv`."""
 
     task: ClassVar[str] = "translation"
+    takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
     validation: str | None = None  # None: dev.tsv beside train.tsv, or a part held out
     vocab_size: Count = 8000
@@ -95,13 +90,18 @@ class TranslationData(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(DataConfig):
-    """One plain text file; its last part is for validation. Tokens are its characters."""
+    """A plain text file, or a folder of shards (`clearhead data tokenize`); the last part is for validation."""
 
     task: ClassVar[str] = "text"
+    takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
+    vocab_size: Count | None = (
+        None  # of byte pairs, trained on the text; None: its characters, or the shards' own tokens
+    )
     context: Count = 256
     hold_out: Fraction = 0.1
-    windows: RandomWindows | ConsecutiveWindows = RandomWindows()
+    windows: RandomWindows | ConsecutiveWindows | None = None  # None: random ones, for shards end to end and shifted
+    across_documents: bool = False  # of shards: may a token attend to the document before its own?
 
     @classmethod
     def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,10 @@ class TextData(DataConfig):
             self.path,
             context=self.context,
             tokenizer=tokenizer,
+            vocab_size=self.vocab_size,
             windows=self.windows,
             hold_out=self.hold_out,
+            across_documents=self.across_documents,
             seed=seed,
         )
 
@@ -195,63 +197,3 @@ def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Con
         known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     names = {field.name for field in dataclasses.fields(model)}
     return model.replace(**{name: value for name, value in known.items() if name in names})
-
-
-# ---------------------------------------------------------------------- the loss
-
-
-def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
-    """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
-
-    Sums add up over batches and processes; means of means would not. With smoothing ε the right label is wanted with
-    probability 1 − ε + ε/V and each other with ε/V.
-    """
-    return loss_sum(model, batch, label_smoothing), batch.n_labels
-
-
-def loss_sum(
-    model: nn.Module,
-    batch: Batch,
-    label_smoothing: float = 0.0,
-    consistency: float = 0.0,
-    *,
-    of_logits: Callable[..., Tensor] | None = None,
-) -> Float[Tensor, ""]:
-    """The sum alone, by `loss_of_logits` (or a compiled twin of it).
-
-    With `consistency` every example goes through the model twice, under two draws of dropout.
-    """
-    if consistency:
-        batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
-    of_logits = loss_of_logits if of_logits is None else of_logits
-    return of_logits(batch.logits(model), batch.labels, batch.weights, label_smoothing, consistency)
-
-
-def loss_of_logits(
-    logits: Float[Tensor, "*N V"],
-    labels: Int[Tensor, "*N"],
-    weights: Float[Tensor, "*N"],
-    label_smoothing: float = 0.0,
-    consistency: float = 0.0,
-) -> Float[Tensor, ""]:
-    """The weighted sum of cross-entropies.
-
-    With `consistency` α the second half of the rows are the examples of the first half again, and the two answers are
-    held together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁))."""
-    log_probs = logits.float().log_softmax(-1)
-    losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    if label_smoothing:
-        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
-    total = (losses * weights).sum()
-    if not consistency:
-        return total
-    first, second = log_probs.unflatten(0, (2, -1))
-    apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
-    return total / 2 + consistency / 4 * (apart * weights.unflatten(0, (2, -1))[0]).sum()
-
-
-def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
-    """The sum of losses without smoothing, and the number of labels that got the highest score."""
-    logits = batch.logits(model)
-    right = (logits.argmax(-1) == batch.labels).to(batch.weights.dtype) * (batch.weights > 0)
-    return torch.stack((loss_of_logits(logits, batch.labels, batch.weights), right.sum())).double()

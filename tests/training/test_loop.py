@@ -27,7 +27,7 @@ from clearhead.training import (
     train,
 )
 from clearhead.training.loop import Trainer
-from clearhead.training.tasks import loss, loss_sum, scores
+from clearhead.training.loss import Objective, loss, loss_sum, scores
 from tests.training.tiny import SETTINGS, rows
 
 
@@ -97,9 +97,9 @@ def test_consistency_adds_how_far_two_draws_of_dropout_are_apart():
     logs = [draw[counts].double().log_softmax(-1) for draw in draws]  # (n, V) each
     entropies = [F.nll_loss(log, batch.labels[counts], reduction="sum").item() for log in logs]
     apart = sum(F.kl_div(a, b, reduction="sum", log_target=True).item() for a, b in (logs, logs[::-1]))
-    total = loss_sum(Fixed(draws.flatten(0, 1)), batch, 0.0, alpha).item()
+    total = loss_sum(Fixed(draws.flatten(0, 1)), batch, Objective(consistency=alpha)).item()
     assert total == pytest.approx(sum(entropies) / 2 + alpha / 4 * apart, rel=1e-5)
-    same = loss_sum(Fixed(draws[:1].expand(2, -1, -1, -1).flatten(0, 1)), batch, 0.0, alpha).item()
+    same = loss_sum(Fixed(draws[:1].expand(2, -1, -1, -1).flatten(0, 1)), batch, Objective(consistency=alpha)).item()
     assert same == pytest.approx(entropies[0], rel=1e-5)
 
 
@@ -327,16 +327,16 @@ def test_it_runs_in_a_thread_where_no_signal_can_be_heard(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
-    from clearhead.training import loop
+    from clearhead.training import loss as losses
 
-    real, calls = loop.loss_sum, []
+    real, calls = losses.loss_sum, []
 
     def spoilt(model, batch, *settings, **how):
         calls.append(batch)
         total = real(model, batch, *settings, **how)
         return total * math.nan if len(calls) == 8 else total
 
-    monkeypatch.setattr(loop, "loss_sum", spoilt)
+    monkeypatch.setattr(losses, "loss_sum", spoilt)
     with pytest.raises(DivergedError) as caught:
         run(tmp_path / "run")
     error = caught.value
@@ -350,7 +350,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     kept = load_file(tmp_path / "run/step-00000006/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert not (tmp_path / "run/step-00000008").exists()
-    monkeypatch.setattr(loop, "loss_sum", real)
+    monkeypatch.setattr(losses, "loss_sum", real)
     assert train(resume=tmp_path / "run").ending == "finished"
     run(tmp_path / "whole")
     assert_same_run(tmp_path / "whole", tmp_path / "run")

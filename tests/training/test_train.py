@@ -22,8 +22,8 @@ from clearhead.training import (
     read_log,
     train,
 )
+from clearhead.training.loss import scores
 from clearhead.training.run import _fingerprint
-from clearhead.training.tasks import scores
 from tests.training.tiny import SETTINGS
 
 PNG = b"\x89PNG\r\n\x1a\n"

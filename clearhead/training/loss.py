@@ -1,0 +1,262 @@
+"""The loss of a batch: cross-entropy, in chunks of the vocabulary's product, so that the logits are never all there.
+
+The logits of GPT-2 for 64 rows of 1,024 tokens are 13 GiB in float32, and autograd would keep them and more. A model
+that offers `features` (what its logits are made of) and `vocabulary` (the matrix that makes them) is asked for those
+instead. Then a few thousand rows at a time have their logits, their loss and, at once, its gradients: what is kept is as
+large as features and matrix are. Every other model is asked for logits.
+
+    N labels   M model width   V vocabulary"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.data.batch import Batch
+from clearhead.data.ragged import round_up
+
+__all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
+
+# Logits at once, as many rows as a power of two can have: one half GiB in bfloat16.
+_AT_ONCE = 1 << 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is summed up over the labels, and how its chunks are computed.
+
+    With `smoothing` ε the right label is wanted with probability 1 − ε + ε/V and each other with ε/V. With `consistency`
+    α the second half of the rows are the examples of the first half again, and the two answers are held together
+    (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
+    """
+
+    smoothing: float = 0.0
+    consistency: float = 0.0
+    at_once: int = _AT_ONCE
+    multiple: int | None = None  # of the width of the product; None: 64 on a GPU, whose matrix units like it
+    of_logits: Callable[..., Tensor] | None = None  # compiled twins of the functions below
+    of_chunk: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+    def compiled(self, *, one_shape: bool) -> Objective:
+        """The same, with its functions compiled: for batches of one shape, or once for all shapes."""
+        return dataclasses.replace(
+            self,
+            of_logits=torch.compile(loss_of_logits, dynamic=not one_shape),
+            of_chunk=torch.compile(_loss_and_gradient, dynamic=not one_shape),
+        )
+
+
+PLAIN = Objective()
+
+
+def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
+    """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
+
+    Sums add up over batches and processes; means of means would not.
+    """
+    return loss_sum(model, batch, Objective(smoothing=label_smoothing)), batch.n_labels
+
+
+def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Float[Tensor, ""]:
+    """The sum alone. With `consistency` every example goes through the model twice, under two draws of dropout."""
+    if objective.consistency:
+        batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
+    parts: Any = parts_of(model)
+    if parts is not None:
+        return chunked_loss(batch.logits(parts.features), parts.vocabulary(), batch.labels, batch.weights, objective)
+    of_logits = objective.of_logits or loss_of_logits
+    return of_logits(batch.logits(model), batch.labels, batch.weights, objective.smoothing, objective.consistency)
+
+
+def parts_of(model: nn.Module) -> nn.Module | None:
+    """The model, if it can be asked for features and vocabulary instead of logits.
+
+    Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the model:
+    what they do would be passed over.
+    """
+    owner = {name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "features")}
+    is_heard = model._forward_hooks or model._forward_pre_hooks
+    return model if owner["features"] is not None and owner["features"] is owner["forward"] and not is_heard else None
+
+
+def loss_of_logits(
+    logits: Float[Tensor, "*N V"],
+    labels: Int[Tensor, "*N"],
+    weights: Float[Tensor, "*N"],
+    label_smoothing: float = 0.0,
+    consistency: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The weighted sum of cross-entropies, as `Objective` says: the plain way, and the definition of the other."""
+    log_probs = _wide(logits).log_softmax(-1)
+    losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
+    total = (losses * weights).sum()
+    if not consistency:
+        return total
+    first, second = log_probs.unflatten(0, (2, -1))
+    apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
+    return total / 2 + consistency / 4 * (apart * weights.unflatten(0, (2, -1))[0]).sum()
+
+
+@torch.no_grad()
+def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
+    """The sum of losses without smoothing, and the number of labels that got the highest score."""
+    parts: Any = parts_of(model)
+    if parts is None:
+        return _scores_of_logits(batch.logits(model), batch.labels, batch.weights)
+    x, matrix = batch.logits(parts.features).flatten(0, -2), parts.vocabulary()
+    rows = _rows(len(matrix), _AT_ONCE)
+    chunks = zip(x.split(rows), batch.labels.flatten().split(rows), batch.weights.flatten().split(rows), strict=True)
+    found = [_scores_of_logits(F.linear(some, matrix), labels, weights) for some, labels, weights in chunks]
+    return torch.stack(found).sum(0)
+
+
+def _scores_of_logits(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    right = (logits.argmax(-1) == labels).to(weights.dtype) * (weights > 0)
+    return torch.stack((loss_of_logits(logits, labels, weights), right.sum())).double()
+
+
+# ---------------------------------------------------------------------- in chunks
+
+
+def chunked_loss(
+    x: Float[Tensor, "*N M"],
+    matrix: Float[Tensor, "V M"],
+    labels: Int[Tensor, "*N"],
+    weights: Float[Tensor, "*N"],
+    objective: Objective = PLAIN,
+    bias: Float[Tensor, " V"] | None = None,
+) -> Float[Tensor, ""]:
+    """`loss_of_logits(x matrixᵀ + bias, …)`, without ever having all the logits."""
+    learns = torch.is_grad_enabled()
+    return _ChunkedLoss.apply(x.flatten(0, -2), matrix, bias, labels.flatten(), weights.flatten(), objective, learns)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Gradients are made on the way forward, while a chunk's logits are at hand; backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        weights: Tensor,
+        objective: Objective,
+        learns: bool,
+    ) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):
+            total, gradients = _walk(x, matrix.to(dtype), bias, labels, weights, objective, learns)
+        if learns:
+            ctx.save_for_backward(*gradients)
+            ctx.like = [(given.dtype, len(given)) for given in (x, matrix) + (() if bias is None else (bias,))]
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [
+            (saved[:n] * gradient).to(dtype) for saved, (dtype, n) in zip(ctx.saved_tensors, ctx.like, strict=True)
+        ]
+        return (*found, *[None] * (7 - len(found)))
+
+
+def _walk(
+    x: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    weights: Tensor,
+    objective: Objective,
+    learns: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and its gradients by x, matrix and bias (these two longer by the padding), chunk by chunk."""
+    V = len(matrix)
+    width = round_up(V, objective.multiple or (64 if x.is_cuda else 1))
+    matrix = F.pad(matrix, (0, 0, 0, width - V))
+    of_chunk = objective.of_chunk or _loss_and_gradient
+    halves = 2 if objective.consistency else 1  # both answers to an example have to be in one chunk
+    rows = max(1, _rows(width, objective.at_once) // halves)
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=x.device)
+    by_x = torch.empty_like(x, dtype=matrix.dtype) if learns else x
+    by_matrix = torch.zeros_like(matrix, dtype=wide)
+    by_bias = torch.zeros(width, dtype=wide, device=x.device)
+    parts = [given.unflatten(0, (halves, -1)) for given in (x, labels, weights, by_x)]
+    for xs, ys, ws, into in zip(*(part.split(rows, dim=1) for part in parts), strict=True):
+        some = xs.flatten(0, 1).to(matrix.dtype)
+        logits = some @ matrix.T
+        if bias is not None:
+            logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
+        found, by_logits = of_chunk(logits, ys.flatten(), ws.flatten(), V, objective.smoothing, objective.consistency)
+        del logits
+        total += found
+        if learns:
+            into.copy_((by_logits @ matrix).unflatten(0, (halves, -1)))
+            by_matrix += by_logits.T @ some
+            by_bias += by_logits.sum(0, dtype=wide) if bias is not None else 0
+    return total, [by_x, by_matrix, *([] if bias is None else [by_bias])]
+
+
+def _loss_and_gradient(
+    logits: Tensor, labels: Tensor, weights: Tensor, V: int, smoothing: float, consistency: float
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of a chunk, and its derivative by the logits, in their dtype; columns from V on are padding."""
+    z = _wide(logits)
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    real = columns < V
+    z = z.masked_fill(~real, -torch.inf)
+    log_z = z.logsumexp(-1, keepdim=True)
+    log_p = z - log_z
+    p = log_p.exp()
+    is_label = columns == labels[:, None]
+    losses = log_z.squeeze(-1) - (1 - smoothing) * z.gather(-1, labels[:, None]).squeeze(-1)
+    by_z = p - (1 - smoothing) * is_label.to(p.dtype)
+    if smoothing:
+        losses = losses - smoothing * z.masked_fill(~real, 0.0).sum(-1) / V
+        by_z = by_z - (smoothing / V) * real.to(p.dtype)
+    total = (losses * weights).sum()
+    if consistency:
+        (log_p1, log_p2), (p1, p2) = log_p.unflatten(0, (2, -1)), p.unflatten(0, (2, -1))
+        far = (log_p1 - log_p2).masked_fill(~real, 0.0)
+        apart = ((p1 - p2) * far).sum(-1)
+        total = total / 2 + consistency / 4 * (apart * weights[: len(apart)]).sum()
+        # Of Σ (p₁ − p₂) (log p₁ − log p₂), through the softmax.
+        by_first = p1 * (far - (p1 * far).sum(-1, keepdim=True)) + p1 - p2
+        by_second = -p2 * (far - (p2 * far).sum(-1, keepdim=True)) + p2 - p1
+        by_z = by_z / 2 + consistency / 4 * torch.cat((by_first, by_second))
+    return total, (by_z * weights[:, None]).to(logits.dtype)
+
+
+def _rows(V: int, at_once: int) -> int:
+    """How many rows of logits are made at once: a power of two, so that chunks of usual batches are equal."""
+    return 1 << (max(1, at_once // V).bit_length() - 1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Statistics are made in float32, or wider where the numbers are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class LossOf(nn.Module):
+    """A model and its loss in one module: what processes share has to hold the vocabulary's product too."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch, *, score: bool = False) -> Tensor:
+        """The sum of losses; with `score` what `scores` gives, for validation."""
+        return scores(self.model, batch) if score else loss_sum(self.model, batch, self.objective)

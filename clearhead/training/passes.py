@@ -1,0 +1,90 @@
+"""How a batch becomes a loss and gradients: the model with its loss, compiled, recorded, shared among processes.
+
+The loop asks for passes and does not know which way they take. There is a plain way, and these give its numbers: blocks
+are compiled (all of a kind share their code); where every batch has one shape, on one GPU, a whole pass is recorded
+once and replayed; with `recompute` a block keeps only what it was given, and computes the rest again in backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.data.batch import Batch
+from clearhead.training.averaging import borrowed
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World, blocks_of, inner
+from clearhead.training.loss import LossOf, Objective
+from clearhead.training.recorded import Pass, Recorded
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """The passes of one model in one world. `rows` is how many rows each batch has, where all have one shape."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, world: World, *, rows: int | None) -> None:
+        self.model = model.to(world.device).train()
+        self._config, self._world, self._rows = config, world, rows
+        objective = Objective(smoothing=config.label_smoothing, consistency=config.consistency)
+        if config.recompute:
+            for block in blocks_of(model):
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if config.compile:
+            objective = objective.compiled(one_shape=rows is not None)
+            for part in blocks_of(model) or [model]:
+                part.compile(dynamic=rows is None)
+        self._shared = world.share(LossOf(self.model, objective))
+        self._pass: Pass = self._forward_backward
+        if config.compile and rows is not None and world.parallel is None and world.device.type == "cuda":
+            self._pass = Recorded(self._forward_backward, self.model.parameters())
+
+    def learn(self, batches: Iterable[Batch], scale: float) -> Tensor:
+        """The sum of the batches' losses; its gradient, times `scale`, is then the parameters'."""
+        batches = list(batches)
+        loss = torch.zeros((), dtype=widest(self._world.device), device=self._world.device)
+        for batch in batches:
+            with self._world.accumulating(self._shared, last=batch is batches[-1]), self._stance(batch):
+                loss += self._pass(batch, scale)
+        return loss
+
+    def _forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        with self._autocast():
+            total = self._shared(batch)
+        (total * scale).backward()
+        return total.detach()
+
+    @torch.no_grad()
+    def score(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
+        """The sum of losses (without smoothing) and of right answers over this process's batches, with these weights
+        if given; and how many labels they are."""
+        sums = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device)
+        labels = 0
+        self.model.eval()
+        # Compiling again for evaluation would take longer than evaluating.
+        plain = torch.compiler.set_stance("force_eager")
+        with borrowed(self.model, weights), self._autocast(), plain:
+            for batch in batches:
+                sums += inner(self._shared)(batch.to(self._world.device), score=True)
+                labels += batch.n_labels
+        self.model.train()
+        return sums, labels
+
+    def _stance(self, batch: Batch) -> AbstractContextManager[Any]:
+        """The last batch of an epoch may be smaller: compiling for it alone would not pay."""
+        if self._config.compile and self._rows is not None and len(batch) != self._rows:
+            return torch.compiler.set_stance("force_eager")
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._world.device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Sums over many batches are kept in float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,190 @@
+"""Shards hold the ids of the texts, whoever makes them and however often it breaks off; damage is seen."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.data import Batches, ByCount, Characters, RandomWindows, Shards, Text, tokenize, train_bpe
+from clearhead.data import shards as room
+from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.masks import documents
+from clearhead.models import DecoderConfig
+from clearhead.positions import NoPositions
+
+BOOK = "".join(f"line {i} of a short book,\n\tsaid twice: línea {i * 7} — 第{i}行\n" for i in range(157))
+
+
+@pytest.fixture
+def bpe():
+    return train_bpe([BOOK], 401)
+
+
+def ids_of(shards):
+    return shards.read(0, len(shards)).tolist()
+
+
+@pytest.mark.parametrize("at_once", [300, 1009, 1 << 20])
+def test_the_ids_are_those_of_the_whole_texts_however_they_are_cut(tmp_path, bpe, at_once):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + BOOK.replace("\n", "\r\n").encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"another one"))
+    found = tokenize([tmp_path / "a.txt", tmp_path / "b.txt.gz"], bpe, tmp_path / "out", bytes_at_once=at_once)
+    assert ids_of(found) == [*bpe.encode(BOOK), bpe.eos_id, *bpe.encode("another one"), bpe.eos_id]
+    assert found.n_documents == 2
+    assert found.dtype == "uint16"
+    assert len(found.names) > 5 or at_once > 1009
+    assert found.tokenizer.to_json() == bpe.to_json()
+    for start, stop in ((0, 0), (3, 4), (17, 401), (len(found) - 2, len(found) + 99)):
+        assert found.read(start, stop).tolist() == ids_of(found)[start:stop]
+
+
+def test_any_number_of_processes_writes_the_same_files(tmp_path, bpe):
+    (tmp_path / "a.txt").write_text(BOOK)
+    for n in (1, 2):
+        tokenize([tmp_path / "a.txt"], bpe, tmp_path / str(n), processes=n, bytes_at_once=3001)
+    one, two = (sorted((tmp_path / str(n)).iterdir()) for n in (1, 2))
+    assert [path.name for path in one] == [path.name for path in two]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+
+
+@pytest.mark.parametrize("at_once", [23, 71, 1 << 20])
+def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
+    texts = ["one\ntwo\n", "three words here\n", "four\n"]
+    (tmp_path / "a.txt").write_text("<doc>\n" + "<doc>\n".join(texts) + "<doc>\n")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts) + 'no json\n{"n": 1}\n')
+    wanted = [number for text in texts for number in (*bpe.encode(text), bpe.eos_id)]
+    by_line = tokenize([tmp_path / "a.txt"], bpe, tmp_path / "1", separator="<doc>", bytes_at_once=at_once)
+    by_json = tokenize([tmp_path / "b.jsonl"], bpe, tmp_path / "2", bytes_at_once=at_once)
+    assert ids_of(by_line) == ids_of(by_json) == wanted
+    assert by_line.n_documents == by_json.n_documents == 3
+    assert json.loads((tmp_path / "2/index.json").read_text())["skipped_lines"] == 2
+
+
+def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bpe, monkeypatch):
+    source, out = tmp_path / "a.txt", tmp_path / "out"
+    source.write_text(BOOK)
+    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_at_once=1009, processes=1))
+    made = []
+    real = room._texts
+
+    def counted(piece, separator):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(piece.number)
+        return real(piece, separator)
+
+    monkeypatch.setattr(room, "_texts", counted)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize([source], bpe, out, bytes_at_once=1009, processes=1)
+    with pytest.raises(StorageError, match=r"there is no .*index\.json"):
+        Shards.open(out)
+    before = made.copy()
+    monkeypatch.setattr(room, "_texts", lambda piece, separator: (made.append(piece.number), real(piece, separator))[1])
+    assert ids_of(tokenize([source], bpe, out, bytes_at_once=1009, processes=1)) == whole
+    assert made == list(range(len(made)))
+    assert made[:4] == before
+    n = len(made)
+    tokenize([source], bpe, out, bytes_at_once=1009, processes=1)
+    assert len(made) == n
+    source.write_text(BOOK + "and more\n")
+    longer = ids_of(tokenize([source], bpe, out, bytes_at_once=1009, processes=1))
+    assert longer == [*bpe.encode(BOOK + "and more\n"), bpe.eos_id]
+    assert made[n:] == [made[n - 1]]
+
+
+def test_wide_vocabularies_take_four_bytes(tmp_path):
+    alphabet = Characters([chr(i) for i in range(0x20, 0x7F)] + [chr(0x20000 + i) for i in range(1 << 16)])
+    (tmp_path / "a.txt").write_text("abc" + chr(0x20000 + 65_000))
+    found = tokenize([tmp_path / "a.txt"], alphabet, tmp_path / "out")
+    assert found.dtype == "uint32"
+    assert ids_of(found) == [*alphabet.encode("abc" + chr(0x20000 + 65_000)), alphabet.eos_id]
+
+
+def test_damage_and_strangers_are_refused(tmp_path, bpe):
+    (tmp_path / "a.txt").write_text(BOOK)
+    out = tmp_path / "out"
+    tokenize([tmp_path / "a.txt"], bpe, out)
+    with pytest.raises(StorageError, match="shards of another tokenizer"):
+        tokenize([tmp_path / "a.txt"], train_bpe([BOOK], 300), out)
+    raw = bytearray((out / "00000.ids").read_bytes())
+    raw[5] ^= 1
+    (out / "00000.ids").write_bytes(raw)
+    with pytest.raises(StorageError, match=r"00000\.ids is not what was written"):
+        Shards.open(out)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match="there is no text in it"):
+        tokenize([tmp_path / "empty.txt"], bpe, tmp_path / "e")
+    with pytest.raises(StorageError, match=r"holds [a-z.]+, which is no part"):
+        tokenize([tmp_path / "a.txt"], bpe, tmp_path)
+    with pytest.raises(ConfigError, match="expected the text of a line"):
+        tokenize([tmp_path / "a.txt"], bpe, tmp_path / "x", separator=" ")
+    with pytest.raises(DataError, match="no file to tokenize"):
+        tokenize([], bpe, tmp_path / "x")
+
+
+# ---------------------------------------------------------------------- windows over shards
+
+
+@pytest.fixture
+def shards(tmp_path, bpe):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text(BOOK[i * 700 : i * 700 + 555])
+    return tokenize([tmp_path / f"{i}.txt" for i in range(3)], bpe, tmp_path / "out", bytes_at_once=200)
+
+
+def test_windows_are_those_of_the_ids_in_memory(shards):
+    task = Text.of_shards(shards, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True)
+    cut = int(len(shards) * 0.8)
+    ids = torch.from_numpy(shards.read(0, len(shards)))
+    for split, part in ((task.train, ids[:cut]), (task.validation, ids[cut:])):
+        from clearhead.data import WindowSplit
+
+        same = WindowSplit(part, context=31, windows=split.windows, seed=5, pad_id=shards.tokenizer.pad_id)
+        ours, theirs = (s.batch(torch.arange(len(s)), epoch=2, multiple=8) for s in (split, same))
+        for name in ("ids", "labels", "weights", "lengths"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+        assert (ours.n_tokens, ours.n_labels) == (theirs.n_tokens, theirs.n_labels)
+
+
+def test_no_document_sees_another(shards):
+    task = Text.of_shards(shards, context=37)
+    batch = task.train.batch(torch.arange(len(task.train)))
+    eos = shards.tokenizer.eos_id
+    assert (batch.documents.max(1).values > 0).any()
+    for ids, numbers, weights in zip(batch.ids.tolist(), batch.documents.tolist(), batch.weights.tolist(), strict=True):
+        number = 0
+        for token, got, weight in zip(ids, numbers, weights, strict=True):
+            assert got == number
+            assert weight == (token != eos)
+            number += token == eos
+    config = DecoderConfig(vocab_size=401, max_len=64, d_model=12, n_heads=3, n_layers=2, positions=NoPositions())
+    model = config.build().eval()
+    row = int((batch.documents.max(1).values > 0).nonzero()[0])
+    together = batch.logits(model)[row]
+    for number in range(int(batch.documents[row].max()) + 1):
+        mine = batch.documents[row] == number
+        assert torch.allclose(model(batch.ids[row : row + 1, mine])[0], together[mine], atol=1e-5)
+    assert torch.allclose(model(batch.ids, mask=documents(batch.documents)), batch.logits(model))
+
+
+def test_the_order_is_the_same_for_any_number_of_processes_and_goes_on_at_any_batch(shards):
+    def walk(world, skip=0):
+        parts = [
+            Batches(Text.of_shards(shards, context=13).train, ByCount(6), seed=3, rank=r, world=world)
+            for r in range(world)
+        ]
+        for part in parts:
+            part.load_state_dict({**part.state_dict(), "position": skip})
+        return [[batch.ids[batch.weights.sum(1) > 0] for batch in part] for part in parts]
+
+    (alone,) = walk(1)
+    both = walk(2)
+    for one, first, second in zip(alone, *both, strict=True):
+        assert sorted(one.tolist()) == sorted(first.tolist() + second.tolist())
+    (later,) = walk(1, skip=4)
+    assert all(torch.equal(a, b) for a, b in zip(alone[4:], later, strict=True))
+    assert np.unique(np.concatenate([ids.numpy() for ids in alone]), axis=0).shape[0] == sum(map(len, alone))

@@ -1,0 +1,177 @@
+"""From a text to a model: byte pairs trained or given, shards that stay in their files, folders that can be used."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead import pretrained
+from clearhead.config import Config
+from clearhead.data import ByCount, BytePairs, Text, WindowSplit, load_tokenizer, tokenize, train_bpe
+from clearhead.errors import ConfigError, DataError
+from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
+from clearhead.training.presets import recipe
+from tests.training.tiny import rows
+
+BOOK = "".join(
+    f"chapter {i}: the {i * 31 % 17} cats sat on {i * 7 % 13} mats,\nand so did the dogs.\n" for i in range(120)
+)
+SMALL = {
+    "context": 13, "d_model": 12, "n_heads": 3, "n_layers": 1, "steps": 7, "warmup_steps": 1, "log_every": 1,
+    "eval_every": 5, "batch.examples": 5, "checkpoint_every": 3, "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture
+def book(tmp_path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK)
+    return path
+
+
+def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
+    summary = train("text", data=book, out=tmp_path / "run", set=SMALL | {"vocab_size": 290})
+    tokenizer = load_tokenizer(tmp_path / "run")
+    assert isinstance(tokenizer, BytePairs)
+    assert tokenizer.vocab_size == 290
+    assert tokenizer.to_json() == train_bpe([BOOK[: int(len(BOOK) * 0.9)]], 290).to_json()
+    trained = pretrained.load(tmp_path / "run")
+    assert trained.tokenizer.to_json() == tokenizer.to_json()
+    assert trained.model.config.vocab_size == 290
+    assert 0 <= summary.data_wait < 1
+    assert "waiting for data" in summary.table()
+
+
+def test_a_tokenizer_is_given(tmp_path, book):
+    train_bpe([BOOK], 290).save(tmp_path / "tok")
+    for given in (tmp_path / "tok", tmp_path / "tok/tokenizer.json"):
+        out = tmp_path / given.name
+        train("text", data=book, tokenizer=given, out=out / "run", set=SMALL)
+        assert load_tokenizer(out / "run").to_json() == load_tokenizer(tmp_path / "tok").to_json()
+        assert Recipe.of(out / "run").model.vocab_size == 290
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ({"model.vocab_size": 5000}, {}, r"model\.vocab_size=5000 has no effect.*it is \d+; leave it out"),
+        ({"vocab_size": 300}, {"tokenizer": "tok"}, "vocab_size=300 has no effect.*it is 290"),
+        ({"vocab_size": 300, "data.across_documents": True}, {}, "a text file is one document"),
+        ({"max_len": 5, "positions": '{type = "Sinusoidal"}'}, {}, "max_len=5 has no effect"),
+        ({"vocab_size": 100}, {}, "vocab_size 100 is too small"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(tmp_path, book, settings, options, said):
+    train_bpe([BOOK], 290).save(tmp_path / "tok")
+    options = {name: tmp_path / value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=said):
+        train("text", data=book, out=tmp_path / "run", set=SMALL | settings, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_is_of_no_use_where_nothing_is_read(tmp_path):
+    with pytest.raises(ConfigError, match="no use for a tokenizer"):
+        train("sort-dedup", tokenizer=tmp_path, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="no task, preset, tokenizer"):
+        train(resume=tmp_path, tokenizer=tmp_path)
+
+
+def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, book):
+    bpe = train_bpe([BOOK], 290)
+    (tmp_path / "two.txt").write_text(BOOK[::2])
+    tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_at_once=997)
+    train("text", data=tmp_path / "shards", out=tmp_path / "whole", set=SMALL)
+    train("text", data=tmp_path / "shards", out=tmp_path / "part", set=SMALL)
+    for later in (tmp_path / "part").glob("step-0000000[67]"):
+        for path in sorted(later.rglob("*"), reverse=True):
+            path.unlink()
+        later.rmdir()
+    train(resume=tmp_path / "part")
+    assert rows(tmp_path / "whole") == rows(tmp_path / "part")
+    assert len([row for row in read_log(tmp_path / "part") if row["kind"] == "train"]) == 7
+    train_bpe([BOOK], 280).save(tmp_path / "tok")
+    with pytest.raises(DataError, match="another tokenizer"):
+        train("text", data=tmp_path / "shards", tokenizer=tmp_path / "tok", out=tmp_path / "x", set=SMALL)
+    with pytest.raises(ConfigError, match="vocab_size=400 has no effect"):
+        train("text", data=tmp_path / "shards", out=tmp_path / "x", set=SMALL | {"vocab_size": 400})
+
+
+def test_gpt2_is_a_recipe():
+    found = recipe("text", "gpt2")
+    assert sum(p.numel() for p in _meta(found).parameters()) == 124_439_808
+    assert found.train.accumulation * found.train.batch.examples * found.data.context == 1 << 19
+
+
+def _meta(found):
+    with torch.device("meta"):
+        return found.model.build()
+
+
+# ---------------------------------------------------------------------- a module of one's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagConfig(Config):
+    vocab_size: int
+    max_len: int = 64
+
+    def build(self) -> Bag:
+        return Bag(self)
+
+
+class Bag(nn.Module):
+    def __init__(self, config: BagConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.Embedding(config.vocab_size, 7)
+        self.out = nn.Linear(7, config.vocab_size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.table(ids).cumsum(1))
+
+
+def own_task() -> Text:
+    bpe = train_bpe([BOOK], 280)
+    ids = bpe.encode_long(BOOK)
+    from clearhead.data import ConsecutiveWindows, Report
+
+    parts = [WindowSplit(part, context=11, windows=ConsecutiveWindows()) for part in (ids[:-99], ids[-99:])]
+    return Text(*parts, bpe, Report(source="mine", n_rows=1))
+
+
+def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_path):
+    task = own_task()
+    config = TrainConfig(steps=5, batch=ByCount(7), device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        trainer = Trainer(Bag(BagConfig(vocab_size=280)), task, config, tmp_path / "deep/run")
+        assert trainer.run() == "finished"
+    assert trainer.missing == []
+    trained = pretrained.load(tmp_path / "deep/run")
+    assert trained.task == "text"
+    ids = torch.tensor([trained.tokenizer.encode("chapter 1: the")])
+    assert torch.equal(trained.model(ids), trainer.inner.eval()(ids))
+
+
+def test_the_trainer_says_which_piece_is_missing(tmp_path):
+    task = own_task()
+    task.name = "poems"
+    task.tokenizer = object()
+    model = Bag(BagConfig(vocab_size=280))
+    del model.config
+    trainer = Trainer(model, task, TrainConfig(steps=2, batch=ByCount(7), device="cpu"), tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match=r"lacks config\.toml: Bag has no \.config"):
+        trainer.run()
+    assert [piece.partition(":")[0] for piece in trainer.missing] == ["config.toml", "train.toml", "tokenizer.json"]
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+def test_recompute_changes_no_number(tmp_path, book):
+    for name, settings in (("kept", {}), ("again", {"recompute": True})):
+        train("text", data=book, out=tmp_path / name, set=SMALL | {"dropout": 0.1} | settings)
+    assert rows(tmp_path / "kept") == rows(tmp_path / "again")
