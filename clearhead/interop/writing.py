@@ -7,8 +7,8 @@ whole or not at all.
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._version import __version__
+from clearhead.config import Config
+from clearhead.disk import refusals, save_tensors
 from clearhead.errors import StorageError
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family
 from clearhead.interop.source import CONFIG, WEIGHTS
-from clearhead.config import Config
 
 __all__ = ["choose", "export", "tensors"]
 
@@ -50,10 +51,8 @@ def export(
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     written = chosen.keys(config) | dict(keys or {}) | {"dtype": dtype, "torch_dtype": dtype}
     texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
-    try:
+    with refusals(f"cannot write to {folder}"):
         _write(folder, weights, texts)
-    except OSError as error:
-        raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return chosen
 
 
@@ -86,15 +85,13 @@ def tensors(model: nn.Module, family: Family) -> dict[str, Tensor]:
 
 
 def _write(folder: Path, weights: dict[str, Tensor], texts: Mapping[str, str]) -> None:
-    from safetensors.torch import save_file
-
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    new.mkdir()
     try:
-        save_file(weights, new / WEIGHTS, metadata={"format": "pt", "writer": f"clearhead {__version__}"})
+        save_tensors(new / WEIGHTS, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
-        new.chmod(0o755)  # a temporary folder is private; this one is to be served
         if folder.exists():
             folder.rmdir()  # empty, or it would have been refused
         new.rename(folder)
