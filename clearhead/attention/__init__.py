@@ -2,7 +2,7 @@
 
 from clearhead.attention.attend import attend
 from clearhead.attention.cache import KVCache
-from clearhead.attention.config import AttentionConfig
+from clearhead.attention.config import AttentionConfig, Biases
 from clearhead.attention.multihead import MultiHeadAttention
 from clearhead.attention.scores import Additive, Bilinear, Dot, ScaledDot
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
@@ -10,6 +10,7 @@ from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
 __all__ = [
     "Additive",
     "AttentionConfig",
+    "Biases",
     "Bilinear",
     "Dot",
     "Gumbel",

@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clearhead.config import Config
+from clearhead.config import Config, Value
 from clearhead.values import Count, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Biases(Value):
+    """Which linear maps of a block add a bias: those to queries, keys and values, the one back, the feed-forward's."""
+
+    q: bool = True
+    k: bool = True
+    v: bool = True
+    out: bool = True
+    ff: bool = True
+
+    @classmethod
+    def of(cls, bias: bool | Biases) -> Biases:
+        """What a field `bias` says: True is all of them, False none."""
+        return bias if isinstance(bias, Biases) else cls(q=bias, k=bias, v=bias, out=bias, ff=bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +35,12 @@ class AttentionConfig(Config):
     n_heads: Count
     n_kv_heads: Count | None = None  # fewer than n_heads: grouped-query attention; None: as many
     d_head: Count | None = None  # None: d_model / n_heads
-    bias: bool = True
+    bias: bool | Biases = True  # of every linear map, or of some
+
+    @property
+    def biases(self) -> Biases:
+        """Which linear maps add one."""
+        return Biases.of(self.bias)
 
     @property
     def head_width(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.cache import KVCache
-from clearhead.attention.config import AttentionConfig
+from clearhead.attention.config import AttentionConfig, Biases
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.weights import Softmax, Weights
 from clearhead.errors import ConfigError, MaskError, ShapeError
@@ -32,12 +32,20 @@ class Rotation(Protocol):
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class Normalisation(Protocol):
+    """A norm by its settings, such as `layers.RMSNorm`."""
+
+    def build(self, d: int) -> nn.Module: ...
+
+
 class MultiHeadAttention(nn.Module):
     """Self- and cross-attention with H query heads and K key/value heads.
 
     `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
     `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
-    weights in training. `scores` and `weights` are any of the attention room's choices.
+    weights in training. `bias` may also say which of the maps add one. `qk_norm` normalises the queries and the keys of
+    every head before they are turned. `scores` and `weights` are any of the attention room's choices.
     """
 
     def __init__(
@@ -47,9 +55,10 @@ class MultiHeadAttention(nn.Module):
         *,
         n_kv_heads: int | None = None,
         d_head: int | None = None,
-        bias: bool = True,
+        bias: bool | Biases = True,
         dropout: float = 0.0,
         rotary: Rotation | None = None,
+        qk_norm: Normalisation | None = None,
         scores: Scores | None = None,
         weights: Weights | None = None,
         d_key: int | None = None,
@@ -60,16 +69,19 @@ class MultiHeadAttention(nn.Module):
         sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
         self.d_model, self.n_heads = sizes.d_model, sizes.n_heads
         self.n_kv_heads, self.d_head = sizes.kv_heads, sizes.head_width
+        biases = sizes.biases
         self.impl: Impl = impl
         self.rotary = rotary
         self.scores: Scores = scores if scores is not None else ScaledDot()
         self.weights, self.training_weights = _weights(weights, checked(dropout, "MultiHeadAttention: dropout", Rate))
         d_key = d_model if d_key is None else whole(d_key, "MultiHeadAttention: d_key", least=1)
         d_value = d_key if d_value is None else whole(d_value, "MultiHeadAttention: d_value", least=1)
-        self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=bias)  # W_Q
-        self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=bias)  # W_K
-        self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=bias)  # W_V
-        self.o_proj = nn.Linear(self.n_heads * self.d_head, d_model, bias=bias)  # W_O
+        self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=biases.q)  # W_Q
+        self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=biases.k)  # W_K
+        self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=biases.v)  # W_V
+        self.o_proj = nn.Linear(self.n_heads * self.d_head, d_model, bias=biases.out)  # W_O
+        self.q_norm = None if qk_norm is None else qk_norm.build(self.d_head)
+        self.k_norm = None if qk_norm is None else qk_norm.build(self.d_head)
         self._initialise()
 
     def forward(
@@ -92,7 +104,7 @@ class MultiHeadAttention(nn.Module):
         if offset is not None and as_mask(mask).depends_on_length:
             raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         q = self._split(self.q_proj(query), self.n_heads)  # (B, H, T, D)
-        q = self._rotate(q, offset)
+        q = self._rotate(q if self.q_norm is None else self.q_norm(q), offset)
         with nullcontext() if cache is None else cache.undone_on_error():
             k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
             learns = q.requires_grad or (bias is not None and bias.requires_grad)
@@ -131,7 +143,7 @@ class MultiHeadAttention(nn.Module):
         source = query if key is None else key
         k = self._split(self.k_proj(source), self.n_kv_heads)
         v = self._split(self.v_proj(source if value is None else value), self.n_kv_heads)
-        k = self._rotate(k, offset)
+        k = self._rotate(k if self.k_norm is None else self.k_norm(k), offset)
         if cache is None:
             return k, v
         return cache.append(k, v) if key is None else cache.remember(k, v)

@@ -54,7 +54,7 @@ def heads_of(s: Setting, config: TransformerConfig, rotary: Rotary | None = None
     M, H = s.letter("M", config.d_model), s.letter("H", config.n_heads)
     K = H if config.n_kv_heads is None else s.letter("K", config.n_kv_heads)
     D = exact_ratio(M, H) if config.d_head is None else s.letter("D", config.d_head)
-    return Heads(M, H, K, D, config.bias, config.attention_dropout, rotary)
+    return Heads(M, H, K, D, config.biases.q, config.attention_dropout, rotary)
 
 
 def _sizes(s: Setting, config: TransformerConfig, positions: Positions, layers: tuple[str, int], T: Amount) -> Sizes:
@@ -159,7 +159,7 @@ def _fed(s: Setting, config: TransformerConfig, tag: str, h: str, sizes: Sizes) 
         config.activation,
         h,
         shape,
-        bias=config.bias,
+        bias=config.biases.ff,
         rate=config.feed_forward_dropout,
         part=f"{tag}feed-forward",
     )

@@ -175,6 +175,8 @@ def settled(config: Config) -> Config:
     ):
         if getattr(config, name, 0) is None:
             changes[name] = value(config)
+    if hasattr(config, "biases"):
+        changes["bias"] = config.biases
     plain = {field.name: field.default for field in dataclasses.fields(config)}
     training = ("dropout", "attention_dropout", "feed_forward_dropout", "init")
     changes |= {name: plain[name] for name in training if name in plain}

@@ -57,7 +57,7 @@ class GGUF(Source):
         gguf = _library(path)
         self.path = path
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = gguf.GGUFReader(path, "c")  # copy-on-write: a weight may change, its file may not
             fields = {name: field.contents() for name, field in self._reader.fields.items()}
         except Exception as error:  # the library raises whatever its parser meets
             raise StorageError(f"{path} is not a whole GGUF file ({error}): get it again") from error

@@ -16,17 +16,18 @@ from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.source import Source
 from clearhead.interop.table import Move, fits
+from clearhead.models import storage
 
 __all__ = ["family_of", "read"]
 
 
 def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
     """The model that a source holds, for evaluation. `dtype=None` keeps the widest that is stored."""
+    storage.check_target(device, dtype)
     family = family_of(source)
     config = family.config(Keys(source.config, source.shapes))
-    with torch.device("meta"):
-        model = config.build()
-    groups = _groups(model)
+    model = storage.build_empty(config, source.path, len(source.shapes))
+    groups = list(storage.groups(model))
     moves = _matched(family, config, source, {names[0]: tensor for names, tensor in groups})
     stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
     dtype = dtype or max(stored, key=lambda one: torch.finfo(one).bits)
@@ -56,14 +57,6 @@ def family_of(source: Source) -> Family:
     return FAMILIES[name]
 
 
-def _groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each tensor with all the names it goes by: tied weights are one tensor under several."""
-    groups: dict[int, tuple[list[str], Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        groups.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return list(groups.values())
-
-
 def _matched(
     family: Family, config: Any, source: Source, wanted: dict[str, Tensor]
 ) -> list[tuple[Move, list[tuple[int, ...]]]]:
@@ -73,10 +66,10 @@ def _matched(
     moves = family.moves(config, wanted)
     faults = ["two stored names are one"] if len(stored) != len(source.shapes) else []
     if missing := [name for move in moves for name in move.theirs if name not in stored]:
-        faults.append(f"missing: {_few(missing)}")
+        faults.append(f"missing: {storage.few(missing)}")
     used = {name for move in moves for name in move.theirs}
     if strange := [name for name in stored if name not in used and not fits(name, family.ignored)]:
-        faults.append(f"not known to {family.name}: {_few(strange)}")
+        faults.append(f"not known to {family.name}: {storage.few(strange)}")
     result = []
     for move in moves:
         if not all(name in stored for name in move.theirs):
@@ -90,7 +83,3 @@ def _matched(
     if faults:
         raise StorageError(f"the tensors in {source.path} are not those of its configuration; " + "; ".join(faults[:4]))
     return result
-
-
-def _few(items: list[str], most: int = 3) -> str:
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

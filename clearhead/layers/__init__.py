@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from clearhead.layers.block import Block, BlockConfig, BlockParts
 from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
-from clearhead.layers.feedforward import GELU, Activation, FeedForward, ReLU, SwiGLU
+from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
 from clearhead.layers.residual import PostNorm, PreNorm, Residual
@@ -20,6 +20,7 @@ __all__ = [
     "BlockParts",
     "DepthScaled",
     "FeedForward",
+    "GeGLU",
     "Init",
     "LayerNorm",
     "Norm",
@@ -29,6 +30,7 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "Residual",
+    "SiLU",
     "SwiGLU",
     "TokenEmbedding",
     "TruncatedNormal",

@@ -36,6 +36,7 @@ class BlockParts(AttentionConfig):
     norm: Norm = LayerNorm()
     residual: Residual = PreNorm()
     activation: Activation = GELU()
+    qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
 
     def check_rotary(self, rotary: Rotary) -> None:
         """Refuses here, before anything is built, a width of heads that cannot be turned."""
@@ -76,7 +77,7 @@ class Block(nn.Module):
             config.d_model,
             4 * config.d_model if config.d_ff is None else config.d_ff,
             config.activation,
-            bias=config.bias,
+            bias=config.biases.ff,
             dropout=config.feed_forward_dropout,
         )
         self.dropout = nn.Dropout(config.dropout)
@@ -124,4 +125,5 @@ def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention
         bias=config.bias,
         dropout=config.attention_dropout,
         rotary=rotary,
+        qk_norm=config.qk_norm,
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.values import Rate, checked, whole
+from clearhead.values import Positive, Rate, checked, whole
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,17 @@ class GELU(Value):
 
 
 @dataclass(frozen=True)
+class SiLU(Value):
+    """h · σ(slope · h); a slope of 1.702 is the quick GELU of CLIP."""
+
+    gated: ClassVar[bool] = False
+    slope: Positive = 1.0
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.silu(h) if self.slope == 1 else h * (self.slope * h).sigmoid()
+
+
+@dataclass(frozen=True)
 class SwiGLU:
     """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as wide."""
 
@@ -49,7 +60,18 @@ class SwiGLU:
         return F.silu(h)
 
 
-Activation: TypeAlias = ReLU | GELU | SwiGLU
+@dataclass(frozen=True)
+class GeGLU(Value):
+    """A gate beside the way up: gelu(gate(x)) · up(x), as in Gemma and T5 1.1; `tanh` as in `GELU`."""
+
+    gated: ClassVar[bool] = True
+    tanh: bool = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.gelu(h, approximate="tanh" if self.tanh else "none")
+
+
+Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU
 
 
 class FeedForward(nn.Module):

@@ -24,7 +24,7 @@ from clearhead.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from safetensors import safe_open
 
-__all__ = ["load", "save"]
+__all__ = ["build_empty", "check_target", "few", "groups", "load", "save"]
 
 CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
@@ -48,8 +48,8 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
             f"{type(model).__name__} has no .config to store (got {type(config).__name__}, expected a Config); "
             "save the model itself, not a wrapper around it"
         )
-    _check_dtype(dtype)
-    weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in _groups(model)}
+    check_target("cpu", dtype)
+    weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in groups(model)}
     folder = Path(folder)
     try:
         with refusals(f"cannot save to {folder}"):
@@ -66,14 +66,13 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     The result is typed Any, because the folder says which model it is.
     """
     folder = Path(folder)
-    _check_dtype(dtype)
-    _check_device(device)
+    check_target(device, dtype)
     config = _read_config(folder)
     with _open(folder / WEIGHTS, device) as file:
-        skeleton = _skeleton(config, folder, len(file.keys()))
+        skeleton = build_empty(config, folder / CONFIG, len(file.keys()))
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
-        for names, expected in _groups(skeleton):
+        for names, expected in groups(skeleton):
             tensor = file.get_tensor(names[0])
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
@@ -90,12 +89,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     return model.eval()
 
 
-def _check_dtype(dtype: torch.dtype | None) -> None:
+def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
+    """Refuses a device or dtype that weights cannot be loaded to."""
     if dtype is not None and dtype not in _FLOATS.values():
         raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, _FLOATS.values()))}")
-
-
-def _check_device(device: str | torch.device) -> None:
     try:
         usable = torch.empty(0, device=device).device.type != "meta"
     except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
@@ -107,7 +104,7 @@ def _check_device(device: str | torch.device) -> None:
 # ---------------------------------------------------------------------- what is stored
 
 
-def _groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
     """Each stored tensor with all the names it goes by: tied weights are one tensor under several names."""
     groups: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -202,7 +199,7 @@ def _read_config(folder: Path) -> Config:
         raise StorageError(f"{path}: {error}") from error
 
 
-def _skeleton(config: Config, folder: Path, n_stored: int) -> nn.Module:
+def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
     """The model without numbers; sizes that no model can have are found here.
 
     A number of layers may be anything, and even layers without numbers take time. So building ends where there are far
@@ -215,8 +212,8 @@ def _skeleton(config: Config, folder: Path, n_stored: int) -> nn.Module:
         made += threading.get_ident() == builder
         if made > most:
             raise StorageError(
-                f"{folder / CONFIG} describes a model with more than {most:,} weight tensors, and {WEIGHTS} holds "
-                f"{n_stored:,}; correct the number of layers, or use the pair that one save() wrote"
+                f"{where} describes a model with more than {most:,} weight tensors, and {n_stored:,} are stored; "
+                "correct the number of layers, or use the pair that was written together"
             )
 
     counting = register_module_parameter_registration_hook(count)
@@ -224,9 +221,7 @@ def _skeleton(config: Config, folder: Path, n_stored: int) -> nn.Module:
         with torch.device("meta"):
             return config.build()
     except (ConfigError, RuntimeError, TypeError) as error:
-        raise StorageError(
-            f"{folder / CONFIG} describes a model that cannot be built: {str(error).splitlines()[0]}"
-        ) from error
+        raise StorageError(f"{where} describes a model that cannot be built: {str(error).splitlines()[0]}") from error
     finally:
         counting.remove()
 
@@ -249,13 +244,13 @@ def _open(path: Path, device: str | torch.device) -> Iterator[safe_open]:
 
 def _check(model: nn.Module, file: safe_open, path: Path) -> None:
     """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
-    expected = {names[0]: tensor for names, tensor in _groups(model)}
+    expected = {names[0]: tensor for names, tensor in groups(model)}
     found = set(file.keys())
     faults = []
     if missing := [name for name in expected if name not in found]:
-        faults.append(f"missing: {_few(missing)}")
+        faults.append(f"missing: {few(missing)}")
     if unexpected := sorted(found - expected.keys()):
-        faults.append(f"unexpected: {_few(unexpected)}")
+        faults.append(f"unexpected: {few(unexpected)}")
     shapes, kinds = [], []
     for name in [name for name in expected if name in found]:
         view, tensor = file.get_slice(name), expected[name]
@@ -264,8 +259,8 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
         stored = _DTYPES.get(view.get_dtype())
         if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
             kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
-    faults += [f"shapes: {_few(shapes)}"] if shapes else []
-    faults += [f"dtypes: {_few(kinds)}"] if kinds else []
+    faults += [f"shapes: {few(shapes)}"] if shapes else []
+    faults += [f"dtypes: {few(kinds)}"] if kinds else []
     if faults:
         raise StorageError(
             f"{path} does not hold the weights of the {type(model).__name__} that {CONFIG} describes; "
@@ -278,6 +273,7 @@ def _kind_words(tensor: Tensor) -> str:
     return "one of " + "/".join(_FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
 
 
-def _few(items: list[str], most: int = 3) -> str:
+def few(items: list[str], most: int = 3) -> str:
+    """The first of many names."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more

@@ -16,6 +16,7 @@ from clearhead.positions.none import NoPositions
 from clearhead.positions.relative import BucketedBias, RelativeBias
 from clearhead.positions.rotary import Rotary
 from clearhead.positions.sinusoidal import Sinusoidal, SinusoidalPositions
+from clearhead.positions.stretch import Linear, Llama3, Stretch, Yarn
 
 Positions: TypeAlias = Sinusoidal | Learned | Rotary | RelativeBias | ALiBi | NoPositions
 
@@ -24,11 +25,15 @@ __all__ = [
     "BucketedBias",
     "Learned",
     "LearnedPositions",
+    "Linear",
     "LinearBias",
+    "Llama3",
     "NoPositions",
     "Positions",
     "RelativeBias",
     "Rotary",
     "Sinusoidal",
     "SinusoidalPositions",
+    "Stretch",
+    "Yarn",
 ]

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ShapeError
+from clearhead.positions.stretch import Stretch
 
 
-def angles(positions: Tensor, width: int, base: float) -> Tensor:
-    """(…, T) positions to (…, T, width / 2) angles in radians: position p turns pair i by p · base^(−2i / width).
+def angles(positions: Tensor, width: int, base: float, stretch: Stretch | None = None) -> Tensor:
+    """(…, T) positions to (…, T, width / 2) angles in radians: position p turns pair i by p · base^(−2i / width), or by
+    p times these frequencies as `stretch` slows them down.
 
     They are computed in float64 and cast only after the sine: in float32 the rounding of one frequency, times
     position 100,000, is already an error in the third decimal.
@@ -17,7 +19,8 @@ def angles(positions: Tensor, width: int, base: float) -> Tensor:
     # Apple's GPUs have no float64; there the angles are as exact as float32 is.
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)  # 2i
-    return positions.to(wide).unsqueeze(-1) * base ** (-pair / width)
+    frequencies = base ** (-pair / width)
+    return positions.to(wide).unsqueeze(-1) * (frequencies if stretch is None else stretch.slowed(frequencies, base))
 
 
 def beside(positions: Tensor, x: Tensor) -> Tensor:

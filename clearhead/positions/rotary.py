@@ -18,6 +18,7 @@ from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import ShapeError
 from clearhead.positions._places import angles, beside
+from clearhead.positions.stretch import Stretch
 from clearhead.values import Range
 
 
@@ -30,13 +31,15 @@ class Rotary(Value):
     paper pairs neighbours, 2i with 2i + 1; that is the same function after the columns 0, 2, 4, …, 1, 3, 5,
     … of the query and key projections are put in this order.
 
-    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets angles there
-    that it has not seen and usually fails; a larger `base` (with more training) is the common remedy.
+    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets
+    angles there that it has not seen and usually fails; a larger `base` (with more training) is the common
+    remedy, and `stretch` (`Linear`, `Llama3`, `Yarn`) slows the angles down.
     """
 
     kind: ClassVar[Literal["rotary"]] = "rotary"
     base: Annotated[float, Range(above=1)] = 10000.0
     fraction: Annotated[float, Range(above=0, most=1)] = 1.0
+    stretch: Stretch | None = None
 
     def turned_width(self, d_head: int) -> int:
         """How many of a head's `d_head` features are turned: an even number, or a `ShapeError`."""
@@ -57,8 +60,10 @@ class Rotary(Value):
         turned = self.turned_width(x.shape[-1])
         # Half precision would round the turn itself; it is done in float32 and rounded once, at the end.
         wide = torch.promote_types(x.dtype, torch.float32)
-        angle = angles(beside(positions, x), turned, self.base)  # (…, T, R/2)
+        angle = angles(beside(positions, x), turned, self.base, self.stretch)  # (…, T, R/2)
         cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+        if self.stretch is not None and self.stretch.length != 1:
+            cos, sin = cos * self.stretch.length, sin * self.stretch.length
         first, second = x[..., :turned].to(wide).chunk(2, dim=-1)
         pairs = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
         return pairs if turned == x.shape[-1] else torch.cat((pairs, x[..., turned:]), dim=-1)

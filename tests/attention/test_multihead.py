@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.attention import Additive, Hard, KVCache, MultiHeadAttention, Softmax, attend
+from clearhead.attention import Additive, Biases, Hard, KVCache, MultiHeadAttention, Softmax, attend
 from clearhead.errors import ClearheadError, ShapeError
+from clearhead.layers import LayerNorm, RMSNorm
 from clearhead.masks import allow, block, causal, documents, every, padding, scattered, window
 from clearhead.positions import Rotary
 
@@ -265,3 +266,39 @@ def test_what_a_cache_forgot_stays_as_it_was_for_those_who_hold_it():
     assert torch.equal(held, before)
     assert torch.equal(k, torch.cat([first[..., :3, :], other[..., :2, :]], -2))
     assert torch.equal(v, k)
+
+
+def test_biases_of_some_maps_alone():
+    layer = MultiHeadAttention(14, 2, bias=Biases(k=False, out=False))
+    has = {name: getattr(layer, f"{name}_proj").bias is not None for name in "qkvo"}
+    assert has == {"q": True, "k": False, "v": True, "o": False}
+    # A bias on every key moves all scores of a row alike, which a softmax does not see.
+    whole = MultiHeadAttention(14, 2, bias=Biases(out=False)).double()
+    with torch.no_grad():
+        whole.k_proj.bias.normal_()
+    layer = layer.double()
+    layer.load_state_dict({name: x for name, x in whole.state_dict().items() if name != "k_proj.bias"})
+    x = torch.randn(3, 5, 14, dtype=F64)
+    torch.testing.assert_close(layer(x), whole(x))
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()], ids=str)
+def test_queries_and_keys_of_every_head_are_normalised_before_they_are_turned(norm):
+    layer = MultiHeadAttention(14, 2, n_kv_heads=1, d_head=6, qk_norm=norm, rotary=Rotary()).double()
+    with torch.no_grad():
+        for part in (layer.q_norm, layer.k_norm):
+            part.weight.normal_()
+    x = torch.randn(3, 5, 14, dtype=F64)
+
+    def head(projection, n, normalise):
+        whole = projection(x)
+        one = torch.stack([normalise(whole[..., 6 * h : 6 * (h + 1)]) for h in range(n)], dim=1)
+        return Rotary().rotate(one, torch.arange(5))
+
+    q, k = head(layer.q_proj, 2, layer.q_norm), head(layer.k_proj, 1, layer.k_norm)
+    v = layer.v_proj(x)[:, None]
+    expected = layer.o_proj(attend(q, k, v, causal()).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, mask=causal()), expected)
+    cache = KVCache()
+    steps = torch.cat([layer(x[:, i : i + 1], mask=causal(), cache=cache) for i in range(5)], dim=1)
+    torch.testing.assert_close(steps, expected)

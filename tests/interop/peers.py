@@ -30,6 +30,7 @@ class Peer:
     output: str = "logits"
     # transformers computes rotary angles and RMS norms in float32 whatever the model's dtype is.
     in_float32: bool = False
+    is_watched: bool = False  # has a word that only a cost that watches the module counts
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
@@ -159,6 +160,51 @@ PEERS: dict[str, Peer] = {
     "mistral": Peer(
         "MistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 5, "head_dim": 10}, in_float32=True
     ),
+    "llama 3.1": Peer(
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        LLAMA
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 300.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 7,
+            },
+            "attention_bias": True,
+        },
+        in_float32=True,
+        is_watched=True,
+    ),
+    "llama linear": Peer(
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
+        in_float32=True,
+    ),
+    "qwen2": Peer("Qwen2ForCausalLM", "Qwen2Config", LLAMA, in_float32=True, is_watched=True),
+    "qwen2 yarn": Peer(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        LLAMA
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 3.0,
+                "original_max_position_embeddings": 40,
+                "beta_fast": 4.0,
+            },
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 0,
+        },
+        in_float32=True,
+        is_watched=True,
+    ),
+    "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True, is_watched=True),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

@@ -334,7 +334,7 @@ def test_memory_must_fit_the_block():
         ({"bias": None}, "bias is None; expected True or False"),
         ({"norm": "layer"}, r"norm is 'layer'; expected LayerNorm\(…\) or RMSNorm\(…\)"),
         ({"residual": PreNorm}, r"expected PreNorm\(…\) or PostNorm\(…\).*add the brackets"),
-        ({"activation": torch.relu}, r"expected ReLU\(…\) or GELU\(…\) or SwiGLU\(…\)"),
+        ({"activation": torch.relu}, r"expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\)"),
         ({"rotary": True}, r"rotary is True; expected Rotary\(…\) or None"),
         ({"rotary": Rotary()}, r"turns 7 of 7 features a head; expected an even number"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.layers import GELU, FeedForward, LayerNorm, PostNorm, PreNorm, ReLU, RMSNorm, SwiGLU
+from clearhead.layers import GELU, FeedForward, GeGLU, LayerNorm, PostNorm, PreNorm, ReLU, RMSNorm, SiLU, SwiGLU
 
 
 def relu(h):
@@ -25,11 +25,25 @@ def gelu_tanh(h):
     return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
 
 
+def silu(h, slope=1.0):
+    return h / (1 + torch.exp(-slope * h))
+
+
+def quick_gelu(h):
+    return silu(h, 1.702)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("choice", "function"),
-    [(ReLU(), relu), (GELU(), gelu), (GELU(tanh=True), gelu_tanh)],
-    ids=["relu", "gelu", "gelu-tanh"],
+    [
+        (ReLU(), relu),
+        (GELU(), gelu),
+        (GELU(tanh=True), gelu_tanh),
+        (SiLU(), silu),
+        (SiLU(slope=1.702), quick_gelu),
+    ],
+    ids=["relu", "gelu", "gelu-tanh", "silu", "quick-gelu"],
 )
 def test_feed_forward_is_its_formula(choice, function, bias):
     layer = FeedForward(5, 13, choice, bias=bias).double()
@@ -40,12 +54,17 @@ def test_feed_forward_is_its_formula(choice, function, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_swiglu_is_its_formula(bias):
-    layer = FeedForward(5, 13, SwiGLU(), bias=bias).double()
+@pytest.mark.parametrize(
+    ("choice", "function"),
+    [(SwiGLU(), silu), (GeGLU(), gelu), (GeGLU(tanh=True), gelu_tanh)],
+    ids=["swiglu", "geglu", "geglu-tanh"],
+)
+def test_gated_feed_forward_is_its_formula(choice, function, bias):
+    layer = FeedForward(5, 13, choice, bias=bias).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     b_gate, b_up, b_down = (part.bias if bias else 0 for part in (layer.gate, layer.up, layer.down))
     gate = x @ layer.gate.weight.T + b_gate
-    expected = (gate / (1 + torch.exp(-gate)) * (x @ layer.up.weight.T + b_up)) @ layer.down.weight.T + b_down
+    expected = (function(gate) * (x @ layer.up.weight.T + b_up)) @ layer.down.weight.T + b_down
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
 
 
@@ -67,7 +86,7 @@ def test_parameter_counts(choice, bias, count):
     )
 
 
-@pytest.mark.parametrize("choice", [ReLU(), GELU(), SwiGLU()], ids=str)
+@pytest.mark.parametrize("choice", [ReLU(), GELU(), SiLU(slope=1.7), SwiGLU(), GeGLU()], ids=str)
 def test_gradients(choice):
     layer = FeedForward(3, 5, choice).double()
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
@@ -96,7 +115,7 @@ def test_empty_input():
     [
         ((0, 13, ReLU()), {}, "d_model is 0; expected a whole number of at least 1"),
         ((5, 2.5, ReLU()), {}, "d_ff is 2.5; expected a whole number"),
-        ((5, 13, "relu"), {}, r"activation is 'relu'; expected ReLU\(…\) or GELU\(…\) or SwiGLU\(…\)"),
+        ((5, 13, "relu"), {}, r"activation is 'relu'; expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\) or"),
         ((5, 13, ReLU), {}, "that is the class: add the brackets"),
         ((5, 13, ReLU()), {"dropout": 1.0}, "dropout is 1.0; expected a number of at least 0 and below 1"),
     ],

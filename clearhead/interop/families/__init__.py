@@ -5,10 +5,11 @@ from __future__ import annotations
 from clearhead.interop.families.gpt2 import GPT2
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.timm_vit import TIMM_VIT
 from clearhead.interop.families.vit import VIT
 from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, VIT, TIMM_VIT)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, VIT, TIMM_VIT)}

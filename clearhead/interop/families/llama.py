@@ -1,9 +1,10 @@
-"""Llama (Touvron et al., 2023) and what is built like it: SmolLM, TinyLlama, OLMo's first kin."""
+"""Llama (Touvron et al., 2023), with the stretched angles of 3.x, and what is built like it: SmolLM, TinyLlama."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from clearhead.attention import Biases
 from clearhead.interop.families.words import read_rotary, write_rotary
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
@@ -46,13 +47,12 @@ def write_blocks(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    bias = keys("attention_bias", False)
-    keys.only("mlp_bias", bias)
-    return read_blocks(keys) | {"bias": bias}
+    attention, ff = keys("attention_bias", False), keys("mlp_bias", False)
+    return read_blocks(keys) | {"bias": Biases(q=attention, k=attention, v=attention, out=attention, ff=ff)}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | {"attention_bias": config.bias, "mlp_bias": config.bias}
+    return write_blocks(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff}
 
 
 def rows(config: DecoderConfig) -> tuple[Row, ...]:
@@ -60,6 +60,7 @@ def rows(config: DecoderConfig) -> tuple[Row, ...]:
     return (
         Row("model.embed_tokens.weight", "embedding.weight"),
         *(Row(f"{theirs}.self_attn.{name}_proj.*", f"{ours}.attention.{name}_proj.*") for name in "qkvo"),
+        *(Row(f"{theirs}.self_attn.{name}_norm.weight", f"{ours}.attention.{name}_norm.weight") for name in "qk"),
         *(Row(f"{theirs}.mlp.{name}_proj.*", f"{ours}.feed_forward.{name}.*") for name in ("gate", "up", "down")),
         Row(f"{theirs}.input_layernorm.weight", f"{ours}.norm1.weight"),
         Row(f"{theirs}.post_attention_layernorm.weight", f"{ours}.norm2.weight"),

@@ -7,8 +7,8 @@ from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.interop.family import Keys
-from clearhead.layers import GELU, ReLU
-from clearhead.positions import Positions, Rotary
+from clearhead.layers import GELU, ReLU, SiLU
+from clearhead.positions import Linear, Llama3, Positions, Rotary, Stretch, Yarn
 
 # Several words may mean one thing; the first is the one that is written.
 ACTIVATIONS = {
@@ -17,6 +17,9 @@ ACTIVATIONS = {
     "gelu_fast": GELU(tanh=True),
     "gelu": GELU(),
     "relu": ReLU(),
+    "silu": SiLU(),
+    "swish": SiLU(),
+    "quick_gelu": SiLU(slope=1.702),
 }
 
 
@@ -28,23 +31,65 @@ def word_for(choice: object, words: Mapping[str, Any]) -> str:
     raise StorageError(f"there is no word for {choice} in a transformers configuration")
 
 
+# The keys of a way to stretch rotary angles, by our fields; those of a family's own `max_position_embeddings` are no part.
+_STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
+    "linear": (Linear, {"factor": "factor"}),
+    "llama3": (
+        Llama3,
+        {
+            "factor": "factor",
+            "low_freq_factor": "low",
+            "high_freq_factor": "high",
+            "original_max_position_embeddings": "trained_len",
+        },
+    ),
+    "yarn": (
+        Yarn,
+        {
+            "factor": "factor",
+            "original_max_position_embeddings": "trained_len",
+            "beta_fast": "fast",
+            "beta_slow": "slow",
+            "attention_factor": "lengthened",
+        },
+    ),
+}
+
+
 def read_rotary(keys: Keys, base: float = 10000.0) -> Rotary:
     """Rotary positions, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) writes them."""
-    rope = dict(keys("rope_parameters", None) or keys("rope_scaling", None) or {})
-    keys("rope_scaling", None)
+    new, old, theta = keys("rope_parameters", None), keys("rope_scaling", None), keys("rope_theta", base)
+    fraction = keys("partial_rotary_factor", 1.0)
+    rope = dict(new or old or {})
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    theta = rope.pop("rope_theta", keys("rope_theta", base))
-    rope.pop("partial_rotary_factor", None) if rope.get("partial_rotary_factor") == 1.0 else None
-    if kind != "default" or rope:
-        raise StorageError(f"the rotary angles are {kind!r} with {rope}, which clearhead cannot express")
-    return Rotary(base=float(theta))
+    theta, fraction = rope.pop("rope_theta", theta), rope.pop("partial_rotary_factor", fraction)
+    if kind not in ("default", *_STRETCHES):
+        raise StorageError(f"the rotary angles are {kind!r}; known are: default, {', '.join(_STRETCHES)}")
+    stretch = None
+    if kind != "default":
+        made, names = _STRETCHES[kind]
+        given = {field: rope.pop(key) for key, field in names.items() if rope.get(key) is not None}
+        if made is Yarn:
+            given.setdefault("trained_len", keys("max_position_embeddings"))
+            if rope.get("truncate") is True:
+                del rope["truncate"]  # as it is here
+        stretch = made(**given)
+    if rest := {key: value for key, value in rope.items() if value is not None}:
+        raise StorageError(f"the rotary angles have {rest}, which is not known here and may change them")
+    return Rotary(base=float(theta), fraction=fraction, stretch=stretch)
 
 
 def write_rotary(positions: Positions) -> dict[str, Any]:
     """Both spellings: transformers 4 and the servers read `rope_theta`, transformers 5 `rope_parameters`."""
     if not isinstance(positions, Rotary):
         raise StorageError(f"positions are {positions}; expected Rotary")
-    return {
-        "rope_theta": positions.base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": positions.base},
-    }
+    written: dict[str, Any] = {"rope_theta": positions.base}
+    if positions.fraction != 1:
+        written["partial_rotary_factor"] = positions.fraction
+    stretch: dict[str, Any] = {"rope_type": "default"}
+    for kind, (made, names) in _STRETCHES.items():
+        if isinstance(positions.stretch, made):
+            values = {key: getattr(positions.stretch, field) for key, field in names.items()}
+            stretch = {"rope_type": kind} | {key: value for key, value in values.items() if value is not None}
+            written["rope_scaling"] = stretch
+    return {**written, "rope_parameters": {**stretch, **{k: v for k, v in written.items() if k != "rope_scaling"}}}

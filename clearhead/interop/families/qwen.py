@@ -1,0 +1,80 @@
+"""Qwen2 (2024): Llama's blocks with biases on queries, keys and values. Qwen3 (2025): norms of them instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clearhead.attention import Biases
+from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, rows, write_blocks
+from clearhead.interop.families.mistral import read_window, write_window
+from clearhead.interop.family import Family, Keys
+from clearhead.masks import causal
+from clearhead.models import DecoderConfig
+
+_QKV = Biases(out=False, ff=False)
+
+
+def _read_mask(keys: Keys) -> dict[str, Any]:
+    """A window counts only where it is switched on; layers with and without one are not mixed here."""
+    width = keys("sliding_window", None) if keys("use_sliding_window", False) else None
+    n_layers, first = keys("num_hidden_layers"), keys("max_window_layers", 28)
+    keys("sliding_window", None)
+    kinds = keys("layer_types", None) or [
+        "full_attention" if width is None or i < first else "sliding_attention" for i in range(n_layers)
+    ]
+    keys.data["layer_types"] = sorted(set(kinds))
+    keys.only("layer_types", ["full_attention"], ["sliding_attention"])
+    return {"mask": causal() if kinds[0] == "full_attention" else read_window(width)}
+
+
+def _write_mask(config: DecoderConfig) -> dict[str, Any]:
+    width = write_window(config.mask, config.max_len)
+    kind = "full_attention" if width is None else "sliding_attention"
+    window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
+    return window | {"max_window_layers": config.n_layers if width is None else 0}
+
+
+def _read2(keys: Keys) -> dict[str, Any]:
+    return read_blocks(keys) | _read_mask(keys) | {"bias": _QKV}
+
+
+def _read3(keys: Keys) -> dict[str, Any]:
+    blocks = read_blocks(keys)
+    bias = keys("attention_bias", False)
+    return (
+        blocks
+        | _read_mask(keys)
+        | {"qk_norm": blocks["norm"], "bias": Biases(q=bias, k=bias, v=bias, out=bias, ff=False)}
+    )
+
+
+def _write2(config: DecoderConfig) -> dict[str, Any]:
+    return write_blocks(config) | _write_mask(config)
+
+
+def _write3(config: DecoderConfig) -> dict[str, Any]:
+    return write_blocks(config) | _write_mask(config) | {"attention_bias": config.biases.q}
+
+
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    kind=DecoderConfig,
+    fields=FIELDS,
+    read=_read2,
+    write=_write2,
+    rows=rows,
+    ignored=IGNORED,
+    prefix="model.",
+)
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    kind=DecoderConfig,
+    fields=FIELDS | {"head_dim": ("d_head", 128)},
+    read=_read3,
+    write=_write3,
+    rows=rows,
+    ignored=IGNORED,
+    prefix="model.",
+)

@@ -1,0 +1,189 @@
+"""What is wrong with a foreign folder is said in one sentence, before anything is loaded; no code of it runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import clearhead as ch
+from clearhead import interop
+from clearhead.errors import ClearheadError, StorageError
+from clearhead.interop.table import Row, Transform
+from tests.interop.conftest import change_json
+
+pytestmark = pytest.mark.bad_input
+
+
+def refused(folder, *words):
+    with pytest.raises(ClearheadError) as caught:
+        ch.load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def sharded(folder):
+    """The same folder with two shards and an index."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: weights[name] for name in held}, folder / file)
+    (folder / "model.safetensors").unlink()
+    table = {name: file for file, held in shards.items() for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    return folder / "model.safetensors.index.json", table
+
+
+def test_shards_are_one_model(llama):
+    ids = torch.tensor([[3, 1, 4]])
+    whole = ch.load(llama)(ids)
+    sharded(llama)
+    assert torch.equal(ch.load(llama)(ids), whole)
+
+
+def test_no_weights(llama):
+    (llama / "model.safetensors").unlink()
+    refused(llama, "no weights", "model.safetensors")
+
+
+def test_a_shard_is_missing(llama):
+    sharded(llama)
+    (llama / "b.safetensors").unlink()
+    refused(llama, "b.safetensors", "missing")
+
+
+def test_an_index_names_a_tensor_that_its_shard_lacks(llama):
+    index, table = sharded(llama)
+    index.write_text(json.dumps({"weight_map": table | {"model.norm.bias": "a.safetensors"}}))
+    refused(llama, "model.norm.bias", "a.safetensors")
+
+
+@pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "sub/a.safetensors", "a.bin"])
+def test_an_index_points_outside(llama, place):
+    index, table = sharded(llama)
+    index.write_text(json.dumps({"weight_map": table | {"model.norm.weight": place}}))
+    refused(llama, repr(place), "beside it")
+
+
+def test_an_index_without_a_map(llama):
+    index, _ = sharded(llama)
+    index.write_text('{"weight_map": [1]}')
+    refused(llama, "weight_map")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model.norm.weight": torch.zeros(5)}, ("model.norm.weight", "(5,)", "(24,)")),
+        ({"model.norm.weight": None}, ("missing", "model.norm.weight")),
+        ({"model.norm.bias": torch.zeros(24)}, ("not known to llama", "model.norm.bias")),
+        ({"model.norm.weight": torch.zeros(24, dtype=torch.int8)}, ("model.norm.weight", "I8")),
+    ],
+    ids=["shape", "missing", "strange", "dtype"],
+)
+def test_tensors_that_do_not_fit(llama, change, words):
+    file = llama / "model.safetensors"
+    weights = load_file(file) | change
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file)
+    refused(llama, *words)
+
+
+def test_weights_that_are_cut_short(llama):
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(llama, "not a whole safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "bloomy"}, ("'bloomy'", "gpt2, llama")),
+        ({"model_type": None}, ("no model_type",)),
+        ({"residual_multiplier": 2.0}, ("'residual_multiplier'", "2.0")),
+        ({"quantization_config": {"bits": 4}}, ("'quantization_config'",)),
+        ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "'silu'")),
+        ({"hidden_size": None}, ("no 'hidden_size'",)),
+        ({"hidden_size": "24"}, ("d_model", "'24'")),
+        ({"num_attention_heads": 5}, ("n_heads is 5",)),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, ("'spiral'",)),
+        ({"rope_parameters": 7}, ("llama",)),
+        ({"num_hidden_layers": 10**12}, ("more than", "weight tensors")),
+        ({"vocab_size": 30}, ("model.embed_tokens.weight", "(30, 24)")),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_configuration_that_is_not_understood(llama, change, words):
+    change_json(llama / "config.json", **change)
+    refused(llama, *words)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\ud800".encode("utf-8", "surrogatepass")], ids=repr)
+def test_a_configuration_that_is_no_json(llama, text):
+    (llama / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(llama, "config.json")
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('a pickle was run')",)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
+def test_pickles_are_not_opened(llama, name):
+    (llama / "model.safetensors").unlink()
+    (llama / name).write_bytes(pickle.dumps(Bomb()))
+    refused(llama, name, "pickle", "save_file")
+    refused(llama / name, name, "pickle", "save_file")
+
+
+def test_the_way_to_convert_a_pickle_works(llama):
+    import subprocess
+    import sys
+
+    ids, file = torch.tensor([[3, 1, 4]]), llama / "model.safetensors"
+    whole = ch.load(llama)(ids)
+    torch.save(load_file(file), llama / "pytorch_model.bin")
+    file.unlink()
+    with pytest.raises(StorageError) as caught:
+        ch.load(llama)
+    command = str(caught.value).partition("convert it: python -c ")[2].strip('"')
+    subprocess.run([sys.executable, "-c", command], check=True)
+    assert torch.equal(ch.load(llama)(ids), whole)
+
+
+def test_names_that_stand_for_nothing(tmp_path):
+    refused("no-such-model", "neither in the box")
+    refused(tmp_path, "config.json")
+    (tmp_path / "notes.txt").write_text("hello")
+    refused(tmp_path / "notes.txt", "notes.txt", "is a file")
+
+
+def test_an_export_goes_to_a_new_folder(llama, tmp_path):
+    model = ch.load(llama)
+    with pytest.raises(StorageError, match="new folder"):
+        interop.export(model, llama)
+    with pytest.raises(StorageError, match="no family 'lama'"):
+        interop.export(model, tmp_path / "x", family="lama")
+    with pytest.raises(StorageError, match="gpt2: "):
+        interop.export(model, tmp_path / "x", family="gpt2")
+    with pytest.raises(StorageError, match=r"no \.config"):
+        interop.export(torch.nn.Linear(2, 3), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_transform_that_loses_information_has_no_way_back():
+    class FirstRow(Transform):
+        def into(self, theirs, shapes):
+            return [theirs[0][:1]]
+
+    move = Row("a.#", "b.#", (FirstRow(),)).move("a.3", theirs=True)
+    assert move.ours == ("b.3",)
+    assert torch.equal(move.into([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
+    with pytest.raises(StorageError, match="no way back"):
+        move.back([torch.zeros(1, 2)])
