@@ -23,15 +23,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from clearhead.data import files
 from clearhead.data.tokenizers import FILE_NAME, Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Shards", "is_shards", "tokenize"]
 
@@ -89,6 +90,8 @@ class Shards:
 
     @cached_property
     def _maps(self) -> list[Any]:
+        import numpy as np
+
         kind = np.dtype(self.dtype).newbyteorder("<")
         empty = np.zeros(0, kind)  # nothing can be mapped there
         sizes = zip(self._paths(), self.lengths, strict=True)
@@ -99,6 +102,8 @@ class Shards:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids from `start` up to `stop`, as int64; only what is asked for is read from the disk."""
+        import numpy as np
+
         parts = []
         at = bisect_right(self._ends, start)
         while start < min(stop, len(self)):
@@ -295,6 +300,8 @@ def _made_here(piece: _Piece) -> dict[str, Any]:
 
 def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
     """Write one shard and, after it, its record; or give the record of one that is there."""
+    import numpy as np
+
     path = Path(work.folder) / f"{piece.number:05d}.ids"
     beside = path.with_suffix(".json")
     mark = piece.mark(work.tokenizer, work.separator)

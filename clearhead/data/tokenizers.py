@@ -1,7 +1,7 @@
 """From text to ids and back: the one small interface, and its plain kinds, characters and a fixed list of symbols.
 
-Byte pairs are in `byte_pairs.py`. Every tokenizer is stored as one `tokenizer.json`, which is data: reading it runs no
-code."""
+Byte pairs are in `byte_pairs.py`. Every tokenizer is stored as one `tokenizer.json`, which is data:
+reading it runs no code."""
 
 from __future__ import annotations
 
