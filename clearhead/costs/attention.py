@@ -246,17 +246,14 @@ def _fused(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) ->
 
 
 def _equation(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) -> str:
-    """softmax(QKᵀ/√D)V as `kernels/reference.py` computes it: scores and softmax in float32."""
+    """softmax(QKᵀ/√D)V as `kernels/reference.py` computes it: everything between q, k, v and the output in float32."""
     p = s.program
     keys = s.B * sight.S * heads.queries
     weights = _scores(s, part, q, k, heads, sight)
     cells = heads.H * sight.pairs.dense
     weights = dropout(s, part, weights, "weights dropped", cells, heads.dropout, _WIDE)
-    if s.itemsize < _WIDE:
-        elementwise(s, "cast", part, (weights,), s.tensor("weights cast", cells))
-        weights = "weights cast"
-    _product(s, part, "weighted sum", (weights, "v"), ("v copied", keys), heads, sight, kept=(weights,))
-    p.drop("weights", "weights allowed", "weights dropped", "weights cast")
+    _product(s, part, (weights, "v"), keys, heads, sight, max(s.itemsize, _WIDE))
+    p.drop("weights", "weights allowed", "weights dropped")
     elementwise(s, "join heads", part, ("summed",), s.tensor("out", s.B * sight.T * heads.queries))
     p.drop("summed")
     return "out"
@@ -331,38 +328,27 @@ def _unfused(s: Setting, part: str, q: str, k: str, heads: Heads, sight: Sight) 
     elementwise(s, "softmax", part, ("scores",), s.tensor("weights", cells), keeps=("weights",), elements=cells)
     s.program.drop("scores")
     last = dropout(s, part, "weights", "weights dropped", cells, heads.dropout)
-    _product(s, part, "weighted sum", (last, "v"), ("v copied", keys), heads, sight, kept=(last,))
+    _product(s, part, (last, "v"), keys, heads, sight, s.itemsize)
     s.program.drop("weights", "weights dropped")
     elementwise(s, "join heads", part, ("summed",), s.tensor("out", queries))
     s.program.drop("summed")
     return "out"
 
 
-def _product(
-    s: Setting,
-    part: str,
-    name: str,
-    takes: tuple[str, str],
-    copied: tuple[str, Amount],
-    heads: Heads,
-    sight: Sight,
-    *,
-    kept: tuple[str, ...],
-) -> None:
-    """Weights times values, as a batched product over copies that lie head by head."""
+def _product(s: Setting, part: str, takes: tuple[str, str], keys: Amount, heads: Heads, sight: Sight, w: int) -> None:
+    """Weights times values, as a batched product over copies that lie head by head, in numbers of w bytes."""
     queries = s.B * sight.T * heads.queries
-    label, keys = copied
     cells = heads.H * sight.pairs.dense
-    kernel = Kernel((queries + keys + cells) * s.itemsize, 2 * (cells * heads.D))
+    kernel = Kernel((queries + keys + cells) * w, 2 * (cells * heads.D))
     s.program.add(
         Op(
-            name,
+            "weighted sum",
             part,
             takes,
-            (s.tensor("summed", queries),),
-            forward=(Kernel(keys * (2 * s.itemsize)), kernel),
+            (Made("summed", queries * w),),
+            forward=(Kernel(keys * (2 * w)), kernel),
             backward=(kernel, kernel),
-            keeps=kept,
-            notes=(s.tensor(label, keys),),
+            keeps=takes[:1],
+            notes=(Made("v copied", keys * w),),
         )
     )
