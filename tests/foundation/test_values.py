@@ -154,7 +154,7 @@ MISTAKES = [
     ({"n_heads": True}, "n_heads is True; expected a whole number of at least 1"),
     ({"d_head": 0}, "d_head is 0; expected a whole number of at least 1 or None"),
     ({"n_kv_heads": "1"}, "n_kv_heads is '1'; expected a whole number of at least 1 or None"),
-    ({"bias": 1}, "bias is 1; expected True or False"),
+    ({"bias": 1}, "bias is 1; expected True or False or Biases(…)"),
     ({"dropout": 1.5}, "dropout is 1.5; expected a number of at least 0 and below 1"),
     (
         {"n_heads": 5},
