@@ -91,7 +91,9 @@ def attempt(kind: str, case: Case) -> Any:
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         # Two messages that differ only in numbers, or in what stands in brackets, tell of one fault.
-        words = re.sub(r"\([^()]*\)|[-+]?\d[\d.,e+-]*|\binf\b|\bnan\b", "#", message.splitlines()[0])
+        words = re.sub(
+            r"\([^()]*\)|[-+]?\d[\d.,e+-]*|\binf\b|\bnan\b", "#", message.splitlines()[0].partition(" | ")[0]
+        )
         return words[:60], message[:1000]
     finally:
         torch.random.set_rng_state(state)

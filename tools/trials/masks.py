@@ -32,17 +32,17 @@ def check(case: Case) -> list[str]:
     mask, wanted = expressions.build(spec, at), expressions.table(spec, at)
     dense = mask.dense(T, S, offset=offset).numpy()
     if np.broadcast_shapes(dense.shape, wanted.shape) != dense.shape or not (dense == wanted).all():
-        raise Broken(f"dense is not what the definition says: {mask}.dense({T}, {S}, offset={offset})")
+        raise Broken(f"dense is not what the definition says | {mask}.dense({T}, {S}, offset={offset})")
     n = int(dense.sum())
     if (found := mask.count(T, S, offset=offset)) != n:
-        raise Broken(f"count gives {found}, by pairs {n}: {mask}.count({T}, {S}, offset={offset})")
+        raise Broken(f"count gives {found}, by pairs {n} | {mask}.count({T}, {S}, offset={offset})")
     share = n / dense.size if dense.size else 0.0
     if abs(mask.density(T, S, offset=offset) - share) > 1e-12:
-        raise Broken(f"density is not {share}: {mask}.density({T}, {S}, offset={offset})")
+        raise Broken(f"density is not {share} | {mask}.density({T}, {S}, offset={offset})")
     tried = [*sorted(expressions.leaves(spec)), "dense", "count"]
     if mask.is_structural:
         if parse(str(mask)) != mask:
-            raise Broken(f"parse reads another mask: parse({str(mask)!r}) is {parse(str(mask))}")
+            raise Broken(f"parse reads another mask | parse({str(mask)!r}) is {parse(str(mask))}")
         tried.append("parse")
     if T and S and dense.size:
         _check_drawing(case, mask.draw(T, S, offset=offset, cells=case["cells"]).cells, dense)
@@ -70,4 +70,4 @@ def _check_refused(mask: object, T: int, S: int) -> None:
     except MaskError:
         return
     if any(word in str(mask) for word in expressions.POSITIONAL):
-        raise Broken(f"taken without an offset for {T} queries and {S} keys: {mask}")
+        raise Broken(f"taken without an offset for {T} queries and {S} keys | {mask}")
