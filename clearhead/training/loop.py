@@ -24,7 +24,7 @@ from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser, state
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, whole
+from clearhead.training.distributed import World, choose_device, whole
 from clearhead.training.export import export, own_recipe
 from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
@@ -87,7 +87,7 @@ class Trainer:
         self._tokenizer = getattr(task, "tokenizer", None)
         self.config = config
         self.folder = folder
-        self.world = World() if world is None else world
+        self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self.mark = mark
         device = self.world.device

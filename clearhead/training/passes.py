@@ -32,17 +32,25 @@ class Passes:
         self.model = model.to(world.device).train()
         self._config, self._world, self._rows = config, world, rows
         objective = Objective(smoothing=config.label_smoothing, consistency=config.consistency)
-        if config.recompute:
-            for block in blocks_of(model):
-                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
-            for part in blocks_of(model) or [model]:
-                part.compile(dynamic=rows is None)
+        self._prepare(blocks_of(model))
         self._shared = world.share(LossOf(self.model, objective))
         self._pass: Pass = self._forward_backward
-        if config.compile and rows is not None and world.parallel is None and world.device.type == "cuda":
+        alone = world.parallel is None and world.device.type == "cuda"
+        # What is recomputed puts the random numbers of dropout back, which a recording cannot.
+        if config.compile and rows is not None and alone and not config.recompute:
             self._pass = Recorded(self._forward_backward, self.model.parameters())
+
+    def _prepare(self, blocks: list[nn.Module]) -> None:
+        dynamic = self._rows is None  # one graph then serves batches of every shape
+        if not self._config.recompute:
+            for part in (blocks or [self.model]) if self._config.compile else ():
+                part.compile(dynamic=dynamic)
+            return
+        for block in blocks:
+            forward = torch.compile(block.forward, dynamic=dynamic) if self._config.compile else block.forward
+            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
 
     def learn(self, batches: Iterable[Batch], scale: float) -> Tensor:
         """The sum of the batches' losses; its gradient, times `scale`, is then the parameters'."""
