@@ -14,9 +14,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.masks import Mask
+
 V, L, H, D, F, T, B = 31, 2, 4, 6, 23, 11, 2
 M = H * D  # the one size that is no prime: heads divide it
 MAX_LEN = 13
+
+
+class Pooled(nn.Module):
+    """An encoder's second output: one vector a text."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.pooled(self.encoder(ids, mask=mask, positions=positions))
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Peer:
     in_float32: bool = False
     is_watched: bool = False  # has a word that only a cost that watches the module counts
     options: dict[str, Any] = field(default_factory=dict)
+    of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
 
     def build(self) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
@@ -45,7 +59,7 @@ class Peer:
         import transformers
 
         kind = getattr(transformers, self.model)
-        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **self.options)
         assert not any(report.values()), report
         return model.eval()
 
@@ -126,6 +140,19 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+BERT = {
+    "vocab_size": V,
+    "max_position_embeddings": MAX_LEN,
+    "hidden_size": M,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "intermediate_size": F,
+    "type_vocab_size": 3,
+}
+ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
+# RoBERTa's id 1 is padding, which moves the positions of what comes after it.
+TOKENS = {"inputs": lambda: torch.randint(2, V, (B, T)), "output": "last_hidden_state", "is_watched": True}
+POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -205,6 +232,10 @@ PEERS: dict[str, Peer] = {
         is_watched=True,
     ),
     "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True, is_watched=True),
+    "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
+    "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
+    "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
+    "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clearhead.interop.families.bert import BERT, ROBERTA
 from clearhead.interop.families.gpt2 import GPT2
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
@@ -12,4 +13,5 @@ from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, VIT, TIMM_VIT)}
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, VIT, TIMM_VIT)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
