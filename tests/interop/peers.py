@@ -5,7 +5,8 @@ Sizes are distinct primes where the family allows it, and every weight is moved 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class Peer:
     def build(self) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
         config = getattr(transformers, self.config)(**self.sizes)
-        return shaken(getattr(transformers, self.model)(config, **self.options))
+        with in_float64():
+            return shaken(getattr(transformers, self.model)(config, **self.options))
 
     def save(self, model: nn.Module, folder: Path) -> None:
         model.save_pretrained(folder)
@@ -87,11 +89,8 @@ class Timm(Peer):
     def reload(self, folder: Path) -> nn.Module:
         import timm
 
-        torch.set_default_dtype(torch.float64)  # or it would load the numbers into float32
-        try:
+        with in_float64():
             return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        finally:
-            torch.set_default_dtype(torch.float32)
 
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
@@ -105,6 +104,16 @@ class Timm(Peer):
         return found
 
 
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Models are built with float64 numbers, buffers as well; made so later, they would have been rounded once."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def shaken(model: nn.Module) -> nn.Module:
     """Every weight away from its start (zero biases and unit norms would hide a swap), in float64, for evaluation."""
     torch.manual_seed(13)
@@ -113,6 +122,11 @@ def shaken(model: nn.Module) -> nn.Module:
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.2)
     return model
+
+
+def words() -> Tensor:
+    """Ids without 0 and 1, which some families take for padding: no gradient, or other positions."""
+    return torch.randint(2, V, (B, T))
 
 
 def images() -> Tensor:
@@ -140,6 +154,9 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1 / 3}
+}
 BERT = {
     "vocab_size": V,
     "max_position_embeddings": MAX_LEN,
@@ -150,8 +167,7 @@ BERT = {
     "type_vocab_size": 3,
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
-# RoBERTa's id 1 is padding, which moves the positions of what comes after it.
-TOKENS = {"inputs": lambda: torch.randint(2, V, (B, T)), "output": "last_hidden_state", "is_watched": True}
+TOKENS = {"inputs": words, "output": "last_hidden_state", "is_watched": True}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
     "image_size": (6, 9),
@@ -232,6 +248,16 @@ PEERS: dict[str, Peer] = {
         is_watched=True,
     ),
     "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True, is_watched=True),
+    "gpt_neox": Peer("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, in_float32=True, is_watched=True),
+    "gpt_neox serial": Peer(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        NEOX | {"use_parallel_residual": False, "attention_bias": False},
+        in_float32=True,
+        is_watched=True,
+    ),
+    "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True, is_watched=True),
+    "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
     "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
     "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),

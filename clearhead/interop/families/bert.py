@@ -13,8 +13,9 @@ from clearhead.models import EncoderConfig
 from clearhead.positions import Learned
 
 
-def _read(keys: Keys, *, skipped: int) -> dict[str, Any]:
-    """`skipped` rows of positions come before the first token's."""
+def _read(keys: Keys, *, after_padding: bool) -> dict[str, Any]:
+    """In RoBERTa the first token's row of positions comes after the one whose number is that of padding."""
+    skipped = keys("pad_token_id", 1) + 1 if after_padding else 0
     keys.only("position_embedding_type", "absolute")
     keys.only("is_decoder", False)
     keys.only("add_cross_attention", False)
@@ -32,8 +33,11 @@ def _read(keys: Keys, *, skipped: int) -> dict[str, Any]:
     }
 
 
-def _write(config: EncoderConfig, *, skipped: int) -> dict[str, Any]:
+def _write(config: EncoderConfig, *, after_padding: bool) -> dict[str, Any]:
+    skipped = config.positions.skipped if isinstance(config.positions, Learned) else 0
+    padding = {"pad_token_id": skipped - 1} if after_padding else {}
     return {
+        **padding,
         "hidden_act": word_for(config.activation, ACTIVATIONS),
         "layer_norm_eps": config.norm.eps,
         "max_position_embeddings": config.max_len + skipped,
@@ -59,7 +63,7 @@ def _rows(config: EncoderConfig) -> tuple[Row, ...]:
     )
 
 
-def _family(name: str, architecture: str, *, skipped: int = 0) -> Family:
+def _family(name: str, architecture: str, *, after_padding: bool) -> Family:
     return Family(
         name=name,
         architecture=architecture,
@@ -74,8 +78,8 @@ def _family(name: str, architecture: str, *, skipped: int = 0) -> Family:
             "hidden_dropout_prob": ("dropout", 0.1),
             "attention_probs_dropout_prob": ("attention_dropout", 0.1),
         },
-        read=partial(_read, skipped=skipped),
-        write=partial(_write, skipped=skipped),
+        read=partial(_read, after_padding=after_padding),
+        write=partial(_write, after_padding=after_padding),
         rows=_rows,
         # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
         harmless=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
@@ -85,5 +89,5 @@ def _family(name: str, architecture: str, *, skipped: int = 0) -> Family:
     )
 
 
-BERT = _family("bert", "BertModel")
-ROBERTA = _family("roberta", "RobertaModel", skipped=2)
+BERT = _family("bert", "BertModel", after_padding=False)
+ROBERTA = _family("roberta", "RobertaModel", after_padding=True)
