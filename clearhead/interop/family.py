@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Move, Row, Shape, fits
@@ -138,7 +140,10 @@ class Family:
             return f"{self.name} is a {self.kind.__name__}, and this is a {type(config).__name__}"
         wanted = settled(config)
         try:
-            got = settled(self.config(Keys(self.keys(config))))
+            with torch.device("meta"):
+                ours = [name for name, _ in config.build().named_parameters()]
+            stored = {name: () for move in self.moves(config, ours) for name in move.theirs}
+            got = settled(self.config(Keys(self.keys(config), stored)))
         except ClearheadError as error:
             return str(error)
         for field in dataclasses.fields(wanted):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import StorageError
 
-__all__ = ["Fold", "Move", "Row", "Split", "Squeeze", "Transform", "Turn", "fits"]
+__all__ = ["Fold", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
 
 Shape = tuple[int, ...]
 
@@ -55,6 +55,20 @@ class Split(Transform):
 
     def back(self, ours: list[Tensor]) -> list[Tensor]:
         return [torch.cat(ours)]
+
+
+@dataclass(frozen=True)
+class SplitHeads(Transform):
+    """q, k and v in one tensor whose rows go head by head: (q, k, v) of the first head, of the second, …"""
+
+    n_heads: int
+
+    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        parts = theirs[0].unflatten(0, (self.n_heads, 3, -1)).unbind(1)
+        return [part.flatten(0, 1) for part in parts]
+
+    def back(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.stack([part.unflatten(0, (self.n_heads, -1)) for part in ours], dim=1).flatten(0, 2)]
 
 
 @dataclass(frozen=True)

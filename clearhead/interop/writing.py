@@ -49,7 +49,9 @@ def export(
     chosen = choose(config, family)
     weights = tensors(model, chosen)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    written = chosen.keys(config) | dict(keys or {}) | {"dtype": dtype, "torch_dtype": dtype}
+    # Said in any case, for what transformers takes otherwise belongs to the first model of a family.
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    written: dict[str, Any] = {**ids, **chosen.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
     texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
     with refusals(f"cannot write to {folder}", then="nothing is left there"):
         _write(folder, weights, texts)

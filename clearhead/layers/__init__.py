@@ -10,7 +10,7 @@ from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
-from clearhead.layers.residual import PostNorm, PreNorm, Residual
+from clearhead.layers.residual import Parallel, PostNorm, PreNorm, Residual
 
 __all__ = [
     "GELU",
@@ -24,6 +24,7 @@ __all__ = [
     "Init",
     "LayerNorm",
     "Norm",
+    "Parallel",
     "PatchEmbedding",
     "PostNorm",
     "PreNorm",

@@ -99,10 +99,11 @@ class Block(nn.Module):
         else:
             own, other = (None, None) if cache is None else (cache.at("self"), cache.at("cross"))
 
-        x = self.residual(x, self.norm1, lambda h: self.dropout(self.attention(h, mask=mask, bias=bias, cache=own)))
+        first, entered = self.norm1, x
+        x = self.residual(x, first, lambda h: self.dropout(self.attention(h, mask=mask, bias=bias, cache=own)), entered)
         if (cross := self.cross_attention) is not None and (norm := self.norm_cross) is not None:
-            x = self.residual(x, norm, lambda h: self.dropout(cross(h, memory, mask=memory_mask, cache=other)))
-        return self.residual(x, self.norm2, lambda h: self.dropout(self.feed_forward(h)))
+            x = self.residual(x, norm, lambda h: self.dropout(cross(h, memory, mask=memory_mask, cache=other)), entered)
+        return self.residual(x, self.norm2, lambda h: self.dropout(self.feed_forward(h)), entered)
 
     def _check(self, memory: Tensor | None) -> None:
         if memory is not None and self.cross_attention is None:

@@ -1,10 +1,11 @@
-"""Where the norm stands in a residual connection. Each choice is one line: that line is what it means."""
+"""Where the norm stands in a residual connection, and what a branch reads. Each choice is one line, its meaning: x is the
+stream so far, f the branch, and `entered` what the stream was when it entered the block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -15,7 +16,9 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 class PreNorm:
     """x + f(norm(x)): the stream itself is never normalised, so a stack of these ends in one more norm."""
 
-    def __call__(self, x: Tensor, norm: Function, f: Function) -> Tensor:
+    normalised: ClassVar[bool] = False  # whether what leaves a block is
+
+    def __call__(self, x: Tensor, norm: Function, f: Function, entered: Tensor) -> Tensor:
         return x + f(norm(x))
 
 
@@ -23,8 +26,20 @@ class PreNorm:
 class PostNorm:
     """norm(x + f(x)): the form of 2017; what leaves a block is normalised already."""
 
-    def __call__(self, x: Tensor, norm: Function, f: Function) -> Tensor:
+    normalised: ClassVar[bool] = True
+
+    def __call__(self, x: Tensor, norm: Function, f: Function, entered: Tensor) -> Tensor:
         return norm(x + f(x))
 
 
-Residual: TypeAlias = PreNorm | PostNorm
+@dataclass(frozen=True)
+class Parallel:
+    """x + f(norm(entered)): all branches of a block read what entered it, side by side, as in GPT-NeoX."""
+
+    normalised: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, norm: Function, f: Function, entered: Tensor) -> Tensor:
+        return x + f(norm(entered))
+
+
+Residual: TypeAlias = PreNorm | PostNorm | Parallel

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
+from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
-from clearhead.values import Count
+from clearhead.values import Count, Natural, stray
 
 __all__ = ["Encoder", "EncoderConfig"]
 
@@ -26,6 +27,8 @@ class EncoderConfig(TextConfig):
 
     n_layers: Count
     mask: Mask = full()
+    n_segments: Natural = 0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
+    pooler: bool = False  # a last map of the first token, for `pooled`
 
     def build(self) -> Encoder:
         return Encoder(self)
@@ -40,6 +43,8 @@ class Encoder(Stack):
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
+        self.segments = nn.Embedding(config.n_segments, config.d_model) if config.n_segments else None
+        self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
         config.init.apply(self, config.n_layers)
 
     def forward(
@@ -48,11 +53,33 @@ class Encoder(Stack):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T M"]:
         """One vector a token. Give `mask=padding(lengths)` for texts of different lengths in one batch.
 
         `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
+        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first.
         """
         check_ids(ids)
-        x = self.place(self.embedding(ids), positions)
+        x = self.place(self._with_segments(self.embedding(ids), segments), positions)
         return self.run(x, mask=both(self.config.mask, mask))
+
+    def pooled(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """One vector a text, from what `forward` returned: tanh of a linear map of the first token, as BERT has it."""
+        if self.pooler is None:
+            raise ShapeError(
+                "this encoder has no pooler; set pooler=True in its config, or take the mean of its tokens"
+            )
+        return self.pooler(x[:, 0]).tanh()
+
+    def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        if self.segments is None:
+            if segments is not None:
+                raise ShapeError("got segments, and this encoder has none; set n_segments in its config")
+            return x
+        if segments is None:
+            return x + self.segments.weight[0]
+        check_ids(segments, "segments")
+        if (wrong := stray(segments, self.segments.num_embeddings)) is not None:
+            raise ShapeError(f"segments hold {wrong}; expected 0 … {self.segments.num_embeddings - 1}")
+        return x + self.segments(segments)

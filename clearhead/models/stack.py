@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import KVCache
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.layers import Block, BlockConfig, BlockParts, Init, PreNorm, TruncatedNormal
+from clearhead.layers import Block, BlockConfig, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
 from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
 from clearhead.values import Count, require
@@ -102,9 +102,8 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         block = config.block(positions if isinstance(positions, Rotary) else None)
         self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_layers))
-        # Pre-norm blocks leave the residual stream unnormalised; post-norm blocks end in a norm already.
-        ends_raw = isinstance(config.residual, PreNorm)
-        self.norm = config.norm.build(config.d_model) if ends_raw else nn.Identity()
+        # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
+        self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 
     @property
     def adds_positions(self) -> bool:

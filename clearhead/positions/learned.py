@@ -25,7 +25,8 @@ class Learned(Value):
     """`Learned(max_len=512)`: places in a line. `Learned(grid=(14, 14), n_extra=1)`: a grid, row by row.
 
     The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts
-    the others. `Learned()` is a line of 512.
+    the others. `Learned()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two,
+    are `skipped`.
 
     Beyond the trained length: refused with a `ShapeError`, since no row exists; `resized` on the built
     module gives one.
@@ -35,6 +36,7 @@ class Learned(Value):
     max_len: Count | None = None
     grid: tuple[Count, Count] | None = None  # rows, columns
     n_extra: Natural = 0
+    skipped: Natural = 0
 
     def validate(self) -> None:
         if self.grid is None and self.max_len is None:
@@ -54,7 +56,7 @@ class Learned(Value):
 
     @property
     def length(self) -> int:
-        """Rows of the whole table: the longest sequence it takes."""
+        """The longest sequence it takes: all rows but the skipped ones."""
         return self.n_extra + self.n_places
 
     def build(self, d_model: int) -> LearnedPositions:
@@ -63,19 +65,21 @@ class Learned(Value):
 
 
 class LearnedPositions(nn.Module):
-    """Adds rows of its table: `weight` (n_extra + places, M) is its one parameter."""
+    """Adds rows of its table: `weight` (skipped + n_extra + places, M) is its one parameter."""
 
     def __init__(self, choice: Learned, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(torch.empty(choice.length, whole(d_model, "Learned: d_model", least=1)))
+        d_model = whole(d_model, "Learned: d_model", least=1)
+        self.weight = nn.Parameter(torch.empty(choice.skipped + choice.length, d_model))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
     def forward(
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
         """x plus the rows at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
-        length, width = self.weight.shape
+        rows = self.weight if not self.choice.skipped else self.weight[self.choice.skipped :]
+        length, width = rows.shape
         if x.ndim < 2 or x.shape[-1] != width:
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; expected (…, T, {width}), the width of the position table."
@@ -83,13 +87,13 @@ class LearnedPositions(nn.Module):
         if positions is None:
             if x.shape[-2] > length:
                 raise self._too_far(f"a sequence of {x.shape[-2]} tokens")
-            return x + self.weight[: x.shape[-2]].to(x.dtype)
+            return x + rows[: x.shape[-2]].to(x.dtype)
         if positions.is_floating_point() or positions.dtype == torch.bool:
             raise DtypeError(f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T).")
         wrong = stray(positions, length)
         if wrong is not None:
             raise self._too_far(f"position {wrong}")
-        return x + F.embedding(beside(positions, x), self.weight).to(x.dtype)
+        return x + F.embedding(beside(positions, x), rows).to(x.dtype)
 
     def resized(self, size: int | tuple[int, int]) -> LearnedPositions:
         """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept
@@ -114,7 +118,7 @@ class LearnedPositions(nn.Module):
         return replace(self.choice, grid=size)
 
     def _too_far(self, what: str) -> ShapeError:
-        choice, length = self.choice, self.weight.shape[0]
+        choice, length = self.choice, self.choice.length
         size = "(rows, columns)" if choice.grid is not None else "new_length"
         return ShapeError(
             f"Got {what}, but the table of learned positions has {length} rows (0 … {length - 1}); expected "
@@ -128,7 +132,8 @@ class LearnedPositions(nn.Module):
 def _interpolated(weight: Tensor, old: Learned, new: Learned) -> Tensor:
     if new == old:
         return weight
-    extra, places = weight[: old.n_extra], weight[old.n_extra :]
+    first = old.skipped + old.n_extra
+    extra, places = weight[:first], weight[first:]
     # Interpolation takes (batch, channels, *places), and has no half precision on every device.
     wide = places.to(torch.promote_types(weight.dtype, torch.float32)).T.unsqueeze(0)  # (1, M, places)
     if old.grid is not None and new.grid is not None:

@@ -19,8 +19,9 @@ __all__ = ["export"]
 def export(trained: Trained, folder: str | Path, *, family: str | None = None) -> str:
     """Write a model into a new folder, from which transformers loads it, and say as which family."""
     files = _texts(trained)
-    settings = json.loads(files.get("generation_config.json", "{}"))
-    ids = {key: value for key, value in settings.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    known = {} if trained.source is None else dict(trained.source.config)
+    known |= json.loads(files.get("generation_config.json", "{}"))
+    ids: dict[str, Any] = {key: known[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
     return interop.export(trained.model, folder, family=family, keys=ids, files=files).name
 
 

@@ -5,7 +5,8 @@ Sizes are distinct primes where the family allows it, and every weight is moved 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.masks import Mask
+
 V, L, H, D, F, T, B = 31, 2, 4, 6, 23, 11, 2
 M = H * D  # the one size that is no prime: heads divide it
 MAX_LEN = 13
+
+
+class Pooled(nn.Module):
+    """An encoder's second output: one vector a text."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.pooled(self.encoder(ids, mask=mask, positions=positions))
 
 
 @dataclass(frozen=True)
@@ -32,11 +46,13 @@ class Peer:
     in_float32: bool = False
     is_watched: bool = False  # has a word that only a cost that watches the module counts
     options: dict[str, Any] = field(default_factory=dict)
+    of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
 
     def build(self) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
         config = getattr(transformers, self.config)(**self.sizes)
-        return shaken(getattr(transformers, self.model)(config, **self.options))
+        with in_float64():
+            return shaken(getattr(transformers, self.model)(config, **self.options))
 
     def save(self, model: nn.Module, folder: Path) -> None:
         model.save_pretrained(folder)
@@ -45,7 +61,7 @@ class Peer:
         import transformers
 
         kind = getattr(transformers, self.model)
-        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **self.options)
         assert not any(report.values()), report
         return model.eval()
 
@@ -73,11 +89,8 @@ class Timm(Peer):
     def reload(self, folder: Path) -> nn.Module:
         import timm
 
-        torch.set_default_dtype(torch.float64)  # or it would load the numbers into float32
-        try:
+        with in_float64():
             return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        finally:
-            torch.set_default_dtype(torch.float32)
 
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
@@ -91,6 +104,16 @@ class Timm(Peer):
         return found
 
 
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Models are built with float64 numbers, buffers as well; made so later, they would have been rounded once."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def shaken(model: nn.Module) -> nn.Module:
     """Every weight away from its start (zero biases and unit norms would hide a swap), in float64, for evaluation."""
     torch.manual_seed(13)
@@ -99,6 +122,11 @@ def shaken(model: nn.Module) -> nn.Module:
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.2)
     return model
+
+
+def words() -> Tensor:
+    """Ids without 0 and 1, which some families take for padding: no gradient, or other positions."""
+    return torch.randint(2, V, (B, T))
 
 
 def images() -> Tensor:
@@ -126,6 +154,21 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1 / 3}
+}
+BERT = {
+    "vocab_size": V,
+    "max_position_embeddings": MAX_LEN,
+    "hidden_size": M,
+    "num_hidden_layers": L,
+    "num_attention_heads": H,
+    "intermediate_size": F,
+    "type_vocab_size": 3,
+}
+ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
+TOKENS = {"inputs": words, "output": "last_hidden_state", "is_watched": True}
+POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -205,6 +248,20 @@ PEERS: dict[str, Peer] = {
         is_watched=True,
     ),
     "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True, is_watched=True),
+    "gpt_neox": Peer("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, in_float32=True, is_watched=True),
+    "gpt_neox serial": Peer(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        NEOX | {"use_parallel_residual": False, "attention_bias": False},
+        in_float32=True,
+        is_watched=True,
+    ),
+    "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True, is_watched=True),
+    "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
+    "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
+    "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
+    "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
+    "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

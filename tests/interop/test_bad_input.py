@@ -103,7 +103,7 @@ def test_weights_that_are_cut_short(llama):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "bloomy"}, ("'bloomy'", "gpt2, llama")),
+        ({"model_type": "bloomy"}, ("'bloomy'", "gpt_neox, llama")),
         ({"model_type": None}, ("no model_type",)),
         ({"residual_multiplier": 2.0}, ("'residual_multiplier'", "2.0")),
         ({"quantization_config": {"bits": 4}}, ("'quantization_config'",)),

@@ -15,6 +15,7 @@ from clearhead.layers import (
     Block,
     BlockConfig,
     LayerNorm,
+    Parallel,
     PostNorm,
     PreNorm,
     ReLU,
@@ -366,3 +367,10 @@ def test_compiles_whole_forward_and_backward(residual):
         out.square().sum().backward()
         results.append([out.detach(), *(p.grad.clone() for p in block.parameters())])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_parallel_branches_read_what_entered_the_block():
+    block = BlockConfig(d_model=14, n_heads=2, d_ff=11, residual=Parallel()).build().double().eval()
+    x = torch.randn(2, 5, 14, dtype=torch.float64)
+    expected = x + block.attention(block.norm1(x), mask=causal()) + block.feed_forward(block.norm2(x))
+    torch.testing.assert_close(block(x, mask=causal()), expected)

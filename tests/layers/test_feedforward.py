@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.layers import GELU, FeedForward, GeGLU, LayerNorm, PostNorm, PreNorm, ReLU, RMSNorm, SiLU, SwiGLU
+from clearhead.layers import (
+    GELU,
+    FeedForward,
+    GeGLU,
+    LayerNorm,
+    Parallel,
+    PostNorm,
+    PreNorm,
+    ReLU,
+    RMSNorm,
+    SiLU,
+    SwiGLU,
+)
 
 
 def relu(h):
@@ -154,6 +166,17 @@ def test_rms_norm_is_its_formula():
     torch.testing.assert_close(norm(x), expected)
 
 
+def test_a_norm_may_scale_by_one_plus_its_weight():
+    x = torch.randn(3, 7, dtype=torch.float64)
+    norm = RMSNorm(eps=0.01, plus_one=True).build(7).double()
+    plain = RMSNorm(eps=0.01).build(7).double()
+    torch.testing.assert_close(norm(x), plain(x))  # both begin without a scale
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(7))
+        plain.weight.copy_(1 + norm.weight)
+    torch.testing.assert_close(norm(x), plain(x))
+
+
 @pytest.mark.parametrize("choice", [LayerNorm, RMSNorm])
 @pytest.mark.parametrize("eps", [0, -1e-5, float("nan"), "1e-5"])
 def test_bad_eps_is_refused(unchecked, choice, eps):
@@ -170,5 +193,7 @@ def test_residuals_are_their_equations():
     def f(x):
         return x + 1
 
-    assert PreNorm()(x, norm, f).item() == 2 + (20 + 1)
-    assert PostNorm()(x, norm, f).item() == 10 * (2 + 3)
+    entered = torch.tensor([3.0])
+    assert PreNorm()(x, norm, f, entered).item() == 2 + (20 + 1)
+    assert PostNorm()(x, norm, f, entered).item() == 10 * (2 + 3)
+    assert Parallel()(x, norm, f, entered).item() == 2 + (30 + 1)

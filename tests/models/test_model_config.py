@@ -112,7 +112,7 @@ def test_toml_says_what_the_dict_says(config):
 def test_the_file_reads_like_the_call():
     lines = small(norm=RMSNorm(eps=1e-6), mask=causal() & window(5, 0)).to_toml().splitlines()
     assert lines[0] == 'type = "DecoderConfig"'
-    assert 'norm = {type = "RMSNorm", eps = 1e-06}' in lines
+    assert 'norm = {type = "RMSNorm", eps = 1e-06, plus_one = false}' in lines
     assert f'mask = "{causal() & window(5, 0)}"' in lines
     assert "d_model = 12" in lines
     assert not any(line.startswith("n_kv_heads") for line in lines)

@@ -205,3 +205,23 @@ def test_compiles_whole():
     for T, start in ((5, 0), (7, 13)):
         x, positions = torch.randn(2, T, 6), torch.arange(start, start + T)
         assert torch.equal(compiled(x, positions), module(x, positions))
+
+
+def test_skipped_rows_stand_before_the_first_place():
+    plain, moved = Learned(max_len=7, n_extra=1).build(5), Learned(max_len=7, n_extra=1, skipped=2).build(5)
+    assert moved.weight.shape == (2 + 1 + 7, 5)
+    with torch.no_grad():
+        plain.weight.copy_(moved.weight[2:])
+    x = torch.randn(2, 8, 5)
+    assert torch.equal(moved(x), plain(x))
+    places = torch.tensor([[0, 3, 7], [1, 1, 2]])
+    assert torch.equal(moved(x[:, :3], places), plain(x[:, :3], places))
+    longer = moved.resized(11)
+    assert torch.equal(longer.weight[:3], moved.weight[:3])
+    assert torch.equal(longer.weight[2:], plain.resized(11).weight)
+
+
+@pytest.mark.bad_input
+def test_skipped_rows_are_no_places():
+    with pytest.raises(ShapeError, match=r"position 7, but the table of learned positions has 7 rows \(0 … 6\)"):
+        Learned(max_len=7, skipped=2).build(5)(torch.randn(1, 1, 5), torch.tensor([7]))

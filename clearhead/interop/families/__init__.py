@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from clearhead.interop.families.bert import BERT, ROBERTA
+from clearhead.interop.families.gemma import GEMMA
 from clearhead.interop.families.gpt2 import GPT2
+from clearhead.interop.families.gpt_neox import GPT_NEOX
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.phi3 import PHI3
 from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.timm_vit import TIMM_VIT
 from clearhead.interop.families.vit import VIT
@@ -12,4 +16,5 @@ from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, VIT, TIMM_VIT)}
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, PHI3, BERT, ROBERTA, VIT, TIMM_VIT)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -46,7 +46,7 @@ def _read(keys: Keys) -> dict[str, Any]:
         raise StorageError(f"pooling is {pooling!r} and class_token {token}; expected the class token, or a mean alone")
     image = args.get("img_size", int(pixels))
     depth = {name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")}
-    inner = keys.shapes.get("blocks.0.mlp.fc1.weight", (0,))[0]
+    inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
     return {
         "image_size": tuple(image) if isinstance(image, list | tuple) else (image, image),
         "patch_size": args.get("patch_size", int(patch)),

@@ -1,0 +1,49 @@
+"""Phi-3 (2024): Llama's blocks with q, k and v in one matrix, and gate and way up in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, write_blocks
+from clearhead.interop.families.llama import rows as llama_rows
+from clearhead.interop.families.mistral import read_window, write_window
+from clearhead.interop.family import Family, Keys
+from clearhead.interop.table import Row, Split
+from clearhead.models import DecoderConfig
+
+
+def _read(keys: Keys) -> dict[str, Any]:
+    keys("embd_pdrop", 0.0)  # training only
+    return read_blocks(keys) | {"bias": False, "mask": read_window(keys("sliding_window", None))}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    blocks = write_blocks(config)
+    # transformers wants the fraction of each head that is turned, also where it is all of it.
+    fraction = {"partial_rotary_factor": 1.0, **blocks["rope_parameters"]}
+    return blocks | {"rope_parameters": fraction, "sliding_window": write_window(config.mask, config.max_len)}
+
+
+def _rows(config: DecoderConfig) -> tuple[Row, ...]:
+    ours, theirs = "blocks.#", "model.layers.#"
+    qkv = tuple(f"{ours}.attention.{name}_proj.weight" for name in "qkv")
+    gated = (f"{ours}.feed_forward.gate.weight", f"{ours}.feed_forward.up.weight")
+    fused = (
+        Row(f"{theirs}.self_attn.qkv_proj.weight", qkv, (Split(),)),
+        Row(f"{theirs}.mlp.gate_up_proj.weight", gated, (Split(),)),
+    )
+    return (*fused, *llama_rows(config))  # the first row that fits counts
+
+
+PHI3 = Family(
+    name="phi3",
+    architecture="Phi3ForCausalLM",
+    kind=DecoderConfig,
+    fields=FIELDS | {"resid_pdrop": ("dropout", 0.0)},
+    read=_read,
+    write=_write,
+    rows=_rows,
+    harmless=("original_max_position_embeddings",),  # counts only where angles are stretched, which are refused
+    ignored=IGNORED,
+    prefix="model.",
+)

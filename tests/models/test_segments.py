@@ -1,0 +1,48 @@
+"""What BERT adds to an encoder: segments beside the ids, and one vector a text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.config import Config
+from clearhead.errors import ShapeError
+from clearhead.models import EncoderConfig
+
+CONFIG = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, n_segments=3, pooler=True)
+IDS = torch.randint(0, 31, (2, 5), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def encoder():
+    return CONFIG.build().double().eval()
+
+
+def test_a_segment_adds_its_vector(encoder):
+    segments = torch.tensor([[0, 0, 1, 1, 1], [2, 2, 2, 0, 1]])
+    got = encoder(IDS, segments=segments)
+    x = encoder.embedding(IDS) + torch.stack([encoder.segments.weight[row] for row in segments])
+    torch.testing.assert_close(got, encoder.run(encoder.place(x)))
+    assert not torch.allclose(got, encoder(IDS))
+    torch.testing.assert_close(encoder(IDS), encoder(IDS, segments=torch.zeros_like(IDS)))
+
+
+def test_the_pooler_reads_the_first_token(encoder):
+    x = encoder(IDS)
+    expected = torch.tanh(x[:, 0] @ encoder.pooler.weight.T + encoder.pooler.bias)
+    torch.testing.assert_close(encoder.pooled(x), expected)
+
+
+def test_they_are_stored_with_the_model():
+    assert Config.from_toml(CONFIG.to_toml()) == CONFIG
+
+
+@pytest.mark.bad_input
+def test_what_an_encoder_has_not_is_refused(encoder):
+    plain = CONFIG.replace(n_segments=0, pooler=False).build()
+    with pytest.raises(ShapeError, match="has none"):
+        plain(IDS, segments=torch.zeros_like(IDS))
+    with pytest.raises(ShapeError, match="no pooler"):
+        plain.pooled(plain(IDS))
+    with pytest.raises(ShapeError, match="segments hold 3; expected 0 … 2"):
+        encoder(IDS, segments=torch.full_like(IDS, 3))
