@@ -64,17 +64,20 @@ def statistics_dtype(call: Call) -> torch.dtype:
     return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
 
 
-def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
+def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *, again: bool = False) -> bool:
     """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
     finite. `Bilinear` scores are |W| times as large.
+
+    A backward pass that computes the scores `again`, in another order, raises e to the difference: there the limit is
+    where rounding a score changes it by 1.
 
     Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
     if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
         return False
-    if call.q.is_meta or call.q.dtype == torch.float16:  # at most 65504² · D
+    if call.q.is_meta or (call.q.dtype == torch.float16 and not again):  # at most 65504² · D
         return False
-    limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
+    limit = (1 / torch.finfo(dtype).eps if again else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
     if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
         limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker
