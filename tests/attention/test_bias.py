@@ -79,6 +79,14 @@ def test_a_number_that_only_float64_holds_hides_no_last_key(impl, temperature):
     torch.testing.assert_close(out[0, 0, 1], v[0, 0, 0])
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_bias_beside_the_largest_scores_stays_finite(impl, sign):
+    q, k, v = torch.full((1, 1, 2, 4), sign * 1e18), torch.full((1, 1, 3, 4), 1e18), torch.randn(1, 1, 3, 4)
+    out = attend(q, k, v, bias=torch.full((2, 3), sign * torch.finfo(torch.float32).max), impl=impl)
+    torch.testing.assert_close(out, v.mean(-2, keepdim=True).expand_as(out))
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_autocast_does_not_round_it(way):
     q, k, v = (drawn(1, 2, 139, 8, size=1.0, seed=n).bfloat16() for n in range(3))
