@@ -24,8 +24,8 @@ from clearhead.data.ragged import round_up
 
 __all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
 
-# Logits at once, as many rows as a power of two can have: one half GiB in bfloat16.
-_AT_ONCE = 1 << 28
+# Logits at once: compiled they are held twice in bfloat16, 1 GiB each; otherwise several times in float32, 128 MiB each.
+_AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Objective:
         """The same, with its functions compiled: for batches of one shape, or once for all shapes."""
         return dataclasses.replace(
             self,
+            at_once=_AT_ONCE_COMPILED if self.at_once == _AT_ONCE else self.at_once,
             of_logits=torch.compile(loss_of_logits, dynamic=not one_shape),
             of_chunk=torch.compile(_loss_and_gradient, dynamic=not one_shape),
         )
@@ -217,7 +218,9 @@ def _loss_and_gradient(
     columns = torch.arange(logits.shape[-1], device=logits.device)
     real = columns < V
     z = z.masked_fill(~real, -torch.inf)
-    log_z = z.logsumexp(-1, keepdim=True)
+    # Written out, because a compiler makes one pass over the logits of largest and sum in this form, and no other.
+    largest = z.amax(-1, keepdim=True)
+    log_z = largest + (z - largest).exp().sum(-1, keepdim=True).log()
     log_p = z - log_z
     p = log_p.exp()
     is_label = columns == labels[:, None]
