@@ -284,15 +284,18 @@ def test_errs_at_most_twice_as_much_as_the_reference(results, number):
         assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["with the queries", "alone"])
 @pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
-def test_a_learned_bias_in_float32_gets_its_gradient(dtype):
-    """The Triton kernels have none for it: the fused kernel computes such a call in float32."""
+def test_a_learned_bias_in_float32_gets_its_gradient(dtype, alone):
+    """The Triton kernels have none for it: the fused kernel computes such a call in float32. Where the bias alone
+    learns, that kernel keeps nothing for it, and the reference is left."""
     generator = torch.Generator().manual_seed(8)
     q, k, v, grad = (torch.randn(2, n, 131, 32, generator=generator).to("cuda", dtype) for n in (4, 2, 2, 4))
     bias = torch.randn(4, 131, 131, generator=generator).cuda()
 
     def gradient(impl: str, wide: torch.dtype, *inputs: torch.Tensor) -> torch.Tensor:
         learned = bias.to(wide).requires_grad_()
+        inputs = tuple(x.detach().requires_grad_(not alone) for x in inputs)
         attend(*inputs, causal(), bias=learned, impl=impl).backward(grad.to(inputs[0].dtype))
         return learned.grad
 

@@ -48,6 +48,8 @@ class Fused(Implementation):
             return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
         if has_tangent(call.q, call.k, call.v, call.bias, *call.learned):
             return "derivatives in forward mode are taken of the reference alone"
+        if call.q.is_cuda and _bias_alone_learns(call):
+            return "CUDA's kernels keep nothing for the backward pass where nothing but the bias learns"
         if 0 in (call.T, call.S, call.q.shape[-1]):
             return "there is nothing to attend to, or no width to compare by"
         if call.q.device.type != "cpu":
@@ -98,6 +100,12 @@ def widens(call: Call) -> bool:
         return False
     as_given = isinstance(call.weights, Softmax) and call.weights.temperature == 1.0
     return not as_given or torch.promote_types(call.bias.dtype, call.q.dtype) != call.q.dtype
+
+
+def _bias_alone_learns(call: Call) -> bool:
+    if call.bias is None or not call.bias.requires_grad or not torch.is_grad_enabled():
+        return False
+    return not any([x.requires_grad for x in (call.q, call.k, call.v, *call.learned)])
 
 
 def _is_plain_causal(call: Call) -> bool:
