@@ -65,8 +65,8 @@ def statistics_dtype(call: Call) -> torch.dtype:
 
 
 def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
-    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
-    finite. `Bilinear` scores are |W| times as large.
+    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`, alone or with the bias: a score may be inf although
+    its inputs are finite. `Bilinear` scores are |W| times as large.
 
     Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
@@ -74,14 +74,22 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) ->
         return False
     if call.q.is_meta or call.q.dtype == torch.float16:  # at most 65504² · D
         return False
-    limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
+    largest = torch.finfo(dtype).max
+    limit = largest / 4 * min(temperature, 1.0)
     if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
         limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker
     # to have.
-    if _length(call.q) * _length(call.k) <= limit:
+    most = _length(call.q) * _length(call.k)
+    if most > limit:
+        most = _largest(call.q) * _largest(call.k) * call.q.shape[-1]
+    if most > limit:
+        return True
+    most *= largest / 4 / limit
+    # Beside the least number there is, which some libraries hide keys by, a score is rounded away unless it is huge.
+    if call.bias is None or most < largest * torch.finfo(dtype).eps / 8 or not has_numbers(call.bias):
         return False
-    return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > limit
+    return most + _largest(call.bias.masked_fill(call.bias.isinf(), 0.0)) > largest
 
 
 def _length(x: Tensor) -> float:
