@@ -238,6 +238,15 @@ def test_any_leading_batch(lead):
         torch.testing.assert_close(fast, plain)
 
 
+@pytest.mark.parametrize(("H", "E"), [(0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("lead", [(), (0,), (2, 3), (0, 2)], ids=str)
+def test_no_heads_and_no_width_with_any_leading_batch(lead, H, E):
+    q, k, v = torch.randn(*lead, H, 5, 7), torch.randn(*lead, 1, 5, 7), torch.randn(*lead, 1, 5, E)
+    for mask, impl in ((None, "fused"), (causal(), "fused"), (window(2, 1), "gathered")):
+        for bias in (None, torch.randn(5, 5)):
+            assert attend(q, k, v, mask, bias=bias, impl=impl).shape == (*lead, H, 5, E)
+
+
 MASKS = st.deferred(
     lambda: st.one_of(
         st.sampled_from([m for m in STRUCTURAL if m is not None]),

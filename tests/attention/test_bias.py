@@ -50,6 +50,18 @@ def test_a_quotient_beyond_half_precision_still_decides(way):
     assert out.flatten().tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("way", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_least_number_beside_scores_that_are_huge_hides_no_row(way, temperature, dtype):
+    """−1e36 and the least number of float32 are beyond its range together: a row of nothing else still averages."""
+    q, v = torch.full((1, 1, 2, 1), 1e18).to(dtype), torch.tensor([1.0, 3.0]).to(dtype).view(1, 1, 2, 1)
+    bias = torch.full((2, 2), torch.finfo(torch.float32).min)
+    bias[1, 1] = 0.0
+    out = attend(q, -q, v, window(3, 3), bias=bias, weights=Softmax(temperature), impl=way)
+    assert out.flatten().tolist() == [2.0, 3.0]
+
+
 @settings(max_examples=60)
 @given(
     mask=st.sampled_from([window(9, 3), causal(), causal() & every(3), prefix(7), padding([5, 23])]),

@@ -5,7 +5,6 @@ are allowed, and are folded into B by implementations that want exactly four."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class Call:
 
 def four(x: Tensor) -> Tensor:
     """(…, H, T, D) with the leading dimensions folded into one."""
-    return x if x.dim() == 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+    return x if x.dim() == 4 else x.unsqueeze(0).flatten(0, -4)  # not by a size of −1, unknown where there are no heads
 
 
 def four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -96,7 +95,7 @@ def four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
         mask = mask.unsqueeze(0)
     if len(lead) == 1:
         return mask if mask.dim() == 4 else mask.unsqueeze(0)
-    return mask.expand(*lead, *mask.shape[-3:]).reshape(math.prod(lead), *mask.shape[-3:])
+    return four(mask.expand(*lead, *mask.shape[-3:]))
 
 
 class Implementation(ABC):
