@@ -7,6 +7,7 @@ card: data and licence, metrics, the command, the time. All of it is data, as a 
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Trained:
     model: nn.Module
     own: Recipe | None = None
     source: Source | None = None
+    pieces: Tokenizer | None = None  # the tokenizer that came with the source
 
     @property
     def recipe(self) -> Recipe:
@@ -57,7 +59,7 @@ class Trained:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
         if self.source is not None:
-            return tokenizer_of(self.source)
+            return tokenizer_of(self.source) if self.pieces is None else self.pieces
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
@@ -126,9 +128,11 @@ def read_card(folder: Path) -> dict[str, Any]:
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
     if not is_ours(name) and is_foreign(name):
-        source = open_source(name)
+        source, pieces = open_source(name), None
+        with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
+            pieces = tokenizer_of(source)  # before the weights: one that does not fit them is refused here
         model = read(source, device=device, dtype=dtype)
-        return Trained(str(name), source.path, model, source=source)
+        return Trained(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
     return Trained(str(name), folder, model.eval(), Recipe.of(folder))
