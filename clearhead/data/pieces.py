@@ -64,8 +64,14 @@ class Pieces(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._encode(texts, special=False)
 
-    def prompt(self, text: str) -> list[int]:
-        return self._encode([text], special=True)[0]
+    def prompt(self, text: str, longest: int | None = None) -> list[int]:
+        if longest is None:
+            return self._encode([text], special=True)[0]
+        self._inner.enable_truncation(longest)  # of the text: the special tokens around it stay
+        try:
+            return self._encode([text], special=True)[0]
+        finally:
+            self._inner.no_truncation()
 
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         texts = [as_text(text) for text in texts]

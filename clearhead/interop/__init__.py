@@ -17,7 +17,7 @@ from clearhead.interop.families import FAMILIES
 from clearhead.interop.gguf_file import GGUF
 from clearhead.interop.reading import read
 from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
-from clearhead.interop.text import companions, stops_of, tokenizer_of
+from clearhead.interop.text import companions, pooling_of, stops_of, tokenizer_of
 from clearhead.interop.writing import export
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "is_foreign",
     "load",
     "open_source",
+    "pooling_of",
     "read",
     "stops_of",
     "tokenizer_of",

@@ -6,7 +6,7 @@ those of transformers, so that a family is written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.data.pieces import Pieces
+from clearhead.errors import DataError, MissingDependencyError, StorageError
 from clearhead.interop.source import Source
 from clearhead.interop.table import Row, Shape
 
@@ -46,6 +47,9 @@ _NAMES = (
     Row("output_norm.*", "model.norm.*"),
     Row("output.*", "lm_head.*"),
 )
+# How text is cut before pairs are merged, by the file's word for it: whether each digit stands alone.
+_CUTS = {"default": False, "gpt-2": False, "smollm": True}
+_CONTROL = 3  # the type of a special token
 # Architectures whose files keep q and k with the pairs of a rotation side by side (2i with 2i + 1).
 _INTERLEAVED = ("llama",)
 
@@ -85,6 +89,37 @@ class GGUF(Source):
             config.setdefault("vocab_size", len(vocabulary))
         config["tie_word_embeddings"] = "lm_head.weight" not in self._tensors
         return config
+
+    def tokenizer(self) -> Pieces:
+        """Byte-level BPE from the file's own tokens and merges; SentencePiece models are not rebuilt here."""
+        kind, cut = self.fields.get("tokenizer.ggml.model"), self.fields.get("tokenizer.ggml.pre", "default")
+        if kind != "gpt2" or cut not in _CUTS:
+            raise DataError(
+                f"{self.path} has a tokenizer of kind {kind!r}, cut as {cut!r}; expected 'gpt2', cut as one of: "
+                f"{', '.join(_CUTS)}. Load the same model from its Hugging Face folder"
+            )
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+        tokens, kinds = self.fields["tokenizer.ggml.tokens"], self.fields.get("tokenizer.ggml.token_type", [])
+        merges = [tuple(merge.split(" ")) for merge in self.fields.get("tokenizer.ggml.merges", [])]
+        inner: Any = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        before = [pre_tokenizers.Digits(individual_digits=True)] if _CUTS[cut] else []
+        inner.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        inner.decoder = decoders.ByteLevel()
+        special = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
+        inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+        ids = {role: self.fields.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}
+        names = {role: tokens[number] for role, number in ids.items() if number is not None}
+        if self.fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in names:
+            first = names["bos_token"]
+            inner.post_processor = processors.TemplateProcessing(
+                single=f"{first} $A", special_tokens=[(first, ids["bos_token"])]
+            )
+        return Pieces(inner, names)
+
+    def generation(self) -> Mapping[str, Any]:
+        return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
 
     @contextmanager
     def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import StorageError
+from clearhead.data.pieces import Pieces, load_pieces
+from clearhead.data.tokenizers import FILE_NAME
+from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
 
-__all__ = ["CONFIG", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
+__all__ = ["CONFIG", "GENERATION", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = (
     'python -c "import torch; from safetensors.torch import save_file; '
@@ -34,6 +37,14 @@ class Source(ABC):
     config: Mapping[str, Any]
     shapes: Mapping[str, Shape]
     dtypes: Mapping[str, torch.dtype | str]  # a string names one that holds no plain floating-point numbers
+
+    @abstractmethod
+    def tokenizer(self) -> Pieces:
+        """The tokenizer that came with the weights; a `DataError` where none did."""
+
+    @abstractmethod
+    def generation(self) -> Mapping[str, Any]:
+        """The settings of generation that came with the weights, by transformers' keys."""
 
     @abstractmethod
     def reading(self, device: str | torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
@@ -81,6 +92,15 @@ class Folder(Source):
             if not (self.path / name).is_file():
                 raise StorageError(f"{self.path} has no {name}, which {INDEX} lists: one shard is missing")
         return {name: self.path / file for name, file in table.items()}
+
+    def tokenizer(self) -> Pieces:
+        if not (self.path / FILE_NAME).is_file():
+            raise DataError(f"{self.path} has no {FILE_NAME}: copy the one that its model was trained with there")
+        return load_pieces(self.path)
+
+    def generation(self) -> Mapping[str, Any]:
+        path = self.path / GENERATION
+        return {**self.config, **(read_json(path) if path.is_file() else {})}
 
     @contextmanager
     def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:

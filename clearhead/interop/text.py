@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from clearhead.data.pieces import Pieces, load_pieces
+from clearhead.data.pieces import Pieces
 from clearhead.data.tokenizers import FILE_NAME
-from clearhead.errors import DataError, StorageError
-from clearhead.interop.source import Source, read_json
+from clearhead.errors import StorageError
+from clearhead.interop.source import CONFIG, GENERATION, Source, read_json
 
-__all__ = ["companions", "stops_of", "tokenizer_of"]
+__all__ = ["companions", "pooling_of", "stops_of", "tokenizer_of"]
 
-_GENERATION = "generation_config.json"
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (
     FILE_NAME,
@@ -23,7 +24,7 @@ _COMPANIONS = (
     "merges.txt",
     "chat_template.jinja",
     "preprocessor_config.json",
-    _GENERATION,
+    GENERATION,
 )
 
 
@@ -38,13 +39,11 @@ def companions(source: Source) -> dict[str, str]:
 
 def tokenizer_of(source: Source) -> Pieces:
     """The tokenizer that came with a model; one that has ids beyond the model's vocabulary is refused."""
-    if not (source.path / FILE_NAME).is_file():
-        raise DataError(f"{source.path} has no {FILE_NAME}: copy the one that its model was trained with there")
-    pieces = load_pieces(source.path)
+    pieces = source.tokenizer()
     size = source.config.get("vocab_size")
     if isinstance(size, int) and pieces.vocab_size > size:
         raise StorageError(
-            f"{source.path / FILE_NAME} has ids up to {pieces.vocab_size - 1} and the model's vocabulary ends at "
+            f"the tokenizer in {source.path} has ids up to {pieces.vocab_size - 1} and the model's vocabulary ends at "
             f"{size - 1}: the two do not belong together"
         )
     return pieces
@@ -52,10 +51,39 @@ def tokenizer_of(source: Source) -> Pieces:
 
 def stops_of(source: Source) -> tuple[int, ...]:
     """The ids that end a text: as the settings of generation say, or the configuration, or none."""
-    path = source.path / _GENERATION
-    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
-    found = settings.get("eos_token_id", source.config.get("eos_token_id"))
+    found = source.generation().get("eos_token_id")
     stops = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(stop) is int for stop in stops):
-        raise StorageError(f"{path.parent}: eos_token_id is {found!r}; expected an id, or a list of them")
+        raise StorageError(f"{source.path}: eos_token_id is {found!r}; expected an id, or a list of them")
     return tuple(stops)
+
+
+def pooling_of(source: Source) -> dict[str, Any]:
+    """How sentence-transformers makes one vector of a text, where a folder says so: `first` (token, else the mean),
+    `unit` (length), `max_len` (tokens, of which later ones are left out)."""
+    path = source.path
+    kinds = [str(part.get("type", "")).rpartition(".")[2] for part in _list(path / "modules.json")]
+    if strange := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+        raise StorageError(f"{path / 'modules.json'} has a {strange[0]}, which is not known here")
+    pooling = read_json(path / "1_Pooling" / CONFIG) if "Pooling" in kinds else {}
+    modes = [mode for mode, chosen in pooling.items() if mode.startswith("pooling_mode_") and chosen is True]
+    if modes not in ([], ["pooling_mode_cls_token"], ["pooling_mode_mean_tokens"]):
+        raise StorageError(f"{path / '1_Pooling'} asks for {modes}; expected the mean of tokens, or the first")
+    limits = path / "sentence_bert_config.json"
+    return {
+        "first": modes == ["pooling_mode_cls_token"],
+        "unit": "Normalize" in kinds,
+        "max_len": read_json(limits).get("max_seq_length") if limits.is_file() else None,
+    }
+
+
+def _list(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+        raise StorageError(f"{path} is no list of objects")
+    return data

@@ -7,25 +7,30 @@ card: data and licence, metrics, the command, the time. All of it is data, as a 
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
-from clearhead.interop import Source, is_foreign, open_source, read, stops_of, tokenizer_of
+from clearhead.generation import Greedy, How, Sample
+from clearhead.interop import Source, is_foreign, open_source, pooling_of, read, stops_of, tokenizer_of
 from clearhead.models import Decoder, Encoder, VisionTransformer, storage
+from clearhead.pretrained import speak
 from clearhead.training.recipe import Recipe
 from clearhead.values import did_you_mean
 
 BOX = Path(__file__).parent
 CARD = "card.toml"
+GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
@@ -41,6 +46,7 @@ class Trained:
     model: nn.Module
     own: Recipe | None = None
     source: Source | None = None
+    pieces: Tokenizer | None = None  # the tokenizer that came with the source
 
     @property
     def recipe(self) -> Recipe:
@@ -53,7 +59,7 @@ class Trained:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
         if self.source is not None:
-            return tokenizer_of(self.source)
+            return tokenizer_of(self.source) if self.pieces is None else self.pieces
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
@@ -66,6 +72,26 @@ class Trained:
     def stops(self) -> tuple[int, ...]:
         """The ids that end a text."""
         return (self.tokenizer.eos_id,) if self.source is None else stops_of(self.source)
+
+    @cached_property
+    def pooling(self) -> dict[str, Any]:
+        """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
+        plain = {"first": False, "unit": False, "max_len": None}
+        return plain if self.source is None or not self.source.path.is_dir() else pooling_of(self.source)
+
+    def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
+        """What a decoder writes after a text, without the text itself; a list of them for a list."""
+        made = speak.generate(self, [texts] if isinstance(texts, str) else texts, how=how, max_new=max_new)
+        return made[0] if isinstance(texts, str) else made
+
+    def stream(self, text: str, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
+        """What a decoder writes after a text, piece by piece as it is made."""
+        return speak.stream(self, text, how=how, max_new=max_new)
+
+    def embed(self, texts: str | Sequence[str], *, batch: int = 64) -> Tensor:
+        """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
+        vectors = speak.embed(self, [texts] if isinstance(texts, str) else texts, batch=batch)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     @property
     def card(self) -> dict[str, Any]:
@@ -102,9 +128,11 @@ def read_card(folder: Path) -> dict[str, Any]:
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
     if not is_ours(name) and is_foreign(name):
-        source = open_source(name)
+        source, pieces = open_source(name), None
+        with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
+            pieces = tokenizer_of(source)  # before the weights: one that does not fit them is refused here
         model = read(source, device=device, dtype=dtype)
-        return Trained(str(name), source.path, model, source=source)
+        return Trained(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
     return Trained(str(name), folder, model.eval(), Recipe.of(folder))

@@ -15,6 +15,7 @@ from clearhead.interop.family import settled
 from clearhead.interop.reading import family_of
 from clearhead.interop.writing import tensors
 from clearhead.look import trace
+from clearhead.masks import padding
 from clearhead.models import Decoder
 from tests.interop.peers import PEERS, V
 
@@ -94,6 +95,21 @@ def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
     with torch.no_grad():
         assert torch.equal(peer.run(again, inputs), peer.run(theirs, inputs))
     assert settled(interop.load(tmp_path / "ours").config) == settled(ours.config)
+
+
+def test_padding_changes_nothing_for_the_others(peer, saved):
+    theirs, folder = saved
+    ours = interop.load(folder)
+    if not hasattr(ours.config, "vocab_size"):
+        pytest.skip("reads pictures, all of one size")
+    inputs = peer.inputs()
+    lengths = torch.tensor([inputs.shape[1], 5])
+    real = torch.arange(inputs.shape[1]) < lengths[:, None]
+    with torch.no_grad():
+        wanted = getattr(theirs(inputs, attention_mask=real.long()), peer.output)
+        got = peer.of_ours(ours)(inputs, mask=padding(lengths))
+    where = real if wanted.dim() == 3 else slice(None)  # one vector a text has no padding in it
+    assert_close(got[where], wanted[where], in_float32=peer.in_float32)
 
 
 def test_cached_decoding_is_uncached_decoding(peer, saved):

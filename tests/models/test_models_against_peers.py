@@ -1,4 +1,7 @@
-"""With the same weights, the same outputs and the same gradients as the models of transformers, timm and torch."""
+"""With the same weights, the same outputs and the same gradients as torch's own Transformer.
+
+The models of transformers and timm are in `tests/interop`, through the tables that read their weights.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.layers import GELU, LayerNorm, PostNorm, PreNorm, ReLU, RMSNorm, SwiGLU
+from clearhead.layers import PostNorm, PreNorm, ReLU
 from clearhead.masks import padding
 from clearhead.models import (
-    DecoderConfig,
-    EncoderConfig,
     EncoderDecoderConfig,
-    Mean,
-    VisionConfig,
 )
-from clearhead.positions import Learned, Rotary, Sinusoidal
+from clearhead.positions import Sinusoidal
 from tests.models import peers
 
 B, T, S, V, L, H, M, F = 2, 11, 7, 31, 2, 3, 18, 23
-
-
-@pytest.fixture
-def transformers():
-    return peers.import_transformers()
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -54,169 +48,6 @@ def assert_agree(ours: nn.Module, got, wanted, gradients, assert_close, factor=3
 
 def random_ids(*shape, low=1):
     return torch.randint(low, V, shape)
-
-
-def test_gpt2(transformers, assert_close):
-    peer = shaken(
-        transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=V, n_positions=13, n_embd=M, n_layer=L, n_head=H, n_inner=F)
-        )
-    )
-    config = DecoderConfig(
-        vocab_size=V,
-        max_len=13,
-        d_model=M,
-        n_layers=L,
-        n_heads=H,
-        d_ff=F,
-        activation=GELU(tanh=True),
-        positions=Learned(max_len=13),
-    )
-    ours = config.build().double().eval()
-    peers.copy_into(ours, peers.from_gpt2(peers.weights(peer), L))
-    ids = random_ids(B, T, low=0)
-    assert_agree(ours, ours(ids), peer(ids).logits, lambda: peers.from_gpt2(peers.gradients(peer), L), assert_close)
-
-
-def test_bert_with_padding(transformers, assert_close):
-    peer = shaken(
-        transformers.BertModel(
-            transformers.BertConfig(
-                vocab_size=V,
-                max_position_embeddings=13,
-                hidden_size=M,
-                num_hidden_layers=L,
-                num_attention_heads=H,
-                intermediate_size=F,
-            ),
-            add_pooling_layer=False,
-        )
-    )
-    config = EncoderConfig(
-        vocab_size=V,
-        max_len=13,
-        d_model=M,
-        n_layers=L,
-        n_heads=H,
-        d_ff=F,
-        norm=LayerNorm(eps=1e-12),
-        residual=PostNorm(),
-        activation=GELU(),
-        positions=Learned(max_len=13),
-        embedding_norm=True,
-    )
-    ours = config.build().double().eval()
-    peers.copy_into(ours, peers.from_bert(peers.weights(peer), L, fold=True))
-    ids, lengths = random_ids(B, T), torch.tensor([T, 5])
-    real = torch.arange(T) < lengths[:, None]
-    wanted = peer(ids, attention_mask=real.long()).last_hidden_state[real]
-    got = ours(ids, mask=padding(lengths))[real]
-    assert_agree(ours, got, wanted, lambda: peers.from_bert(peers.gradients(peer), L, fold=False), assert_close)
-
-
-def vision_config(**changes):
-    sizes = {"image_size": (6, 9), "patch_size": 3, "n_channels": 2, "n_classes": 5}
-    blocks = {"d_model": M, "n_layers": L, "n_heads": H, "d_ff": F, "activation": GELU()}
-    return VisionConfig(**(sizes | blocks | changes))
-
-
-def test_vit_of_transformers(transformers, assert_close):
-    peer = shaken(
-        transformers.ViTForImageClassification(
-            transformers.ViTConfig(
-                image_size=(6, 9),
-                patch_size=3,
-                num_channels=2,
-                hidden_size=M,
-                num_hidden_layers=L,
-                num_attention_heads=H,
-                intermediate_size=F,
-                num_labels=5,
-            )
-        )
-    )
-    ours = vision_config(norm=LayerNorm(eps=1e-12)).build().double().eval()
-    peers.copy_into(ours, peers.from_vit(peers.weights(peer), L))
-    images = torch.randn(B, 2, 6, 9, dtype=torch.float64)
-    assert_agree(
-        ours,
-        ours(images),
-        peer(images).logits,
-        lambda: peers.from_vit(peers.gradients(peer), L),
-        assert_close,
-    )
-
-
-@pytest.mark.parametrize("pooling", ["token", "avg"])
-def test_vit_of_timm(pooling, assert_close):
-    timm = peers.import_timm()
-    peer = shaken(
-        timm.models.vision_transformer.VisionTransformer(
-            img_size=(6, 9),
-            patch_size=3,
-            in_chans=2,
-            num_classes=5,
-            embed_dim=M,
-            depth=L,
-            num_heads=H,
-            mlp_ratio=F / M + 1e-9,
-            global_pool=pooling,
-            class_token=pooling == "token",
-            fc_norm=False,  # the norm comes before the mean, not after it
-        )
-    )
-    changes = {} if pooling == "token" else {"pooling": Mean()}
-    ours = vision_config(norm=LayerNorm(eps=1e-6), **changes).build().double().eval()
-    peers.copy_into(ours, peers.from_timm(peers.weights(peer), L))
-    images = torch.randn(B, 2, 6, 9, dtype=torch.float64)
-    assert_agree(ours, ours(images), peer(images), lambda: peers.from_timm(peers.gradients(peer), L), assert_close)
-
-
-def test_llama(transformers, assert_close):
-    """RMSNorm, SwiGLU, rotary positions, grouped-query heads, no biases, an output matrix of its own."""
-    peer = shaken(
-        transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=V,
-                hidden_size=M,
-                intermediate_size=F,
-                num_hidden_layers=L,
-                num_attention_heads=H,
-                num_key_value_heads=1,
-                max_position_embeddings=13,
-                rms_norm_eps=1e-6,
-                tie_word_embeddings=False,
-            )
-        )
-    )
-    config = DecoderConfig(
-        vocab_size=V,
-        d_model=M,
-        n_layers=L,
-        n_heads=H,
-        n_kv_heads=1,
-        d_ff=F,
-        bias=False,
-        norm=RMSNorm(eps=1e-6),
-        residual=PreNorm(),
-        activation=SwiGLU(),
-        positions=Rotary(),
-        tied=False,
-    )
-    ours = config.build().double().eval()
-    peers.copy_into(ours, peers.from_llama(peers.weights(peer), L))
-    ids = random_ids(B, T, low=0)
-    # The peer computes its angles, and its norms, in float32 whatever the model's dtype: the comparison is as exact
-    # as that.
-    factor = 100 * torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
-    assert_agree(
-        ours,
-        ours(ids),
-        peer(ids).logits,
-        lambda: peers.from_llama(peers.gradients(peer), L),
-        assert_close,
-        factor,
-    )
 
 
 class TorchTransformer(nn.Module):
