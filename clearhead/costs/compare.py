@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.costs.predict import AttentionSizes, cost
+from clearhead.costs.predict import cost
+from clearhead.costs.subjects import AttentionSizes
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask, causal, every, full, window
 

@@ -1,4 +1,4 @@
-"""How three layers grow with the length: predicted by formula, and timed on this machine."""
+"""How three layers grow with the length: predicted by watching them, and timed on this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import MultiHeadAttention
-from clearhead.costs.baselines import Walk, recurrent_layer
-from clearhead.costs.layers import Shape, linear
 from clearhead.costs.machine import Machine, measure_machine, one_thread, time_of
-from clearhead.costs.predict import AttentionSizes, cost, cost_of, setting
-from clearhead.costs.result import Cost
+from clearhead.costs.predict import cost
+from clearhead.costs.subjects import AttentionSizes, set_impl
 from clearhead.errors import ConfigError
-from clearhead.models.recurrent import RNN, RecurrentStack
 
 __all__ = ["Growth", "Point", "growth"]
 
@@ -50,13 +46,8 @@ class Growth:
         return list(dict.fromkeys(point.layer for point in self.points))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "d": self.d,
-            "k": self.k,
-            "batch": self.batch,
-            "machine": self.machine.to_dict(),
-            "points": [asdict(point) for point in self.points],
-        }
+        sizes = {"d": self.d, "k": self.k, "batch": self.batch}
+        return {**sizes, "machine": self.machine.to_dict(), "points": [asdict(point) for point in self.points]}
 
 
 def growth(
@@ -78,49 +69,23 @@ def growth(
     if min(d, k, batch, *lengths) < 1:
         raise ConfigError(f"d {d}, k {k}, batch {batch}, lengths {tuple(lengths)}; expected sizes of at least 1")
     machine = measure_machine(device) if machine is None else machine
+    layers = {
+        "self-attention": set_impl(AttentionSizes(d, heads).build(), "reference"),
+        "recurrent": nn.RNN(d, d, batch_first=True),
+        "convolution": nn.Conv1d(d, d, k, padding=k // 2),
+    }
+    where = torch.device(device)
     points = []
     for n in lengths:
-        for name, predicted, run in _layers(n, d, k, heads, batch, device):
-            with one_thread(device), torch.inference_mode():
-                took = time_of(run, device, seconds=seconds) if measured else None
+        for name, layer in layers.items():
+            x = torch.randn(batch, d, n) if name == "convolution" else torch.randn(batch, n, d)
+            predicted = cost(layer, inputs=x, batch=batch, device=where.type)
+            took = _time(layer.to(where).eval(), x.to(where), seconds) if measured else None
             points.append(Point(name, n, predicted.forward.value, predicted.time(machine).seconds, took))
             on_point(points[-1])
     return Growth(d, k, batch, machine, tuple(points))
 
 
-def _layers(
-    n: int, d: int, k: int, heads: int, batch: int, device: torch.device | str
-) -> list[tuple[str, Cost, Callable[[], Tensor]]]:
-    x = torch.randn(batch, n, d, device=device)
-    with torch.device(device):
-        attention = MultiHeadAttention(d, heads, impl="reference").eval()
-        recurrent = RecurrentStack(RNN(), d, d, 1).eval()
-        convolution = nn.Conv1d(d, d, k, padding=k // 2).eval()
-    across = x.transpose(1, 2).contiguous()
-    where = torch.device(device).type
-    return [
-        (
-            "self-attention",
-            cost(AttentionSizes(d, heads), tokens=n, batch=batch, impl="reference", device=where),
-            lambda: attention(x),
-        ),
-        ("recurrent", _recurrent(n, d, batch, where), lambda: recurrent(x)),
-        ("convolution", _convolution(n, d, k, batch, where), lambda: convolution(across)),
-    ]
-
-
-def _recurrent(n: int, d: int, batch: int, device: str) -> Cost:
-    s = setting(batch, torch.float32, device=device)
-    T, M = s.letter("T", n), s.letter("M", d)
-    s.program.inputs.append(s.tensor("x", s.B * T * M))
-    recurrent_layer(s, "recurrent", "recurrence", RNN(), "x", "y", Walk(T, M, M))
-    return cost_of("recurrent", s, torch.float32)
-
-
-def _convolution(n: int, d: int, k: int, batch: int, device: str) -> Cost:
-    s = setting(batch, torch.float32, device=device)
-    T, M = s.letter("T", n), s.letter("M", d)
-    s.program.inputs.append(s.tensor("x", s.B * T * M))
-    shape = Shape(s.B * T, M * s.letter("k", k), M)
-    linear(s, "convolution", "convolution", "x", "y", shape, read=s.B * T * M)
-    return cost_of("convolution", s, torch.float32)
+def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
+    with one_thread(x.device), torch.inference_mode():
+        return time_of(lambda: layer(x), x.device, seconds=seconds)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from clearhead.costs.program import Ceiling, Kernel
+from clearhead.costs.operators import Ceiling, Kernel
 
 _HEAD_START = 40_000_000  # cycles of the device, about 20 ms
 
@@ -50,7 +50,7 @@ class Machine:
     attention_backward_rate: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float, float]:
-        """A kernel's arithmetic, its memory traffic, and its launches."""
+        """A kernel's arithmetic, its memory traffic, and its launch."""
         name = dtype_name(dtype)
         rates = {
             Ceiling.ODD: self.odd_rate,
@@ -61,9 +61,9 @@ class Machine:
         rate = rates.get(kernel.ceiling, {}).get(name, self.matrix_rate[name])
         bandwidths = self.row_sum_rate if kernel.ceiling is Ceiling.ROW_SUM else {}
         return (
-            kernel.operations.value / rate,
-            kernel.n_bytes.value / bandwidths.get(name, self.bandwidth),
-            kernel.launches.value * self.launch,
+            kernel.operations / rate,
+            kernel.n_bytes / bandwidths.get(name, self.bandwidth),
+            self.launch,
         )
 
     def to_dict(self) -> dict[str, Any]:

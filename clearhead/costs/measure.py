@@ -13,6 +13,7 @@ Nothing is fitted to a model: a prediction knows the model's configuration and t
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -24,10 +25,11 @@ import torch
 
 from clearhead._version import __version__
 from clearhead.costs.machine import Machine, measure_machine
-from clearhead.costs.predict import cost, preset
+from clearhead.costs.predict import cost
 from clearhead.costs.result import Cost
+from clearhead.costs.subjects import Model, preset
 from clearhead.costs.trial import measure
-from clearhead.models import Config, DecoderConfig, VisionConfig
+from clearhead.models import DecoderConfig, VisionConfig
 
 __all__ = [
     "Case",
@@ -43,6 +45,31 @@ __all__ = [
 ]
 
 FORMAT = 1
+
+
+def _gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config())
+
+
+def _bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig())
+
+
+def _vit() -> Any:
+    from timm import create_model
+
+    return create_model("vit_small_patch16_224")
+
+
+FOREIGN: dict[str, Callable[[], Any]] = {
+    "transformers:gpt2": _gpt2, "transformers:bert-base": _bert, "timm:vit_small_patch16_224": _vit,
+}  # fmt: skip
+"""Models of other libraries, at the sizes that made them known; by library and name."""
+
 _DEEPER = 8  # times as many layers, where the host's part is told from the rest
 
 
@@ -62,7 +89,10 @@ class Case:
         dtype = getattr(torch, self.dtype)
         return {"tokens": self.tokens, "batch": self.batch, "dtype": dtype, "training": self.training}
 
-    def config(self) -> Config:
+    def subject(self) -> Any:
+        """What is priced and measured: a preset's configuration, or a module of another library's."""
+        if self.model in FOREIGN:
+            return Model(self.model, FOREIGN[self.model])
         config = preset(self.model)
         if isinstance(config, VisionConfig) and self.image is not None:
             return config.replace(image_size=(self.image, self.image))
@@ -110,7 +140,8 @@ class Row:
 
 
 def cases(scale: str = "full") -> tuple[Case, ...]:
-    """GPT-2 124M, the base model of 2017 and ViT small at several lengths; "small" is for machines without a GPU."""
+    """GPT-2 124M, the base model of 2017 and ViT small at several lengths, and their likes of other libraries where those
+    are installed; "small" is for machines without a GPU."""
     if scale == "small":
         return tuple(
             case
@@ -135,8 +166,16 @@ def cases(scale: str = "full") -> tuple[Case, ...]:
                 case("vit-small", 128 * more, image=224),
                 case("vit-small", 32 * more, image=384),
                 case("vit-small", 16 * more, image=512),
+                case("transformers:gpt2", 8 * more, 1024),
+                case("transformers:bert-base", 32 * more, 512),
+                case("timm:vit_small_patch16_224", 128 * more),
             ]
-    return tuple(found)
+    return tuple(case for case in found if not missing(case.model))
+
+
+def missing(model: str) -> bool:
+    """Whether the library of a foreign model is not installed here."""
+    return model in FOREIGN and importlib.util.find_spec(model.partition(":")[0]) is None
 
 
 def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> Comparison:
@@ -148,21 +187,18 @@ def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> Com
 
 def compare_with_run(case: Case, machine: Machine, *, seconds: float = 0.5) -> Row:
     """Predicts a case, runs it on the machine's device, and puts both side by side."""
-    run = measure(case.config(), **case.how(), device=machine.device, seconds=seconds)
+    run = measure(case.subject(), **case.how(), device=machine.device, seconds=seconds)
     if machine.device == "cuda":
         torch.cuda.empty_cache()
     return _row(case, machine, asdict(run))
 
 
 def _row(case: Case, machine: Machine, measured: dict[str, float]) -> Row:
-    config = case.config()
-    predicted = cost(config, **case.how(), device=machine.device)
-    tokens = predicted.sizes.get("T")
-    if tokens is None and isinstance(config, VisionConfig):
-        tokens = predicted.sizes["N_p"] + config.pooling.n_extra
+    predicted = cost(case.subject(), **case.how(), device=machine.device)
+    looks = predicted.log.looks
     return Row(
         case=case,
-        tokens=tokens or 0,
+        tokens=predicted.sizes.get("T") or (looks[0].queries if looks else 0),
         parameters=predicted.parameters.value,
         operations=predicted.operations.value,
         comparison=beside(predicted, machine, measured),

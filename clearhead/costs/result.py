@@ -1,44 +1,67 @@
-"""What a prediction says: parameters, operations, traffic and memory, part by part and in total, each a number with
-its formula.
-"""
+"""What a prediction says: parameters, operations, traffic, memory and kernels, part by part and in total, each a number
+with its formula. A part is a module, by its path; the layers of a list are one part (`blocks.*.attention`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from clearhead.costs.amounts import ZERO, Amount, exact_ratio, total
-from clearhead.costs.attention import Pairs
-from clearhead.costs.ledger import Balance
-from clearhead.costs.machine import Machine
-from clearhead.costs.program import Ceiling, Kernel, Op, Program
+from clearhead.costs.formulas import Amount, Reader, normal
+from clearhead.costs.machine import Machine, dtype_name
+from clearhead.costs.operators import Ceiling, Kernel
+from clearhead.costs.watch import Log
+from clearhead.costs.ways import Look, planned_pairs
+from clearhead.masks import Mask
 
 __all__ = ["Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
+
+ADAM = 2  # numbers that AdamW keeps for each parameter
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model (or one operation of it), over all layers. Operations are those of matrix products, two for
-    each multiplication with its addition; `elements` counts results of element-wise functions such as the softmax.
-    """
+    """One module of a model, over all layers of its list. Operations are those of matrix products, two for each
+    multiplication with its addition; `kept` are bytes that wait for the backward pass."""
 
     name: str
     parameters: Amount
     forward: Amount
     backward: Amount
     traffic: Amount
-    elements: Amount
+    kept: Amount
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those this way computes."""
+
+    dense: Amount
+    allowed: Amount
+    computed: Amount
+    mask: Mask | None
+    gathers: bool  # the plan is what runs
+    about: tuple[Look, torch.dtype, str] = field(repr=False)
+
+    @cached_property
+    def planned(self) -> int:
+        """What the mask's plan computes: the pairs allowed, and those beside them in a tile."""
+        look, dtype, device = self.about
+        if self.mask is None:
+            return self.dense.value
+        made = planned_pairs(self.mask, look.queries, look.keys, dtype=dtype, width=look.width, device=device)
+        return made.computed * (look.batch if torch.Size(self.mask.batch_shape).numel() == 1 else 1)
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes. `attention_reference` are the (T, S) weights of all layers as the equation builds them, in float32;
-    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length
-    holds; it is no part of `peak`, which is that of one training step, or of one forward pass without gradients.
-    """
+    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length holds; it
+    is no part of `peak`, which is that of one training step, or of one forward pass without gradients."""
 
     weights: Amount
     gradients: Amount
@@ -88,12 +111,12 @@ class Time:
             "launching kernels": self.launches,
             "issuing kernels": self.waiting,
         }
-        return max(spent, key=lambda name: spent[name])
+        return max(spent, key=lambda what: spent[what])
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A prediction. `print(cost)` is a table, `cost.to_dict()` is JSON, `cost.memory.peak.formula` is sympy."""
+    """What was watched, and what follows from it."""
 
     subject: str
     batch: int
@@ -102,21 +125,82 @@ class Cost:
     impl: str
     device: str
     sizes: dict[str, int]
-    parts: tuple[Part, ...]
-    items: tuple[Part, ...]
-    parameters: Amount
-    forward: Amount
-    backward: Amount
-    traffic: Amount
-    memory: Memory
-    pairs: Pairs | None
-    program: Program = field(repr=False)
-    joined: tuple[tuple[int, Amount], ...] = field(default=(), repr=False)
+    log: Log = field(repr=False)
+    reader: Reader = field(repr=False)
+    caches: bool = False  # keys and values are worth keeping
+    pair: bool = False  # it reads one sequence and writes another
+    recompute: str | None = None
+
+    # ------------------------------------------------------------------ totals
+
+    def _steps(self, what: str, *phases: str, name: str | None = None) -> Amount:
+        def select(log: Log) -> Iterator[tuple[str, int]]:
+            for step in log.steps:
+                if step.phase in phases and (name is None or normal(step.path) == name):
+                    for kernel in step.kernels:
+                        yield from ((step.path, n) for n in getattr(kernel, what))
+
+        return self.reader.amount(select)
+
+    @cached_property
+    def parameters(self) -> Amount:
+        return self.reader.amount(lambda log: [(path, n) for path, n, _ in log.parameters.values()])
+
+    @cached_property
+    def forward(self) -> Amount:
+        return self._steps("products", "forward")
+
+    @cached_property
+    def backward(self) -> Amount:
+        """With what is computed again, where blocks are."""
+        return self._steps("products", "backward", "recompute")
+
+    @cached_property
+    def recomputed(self) -> Amount:
+        return self._steps("products", "recompute")
+
+    @cached_property
+    def traffic(self) -> Amount:
+        return self._steps("moved", "forward")
 
     @property
     def operations(self) -> Amount:
         """Forward, and in training backward too."""
-        return self.forward + self.backward if self.training else self.forward
+        return self._steps("products", "forward", "backward", "recompute")
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Operators whose operations are not known, and how often they ran: their bytes are counted, no operations."""
+        return self.log.unknown
+
+    @property
+    def why_no_formulas(self) -> str:
+        """Why numbers stand where formulas were asked for; empty where none was missing."""
+        return self.reader.why_none
+
+    # ------------------------------------------------------------------ parts
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        paths = [step.path for step in self.log.steps] + [path for path, _, _ in self.log.parameters.values()]
+        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
+
+    def _part(self, name: str) -> Part:
+        def own(log: Log) -> Iterator[tuple[str, int]]:
+            return ((path, n) for path, n, _ in log.parameters.values() if normal(path) == name)
+
+        def kept(log: Log) -> Iterator[tuple[str, int]]:
+            return ((s.path, s.n_bytes) for s in log.storages if s.kind == "activations" and normal(s.path) == name)
+
+        return Part(
+            name,
+            self.reader.amount(own),
+            self._steps("products", "forward", name=name),
+            self._steps("products", "backward", "recompute", name=name),
+            self._steps("moved", "forward", name=name),
+            self.reader.amount(kept),
+            sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
+        )
 
     @property
     def bottleneck(self) -> str:
@@ -125,23 +209,89 @@ class Cost:
 
     @property
     def odd_products(self) -> tuple[str, ...]:
-        """Products with a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
-        odd = (op for _, op in self.program.ops() if any(k.ceiling is Ceiling.ODD for k in op.forward))
-        return tuple(dict.fromkeys(op.name for op in odd))
+        """Where a product has a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
+        odd = (step.path for step in self.log.steps if any(k.ceiling is Ceiling.ODD for k in step.kernels))
+        return tuple(dict.fromkeys(map(normal, odd)))
 
     def products(self) -> tuple[Part, ...]:
-        """The single operations, with short names, and a fused kernel's two products apart, as the equation
-        has them."""
+        """The parts of one attention layer, with its two products apart, as the equation has them."""
         rows: list[Part] = []
-        for part in self.items:
-            label = part.name.partition(": ")[2].removeprefix("attention.")
-            if label != "attend":
-                rows.append(replace(part, name=label))
+        here = {normal(look.path) for look in self.log.looks}
+        for part in self.parts:
+            if part.name not in here or not part.forward:
+                rows.append(part)
                 continue
-            half = exact_ratio(part.forward, Amount(2))
-            rows.append(replace(part, name="scores", forward=half, backward=ZERO, elements=ZERO))
-            rows.append(replace(part, name="weighted sum", forward=half, traffic=ZERO))
+            none = Amount(0)
+            half = Amount(part.forward.value // 2)
+            rows.append(replace(part, name="scores", forward=half, backward=none))
+            rows.append(replace(part, name="weighted sum", forward=half, traffic=none, kept=none))
         return tuple(rows)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """Of the self-attention that a mask is added to, where there is one."""
+        looks = [(i, look) for i, look in enumerate(self.log.looks) if not self.pair or "decoder" in look.path]
+        if not looks:
+            return None
+        at, look = next(((i, look) for i, look in looks if look.mask is not None), looks[0])
+
+        def pairs(which: str) -> Amount:
+            def select(log: Log) -> list[tuple[str, int]]:
+                other = log.looks[at]
+                counted = getattr(other, which, None) if other.mask is not None and not other.is_causal else None
+                if counted is not None:
+                    return [("", 2 * counted)]
+                diagonal = other.is_causal and which == "allowed" and other.queries == other.keys
+                square = other.batch * other.queries * other.keys
+                return [("", square), ("", other.batch * other.queries)] if diagonal else [("", 2 * square)]
+
+            return self.reader.amount(select, over=2)
+
+        computed = "allowed" if look.is_causal and self.impl != "reference" else "computed"
+        about = (look, self.dtype, self.device)
+        return Pairs(pairs("dense"), pairs("allowed"), pairs(computed), look.mask, look.gathers, about)
+
+    # ------------------------------------------------------------------ memory
+
+    @cached_property
+    def memory(self) -> Memory:
+        training, at = self.training, self._peak_at
+        zero = Amount(0)
+        kinds = dict.fromkeys(storage.kind for storage in self.log.alive(at))
+        made_of = {kind: self.reader.amount(lambda log, kind=kind: _alive(log, at, kind)) for kind in kinds}
+        if training:
+            made_of["optimiser"] = self._weights(ADAM)
+        return Memory(
+            weights=self._weights(1),
+            gradients=self._weights(1) if training else zero,
+            optimiser=self._weights(ADAM) if training else zero,
+            activations=self.reader.amount(
+                lambda log: [(s.path, s.n_bytes) for s in log.storages if s.kind == "activations"]
+            ),
+            attention_reference=self._looks(lambda look: look.heads * look.dense * 4),
+            attention_fused=self._looks(lambda look: look.batch * look.heads * look.queries * 4),
+            cache=self._looks(
+                lambda look: 2 * look.batch * look.keys * look.key_heads * look.width * look.itemsize,
+                lambda look: self.caches and (not self.pair or "decoder" in look.path),
+            ),
+            peak=self.reader.amount(
+                lambda log: [*_alive(log, at, None), *(_states(log, ADAM) if training else ())]
+            ),
+            peak_when=self.log.when(at),
+            peak_made_of=made_of,
+        )
+
+    @cached_property
+    def _peak_at(self) -> int:
+        return self.log.peak()
+
+    def _weights(self, times: int) -> Amount:
+        return self.reader.amount(lambda log: _states(log, times))
+
+    def _looks(self, size: Any, wanted: Any = lambda look: True) -> Amount:
+        return self.reader.amount(lambda log: [(look.path, size(look)) for look in log.looks if wanted(look)])
+
+    # ------------------------------------------------------------------ time
 
     def time(self, machine: Machine) -> Time:
         """How long it takes on this machine: every kernel its arithmetic, traffic and launch, one after the other as
@@ -152,41 +302,41 @@ class Cost:
         done = 0.0
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
         by_limit = [0.0, 0.0, 0.0]
-        for phase, kernel in self._in_order():
+        for phase, _, kernel in self._in_order():
             parts = machine.seconds(kernel, self.dtype)
-            seconds, n = sum(parts), kernel.launches.value
-            # Of n launches the first waits to be issued, and so may each of the others.
-            done = max(done + seconds, issued + issue + seconds, issued + n * issue + seconds / n)
-            issued += n * issue
-            spent[phase] += seconds
+            issued += issue
+            done = max(done, issued) + sum(parts)
+            spent[phase] += sum(parts)
             by_limit = [before + more for before, more in zip(by_limit, parts, strict=True)]
         arithmetic, traffic, launches = by_limit
         waiting = max(0.0, done - sum(spent.values()))
         return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, waiting=waiting)
 
+    def ceilings(self, machine: Machine) -> dict[str, tuple[float, str]]:
+        """Of each part the seconds it takes, and which ceiling of the machine binds it."""
+        spent: dict[str, dict[str, float]] = {}
+        for _, path, kernel in self._in_order():
+            here = spent.setdefault(normal(path), {})
+            names = (kernel.ceiling.value, "bandwidth", "launches")
+            if kernel.ceiling is Ceiling.ROW_SUM:
+                names = ("products", kernel.ceiling.value, "launches")
+            for name, seconds in zip(names, machine.seconds(kernel, self.dtype), strict=True):
+                here[name] = here.get(name, 0.0) + seconds
+        return {name: (sum(here.values()), max(here, key=lambda n, h=here: h[n])) for name, here in spent.items()}
+
     @property
     def n_launches(self) -> int:
         """Kernels of one step."""
-        return sum(kernel.launches.value for _, kernel in self._in_order())
+        return sum(1 for _ in self._in_order())
 
-    def _in_order(self) -> Iterator[tuple[str, Kernel]]:
-        """Every kernel of a step, one after the other, and the phase it belongs to."""
-        layers = [
-            [step for step in stretch.steps if isinstance(step, Op)]
-            for stretch in self.program.stretches
-            for _ in range(stretch.times.value)
-        ]
-        for ops in layers:
-            yield from (("forward", kernel) for op in ops for kernel in op.forward)
-        if not self.training:
-            return
-        for ops in reversed(layers):
-            yield from (("backward", kernel) for op in reversed(ops) for kernel in op.backward)
-        for count, n_bytes in self.joined:
-            # A tensor that was used twice gets two gradients: both are read, their sum is written.
-            yield from [("backward", Kernel(n_bytes * 3))] * count
-        # AdamW reads weight, gradient and two moments, and writes all but the gradient.
-        yield "optimiser", Kernel(self.parameters * (7 * self.program.itemsize))
+    def _in_order(self) -> Iterator[tuple[str, str, Kernel]]:
+        """Every kernel of a step, one after the other, with its phase and path."""
+        for step in self.log.steps:
+            phase = "forward" if step.phase == "forward" else "backward"
+            yield from ((phase, step.path, kernel) for kernel in step.kernels)
+        if self.training:
+            # AdamW reads weight, gradient and two moments, and writes all but the gradient.
+            yield "optimiser", "optimiser", Kernel((7 * self.memory.weights.value,))
 
     # ------------------------------------------------------------------ for people and programs
 
@@ -209,55 +359,49 @@ class Cost:
             return {"value": amount.value, "formula": str(amount.formula)} if formulas else amount.value
 
         pairs = self.pairs
+        told = ("parameters", "forward", "backward", "traffic", "kept")
         return {
             "subject": self.subject,
             "batch": self.batch,
-            "dtype": _name(self.dtype),
+            "dtype": dtype_name(self.dtype),
             "training": self.training,
             "impl": self.impl,
             "device": self.device,
+            "recompute": self.recompute,
             "sizes": self.sizes,
             "parameters": both(self.parameters),
             "operations": {"forward": both(self.forward), "backward": both(self.backward)},
+            "recomputed": both(self.recomputed),
             "traffic": both(self.traffic),
+            "kernels": self.n_launches,
             "memory": {name: both(amount) for name, amount in self.memory.rows()}
-            | {"peak_when": self.memory.peak_when},
+            | {"peak_when": self.memory.peak_when}
+            | {"peak_made_of": {name: both(amount) for name, amount in self.memory.peak_made_of.items()}},
             "pairs": None
             if pairs is None
-            else {
-                "dense": pairs.dense.value,
-                "allowed": pairs.allowed.value,
-                "computed": pairs.computed.value,
-            },
+            else {name: getattr(pairs, name).value for name in ("dense", "allowed", "computed")},
             "parts": [
-                {
-                    "part": part.name,
-                    "parameters": both(part.parameters),
-                    "forward": both(part.forward),
-                    "backward": both(part.backward),
-                    "traffic": both(part.traffic),
-                }
+                {"part": part.name, **{name: both(getattr(part, name)) for name in told}, "kernels": part.kernels}
                 for part in self.parts
             ],
             "bottleneck": self.bottleneck,
             "odd_products": list(self.odd_products),
+            "unknown": self.unknown,
+            "no_formulas": self.why_no_formulas if formulas else "",
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.subject}, batch {self.batch}, {_name(self.dtype)}, {'training' if self.training else 'inference'}"
-        ]
-        lines.append(f"{'part':<28}{'parameters':>15}{'forward':>12}{'traffic':>12}")
-        for part in self.parts:
+        how = "training" if self.training else "inference"
+        lines = [f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"]
+        lines.append(f"{'part':<44}{'parameters':>15}{'forward':>12}{'traffic':>12}")
+        whole = (("total", self.parameters, self.forward, self.traffic),)
+        for name, parameters, forward, traffic in (
+            *((part.name, part.parameters, part.forward, part.traffic) for part in self.parts), *whole,
+        ):  # fmt: skip
             lines.append(
-                f"{part.name:<28}{part.parameters.value:>15,}{readable_count(part.forward.value):>12}"
-                f"{readable_bytes(part.traffic.value):>12}"
+                f"{name:<44}{parameters.value:>15,}{readable_count(forward.value):>12}{readable_bytes(traffic.value):>12}"
             )
-        lines.append(
-            f"{'total':<28}{self.parameters.value:>15,}{readable_count(self.forward.value):>12}"
-            f"{readable_bytes(self.traffic.value):>12}"
-        )
-        lines += [f"{name:<43}{readable_bytes(amount.value):>12}" for name, amount in self.memory.rows()]
+        lines += [f"{name:<59}{readable_bytes(amount.value):>12}" for name, amount in self.memory.rows()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -266,8 +410,12 @@ class Cost:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _alive(log: Log, moment: int, kind: str | None) -> Iterator[tuple[str, int]]:
+    return ((s.path, s.n_bytes) for s in log.alive(moment) if kind is None or s.kind == kind)
+
+
+def _states(log: Log, times: int) -> Iterator[tuple[str, int]]:
+    return ((path, times * n) for path, _, n in log.parameters.values())
 
 
 def readable_bytes(n: float) -> str:
@@ -281,60 +429,8 @@ def readable_bytes(n: float) -> str:
 
 def readable_count(n: float) -> str:
     """1,500,000 as "1.5 M"."""
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if abs(n) < 1000 or unit == "P":
+    for unit in ("", "k", "M", "G", "T", "P", "E"):
+        if abs(n) < 1000 or unit == "E":
             return f"{n:.4g} {unit}".rstrip()
         n /= 1000
     raise AssertionError("unreachable")
-
-
-# ---------------------------------------------------------------------- from a program
-
-
-def parts_of(program: Program, *, by_item: bool = False) -> tuple[Part, ...]:
-    """Sums over the program, by part (in the order of their first op) or by single operation."""
-    groups: dict[str, list[tuple[Amount, Op]]] = {}
-    for times, op in program.ops():
-        groups.setdefault(f"{op.part}: {op.name}" if by_item else op.part, []).append((times, op))
-    return tuple(_part(program, name, ops, by_item=by_item) for name, ops in groups.items())
-
-
-def _part(program: Program, name: str, ops: list[tuple[Amount, Op]], *, by_item: bool) -> Part:
-    def over(kernels: str, what: str) -> Amount:
-        return total(times * getattr(k, what) for times, op in ops for k in getattr(op, kernels))
-
-    if by_item:
-        owned = {parameter for _, op in ops for parameter in op.parameters}
-        parameters = total(
-            stretch.times * elements
-            for stretch in program.stretches
-            for key, elements in stretch.parameters.items()
-            if key in owned and stretch.owner[key] == ops[0][1].part
-        )
-    else:
-        parameters = program.parameters_of(name)
-    return Part(
-        name,
-        parameters,
-        over("forward", "operations"),
-        over("backward", "operations"),
-        over("forward", "n_bytes"),
-        total(times * op.elements for times, op in ops),
-    )
-
-
-def memory_of(program: Program, found: Balance, *, training: bool) -> Memory:
-    weights = program.parameters * program.itemsize
-    looks = program.looks
-    return Memory(
-        weights=weights,
-        gradients=weights if training else Amount(0),
-        optimiser=weights * 2 if training else Amount(0),
-        activations=found.activations,
-        attention_reference=total(look.layers * look.cells * 4 for look in looks),
-        attention_fused=total(look.layers * look.queries * 4 for look in looks),
-        cache=total(look.layers * look.keys_values * program.itemsize for look in looks if look.writes),
-        peak=found.peak.n_bytes,
-        peak_when=found.peak.when,
-        peak_made_of=found.peak.made_of,
-    )
