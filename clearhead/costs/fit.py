@@ -83,6 +83,6 @@ def _largest(peak: Callable[[int], int], budget: int) -> tuple[int, bool]:
     while 0 < low < high - 1:
         (a, first), (b, second) = sorted(known.items(), key=lambda pair: abs(pair[1] - budget))[:2]
         guess = a + (budget - first) * (b - a) // (second - first) if second != first else 2 * low
-        middle = (low + high) // 2 if refused or guess in known else guess
+        middle = (low + high) // 2 if refused and guess >= high else guess
         look(min(max(middle, low + 1), high - 1))
     return low, refused
