@@ -12,10 +12,12 @@ keeps."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,7 +25,10 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.costs.operators import Ceiling, Kernel
+from clearhead.disk import write_atomically
+from clearhead.errors import ConfigError
 
+_STORED = Path(__file__).parent / "machines"
 _HEAD_START = 40_000_000  # cycles of the device, about 20 ms
 
 __all__ = ["Machine", "dtype_name", "measure_machine", "one_thread", "synchronise", "time_of"]
@@ -72,6 +77,23 @@ class Machine:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Machine:
         return cls(**data)
+
+    @classmethod
+    def read(cls, name: str | Path) -> Machine:
+        """A stored description: one of those that come with the package ("h200"), or a file that `write` wrote."""
+        path = _STORED / f"{str(name).lower()}.json"
+        path = path if path.exists() else Path(name)
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError) as error:
+            known = ", ".join(sorted(file.stem for file in _STORED.glob("*.json")))
+            raise ConfigError(
+                f"device is {str(name)!r}; expected cpu, cuda, a machine that is known ({known}), or a file that clearhead "
+                "cost --machine-out FILE wrote"
+            ) from error
+
+    def write(self, path: str | Path) -> None:
+        write_atomically(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -166,8 +166,10 @@ def _convolution_backward(call: Call) -> tuple[Kernel, ...]:
 
 
 def _grouped(call: Call) -> tuple[Kernel, ...]:
-    """One product for each group of rows."""
-    return (Kernel(call.moved(), (2 * call.out.numel() * call["self"].shape[-1],)),)
+    """One product for each group of rows, or, where weights get their gradients, of columns."""
+    a, b = call["self"], call["mat2"]
+    outer = a.shape[0] * b.shape[-1] if a.dim() == b.dim() == 2 else call.out.numel()
+    return (Kernel(call.moved(), (2 * outer * a.shape[-1],)),)
 
 
 # ---------------------------------------------------------------------- attention

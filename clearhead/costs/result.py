@@ -144,7 +144,7 @@ class Cost:
 
     @cached_property
     def parameters(self) -> Amount:
-        return self.reader.amount(lambda log: [(path, n) for path, n, _ in log.parameters.values()])
+        return self.reader.amount(lambda log: [(p.path, p.elements) for p in log.parameters.values()])
 
     @cached_property
     def forward(self) -> Amount:
@@ -182,12 +182,12 @@ class Cost:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        paths = [step.path for step in self.log.steps] + [path for path, _, _ in self.log.parameters.values()]
+        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
         return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
     def _part(self, name: str) -> Part:
         def own(log: Log) -> Iterator[tuple[str, int]]:
-            return ((path, n) for path, n, _ in log.parameters.values() if normal(path) == name)
+            return ((p.path, p.elements) for p in log.parameters.values() if normal(p.path) == name)
 
         def kept(log: Log) -> Iterator[tuple[str, int]]:
             return ((s.path, s.n_bytes) for s in log.storages if s.kind == "activations" and normal(s.path) == name)
@@ -415,7 +415,7 @@ def _alive(log: Log, moment: int, kind: str | None) -> Iterator[tuple[str, int]]
 
 
 def _states(log: Log, times: int) -> Iterator[tuple[str, int]]:
-    return ((path, times * n) for path, _, n in log.parameters.values())
+    return ((p.path, times * p.n_bytes) for p in log.parameters.values())
 
 
 def readable_bytes(n: float) -> str:

@@ -11,13 +11,11 @@ alone can be changed.
 from __future__ import annotations
 
 import copy
-import dataclasses
-import difflib
 import importlib
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,11 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fa
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.checks.guess import subject_of
-from clearhead.checks.subject import Batch, Embeddings, Ids, Subject, Values, tensor_of
-from clearhead.errors import ClearheadError, ConfigError, ShapeError
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values, tensor_of
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.models import PRESETS, Config
+from clearhead.values import did_you_mean
 
 __all__ = ["AttentionSizes", "Example", "Model", "example", "model_of", "preset", "set_impl"]
 
@@ -71,9 +70,7 @@ class Model:
 def preset(name: str) -> Config:
     """The configuration of a preset; an unknown name is answered with the nearest one."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(PRESETS)}"
-        raise ConfigError(f"there is no preset {name!r}; {hint}")
+        raise ConfigError(f"there is no preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]()
 
 
@@ -84,7 +81,7 @@ def model_of(subject: Any, inputs: Any = None) -> Model:
     if isinstance(subject, str):
         found, own = named(subject)
         made = model_of(found, own if inputs is None else inputs)
-        return made if isinstance(found, nn.Module) else dataclasses.replace(made, label=subject)
+        return made if isinstance(found, nn.Module) else replace(made, label=subject)
     if isinstance(subject, (Config, AttentionSizes)):
         label = type(subject).__name__.removesuffix("Config")
         return Model("MultiHeadAttention" if label == "AttentionSizes" else label, subject.build, subject, inputs)
@@ -202,6 +199,8 @@ def example(
     """Random inputs for a module, as it wants to be called."""
     if isinstance(inputs, (Tensor, tuple, list, Mapping)):
         return _given(model, inputs)
+    if "input_features" in _arguments(model) and inputs is None:
+        return _sound(model, label, tokens, batch, dtype, device)
     subject = _subject(model, label, inputs)
     source, target = _lengths(subject, label, model, tokens)
 
@@ -243,6 +242,20 @@ def _given(model: nn.Module, inputs: Any) -> Example:
     tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
     subject = Subject(module=model, name=type(model).__name__, inputs=Values((1,)), run=lambda module, _: module(*args))
     return Example(subject, tensors, lambda module: module(*args, **named))
+
+
+def _sound(model: Any, label: str, tokens: Tokens, batch: int, dtype: torch.dtype, device: Any) -> Example:
+    """Sound in, text out: the mel features of a whole window, as Whisper takes them, and `tokens` of its text."""
+    config = model.config
+    subject = Subject(module=model, name=label, inputs=Ids(config.vocab_size), run=lambda m, b: m(b.x), caching=Caching(new=dict))
+    _, target = _lengths(subject, label, model, tokens)
+    sound = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, device=device, dtype=dtype)
+    ids = torch.randint(0, config.vocab_size, (batch, target), device=device)
+    targets = ids.flatten().clone()
+    return Example(
+        replace(subject, source=Ids(config.vocab_size)), [sound, ids, targets],
+        lambda m: m(input_features=sound, decoder_input_ids=ids, use_cache=False), targets,
+    )  # fmt: skip
 
 
 def _subject(model: nn.Module, label: str, inputs: Any) -> Subject:

@@ -8,6 +8,7 @@ module's code, autograd, a parameter. So peaks are those of the real code, and n
 from __future__ import annotations
 
 import bisect
+import itertools
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import clearhead
 from clearhead.costs.operators import Kernel, kernels_of, scratch_of, tensors_in
 from clearhead.costs.ways import Look, Ways
-from clearhead.errors import ConfigError
+from clearhead.errors import ClearheadError, ConfigError
 
 __all__ = ["Log", "Step", "Storage", "blocks_of", "watch"]
 
@@ -53,13 +55,23 @@ class Storage:
     died: int | None = None
 
 
+class Parameter(NamedTuple):
+    """A parameter: the path of its module, its size, and its length along the first dimension."""
+
+    path: str
+    elements: int
+    n_bytes: int
+    rows: int
+
+
 @dataclass
 class Log:
     """All that was seen of one run."""
 
     steps: list[Step] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    parameters: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # name to (path, elements, bytes)
+    parameters: dict[str, Parameter] = field(default_factory=dict)  # by name
+    blocks: list[str] = field(default_factory=list)  # paths of repeated layers
     looks: list[Look] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)  # operators whose operations are not known, and how often
     end_of_forward: int = 0
@@ -71,17 +83,19 @@ class Log:
 
     def peak(self) -> int:
         """The moment at which most bytes are alive."""
+        return max(self._balance(lambda _: True), key=lambda pair: (pair[1], -pair[0]))[0]
+
+    def peak_of(self, wanted: Callable[[Storage], bool]) -> int:
+        """The most bytes of some storages that are alive together."""
+        return max(n for _, n in self._balance(wanted))
+
+    def _balance(self, wanted: Callable[[Storage], bool]) -> Iterator[tuple[int, int]]:
         changes = [0] * (self.end + 2)
-        for storage in self.storages:
+        for storage in filter(wanted, self.storages):
             changes[storage.born] += storage.n_bytes
             if storage.died is not None:
                 changes[storage.died] -= storage.n_bytes
-        now = most = at = 0
-        for moment, change in enumerate(changes):
-            now += change
-            if now > most:
-                most, at = now, moment
-        return at
+        return enumerate(itertools.accumulate(changes))
 
     def when(self, moment: int) -> str:
         """What ran at a moment, in words."""
@@ -96,6 +110,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.log = Log()
         self.phase = "forward"
+        self.inside = "the module"
         self.running: list[str] = []
         self.events = 0
         self._gpu, self._plans = gpu, plans
@@ -130,8 +145,8 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
+        path = self.inside = self.path()
         out = func(*args, **kwargs)
-        path = self.path()
         phase = self.phase if self.phase == "forward" or not self.running else "recompute"
         if phase != "backward":
             self._note_number(path)
@@ -173,13 +188,17 @@ class _Watch(TorchDispatchMode):
 
     # ------------------------------------------------------------------ the model
 
+    def _left(self, *_: Any) -> None:
+        self.running.pop()
+
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
         """Knows, at any time, which module is running, and what was there before it ran."""
         for name, parameter in model.named_parameters():
             path = name.rpartition(".")[0] or type(model).__name__
             self._owners[id(parameter)] = path
-            self.log.parameters[name] = (path, parameter.numel(), parameter.numel() * parameter.element_size())
+            rows = parameter.shape[0] if parameter.dim() else 1
+            self.log.parameters[name] = Parameter(path, parameter.numel(), parameter.numel() * parameter.element_size(), rows)
             self.saw(parameter, path, "weights", "parameter")
         for name, buffer in model.named_buffers():
             self.saw(buffer, name.rpartition(".")[0], "buffers", "buffer")
@@ -187,30 +206,27 @@ class _Watch(TorchDispatchMode):
             for path, module in model.named_modules():
                 label = path or type(model).__name__
                 before = module.register_forward_pre_hook(lambda *_, label=label: self.running.append(label), prepend=True)
-                after = module.register_forward_hook(lambda *_: _pop(self.running), always_call=True)
+                after = module.register_forward_hook(self._left, always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             yield
 
 
-def _pop(running: list[str]) -> None:
-    running.pop()
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: what stands in the outermost lists of at least two modules of one kind."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        layers = list(child.children())
-        is_list = isinstance(child, (nn.ModuleList, nn.Sequential)) and len({type(layer) for layer in layers}) == 1
-        found += layers if is_list and len(layers) > 1 else blocks_of(child)
+def blocks_of(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
+    """The repeated layers by their path: what stands in the outermost lists of modules of one kind."""
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        layers = dict(child.named_children())
+        is_list = isinstance(child, (nn.ModuleList, nn.Sequential)) and len({type(x) for x in layers.values()}) == 1
+        place = f"{path}{name}."
+        found |= {f"{place}{n}": layer for n, layer in layers.items()} if is_list else blocks_of(child, place)
     return found
 
 
 @contextmanager
 def _recomputing(model: nn.Module, again: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Every block keeps what it is given alone, and runs again on the way back, `again` around it."""
-    blocks = blocks_of(model)
+    blocks = list(blocks_of(model).values())
     if not blocks:
         raise ConfigError(f"recompute='blocks' needs repeated layers in a list, and {type(model).__name__} has none")
     how = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
@@ -247,6 +263,7 @@ def watch(
     watcher = _Watch(lambda: ways.plans, gpu=device == "cuda")
     ways = Ways(device, watcher.path, None if probe is None else probe.looks)
     log = watcher.log
+    log.blocks = list(blocks_of(model))
     for tensor in inputs:
         watcher.saw(tensor, "", "inputs", "input")
     with ExitStack() as stack:
@@ -296,22 +313,24 @@ def _add_in_place(log: Log) -> None:
 
 @contextmanager
 def _in_words(watcher: _Watch) -> Iterator[None]:
-    """What cannot be known without numbers, with the operator and the line that asked."""
+    """What cannot be known without numbers, with the operator and the line that asked; what the module refuses."""
     try:
         yield
+    except ClearheadError:
+        raise
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
         operator = getattr(error, "func", "a comparison of sizes")
-        path = watcher.running[-1] if watcher.running else "the model"
         raise ConfigError(
-            f"what {path} does depends on numbers that a run on nothing does not have: {operator}, at {_line(error)}; "
-            "give the module a way that does not look at its data, or measure it with --measure"
+            f"what {watcher.inside} does depends on numbers that a run on nothing does not have: {operator}, at "
+            f"{_line(error)}; give the module a way that does not look at its data"
         ) from error
+    except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:
+        raise ConfigError(f"{watcher.inside} cannot run so: {str(error).splitlines()[0]} (at {_line(error)})") from error
 
 
 def _line(error: BaseException) -> str:
-    """The last line of the caller's code on the way to an error: not torch's and not this room's."""
-    here = Path(__file__).parent
-    inside = str(Path(torch.__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
-    frames = [f for f in frames if Path(f.filename).parent != here] or frames
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "an unknown line"
+    """The last line of the caller's code on the way to an error: not torch's and not this package's."""
+    ours, torchs = (str(Path(place).parent) for place in (clearhead.__file__, torch.__file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([f for f in frames if not f.filename.startswith((ours, torchs))] or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} ({frame.line})"

@@ -86,6 +86,8 @@ class Ways(TorchFunctionMode):
                 self._note_plain(*args, **kwargs)
             if self.device == "cuda":
                 return _on_gpu(*args, **kwargs)
+        elif func is torch.rand and args and not len(args[0] if isinstance(args[0], (list, tuple)) else (1,)):
+            return 1.0  # one draw, by which some models leave out a layer: none is left out
         elif self.device == "cuda" and func in _ON_GPU:
             return _ON_GPU[func](*args, **kwargs)
         return func(*args, **kwargs)
@@ -104,16 +106,19 @@ class Ways(TorchFunctionMode):
 
     @contextmanager
     def standing_in(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """The names by which the source files of these modules call `attend` lead here."""
+        """The names by which the source files of these modules call `attend` lead here; and libraries that look into
+        their tensors to choose a way are told what one plain sequence would tell them."""
         files = {sys.modules[kind.__module__] for module in modules for kind in type(module).__mro__}
-        places = [(file, name) for file in files for name, value in list(vars(file).items()) if value is attend]
-        for file, name in places:
-            setattr(file, name, self._attend)
+        places = [(file, name, self._attend) for file in files for name, value in vars(file).items() if value is attend]
+        places += [(sys.modules[file], name, told) for file, name, told in _TOLD if hasattr(sys.modules.get(file), name)]
+        before = [getattr(file, name) for file, name, _ in places]
+        for file, name, stand_in in places:
+            setattr(file, name, stand_in)
         try:
             yield
         finally:
-            for file, name in places:
-                setattr(file, name, attend)
+            for (file, name, _), value in zip(places, before, strict=True):
+                setattr(file, name, value)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, **how: Any) -> Tensor:
         mask = None if mask is None or isinstance(mask, Full) else as_mask(mask)
@@ -201,4 +206,9 @@ def _rms(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float |
     return torch.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
+# Whether sequences are packed (they are not), and whether a mask is causal (where torch asks, it is).
+_TOLD: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),
+    ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: mask is not None),
+)
 _ON_GPU: dict[Any, Callable[..., Tensor]] = {F.dropout: _dropout, torch.dropout: _dropout, F.rms_norm: _rms, torch.rms_norm: _rms}
