@@ -47,6 +47,10 @@ class Pairs:
     gathers: bool  # the plan is what runs
     about: tuple[Look, torch.dtype, str] = field(repr=False)
 
+    @property
+    def heads(self) -> int:
+        return self.about[0].heads
+
     @cached_property
     def planned(self) -> int:
         """What the mask's plan computes: the pairs allowed, and those beside them in a tile."""
@@ -201,6 +205,12 @@ class Cost:
             self.reader.amount(kept),
             sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
         )
+
+    @property
+    def total(self) -> Part:
+        """All parts together."""
+        kept, kernels = self.memory.activations, self.n_launches
+        return Part("total", self.parameters, self.forward, self.backward, self.traffic, kept, kernels)
 
     @property
     def bottleneck(self) -> str:
