@@ -174,7 +174,13 @@ def _time(found: Cost, machine: Machine) -> dict[str, Any]:
         {"part": name, "seconds": seconds, "ceiling": ceiling}
         for name, (seconds, ceiling) in found.ceilings(machine).items()
     ]
-    return {"machine": machine.name, "seconds": took.seconds, "limit": took.limit, "waiting": took.waiting, "parts": parts}
+    return {
+        "machine": machine.name,
+        "seconds": took.seconds,
+        "limit": took.limit,
+        "waiting": took.waiting,
+        "parts": parts,
+    }
 
 
 def _share(
@@ -207,8 +213,8 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from clearhead.costs.measure import beside, machine_here
-    from clearhead.costs.trial import measure
+    from clearhead.bench.machine import machine_here
+    from clearhead.bench.trial import beside, measure
 
     machine = machine_here(how["device"], (how["dtype"],))
     real = measure(subject, tokens=tokens, batch=batch, **how)
@@ -218,7 +224,7 @@ def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, 
 def _measure_machine(device: str | None, path: Path, json: bool) -> None:
     import torch
 
-    from clearhead.costs.measure import machine_here
+    from clearhead.bench.machine import machine_here
 
     where = _device(device, measure=True)
     machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
@@ -233,8 +239,8 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     """Every model and size that the project answers for, a line each as it is measured."""
     import torch
 
-    from clearhead.costs.measure import FOREIGN, cases, document_of, machine_here, missing
-    from clearhead.costs.report import line, worst, write
+    from clearhead.bench.cost import FOREIGN, cases, document_of, line, missing, worst, write
+    from clearhead.bench.machine import machine_here
 
     where = _device(device, measure=True)
     which = cases("full" if where == "cuda" else "small")
@@ -287,7 +293,9 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
     made_of = ", ".join(f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_made_of.items() if n.value)
     _say(f"peak: {found.memory.peak_when} ({made_of})")
-    _say(f"most operations: {found.bottleneck} ({readable_count(found.operations.value)} in all); {found.n_launches:,} kernels")
+    _say(
+        f"most operations: {found.bottleneck} ({readable_count(found.operations.value)} in all); {found.n_launches:,} kernels"
+    )
     if found.recomputed:
         _say(f"computed again on the way back: {readable_count(found.recomputed.value)} operations")
     for operator, times in found.unknown.items():
@@ -306,7 +314,12 @@ def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:
         return f"{n:,}" if n else ""
 
     share = part.forward.value / max(1, found.forward.value)
-    cells = [part.name, count(part.parameters.value), count(part.forward.value), f"{100 * share:.1f} %" if share else ""]
+    cells = [
+        part.name,
+        count(part.parameters.value),
+        count(part.forward.value),
+        f"{100 * share:.1f} %" if share else "",
+    ]
     if found.training:
         cells += [count(part.backward.value), readable_bytes(part.kept.value) if part.kept.value else ""]
     cells.append(readable_bytes(part.traffic.value) if part.traffic.value else "")
@@ -322,7 +335,7 @@ def _show_attention(found: Cost) -> None:
         return
     console.print()
     dense = pairs.dense.value
-    _say(f"{dense:,} attention weights a head, {dense * pairs.heads:,} in all heads of a layer")
+    _say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
     if pairs.mask is not None:
         how = "by the equation" if found.impl == "reference" else "by the fused kernel"
         _say(

@@ -101,7 +101,9 @@ class Reader:
                 if same and found.log.end == self.log.end:
                     self._probe = found
                 else:
-                    self.why_none = "at other sizes the module runs other operators (it loops over a size, or plans by it)"
+                    self.why_none = (
+                        "at other sizes the module runs other operators (it loops over a size, or plans by it)"
+                    )
         return self._probe
 
     def formula(self, select: Select, value: int) -> Any:

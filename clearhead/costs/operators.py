@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -34,6 +33,8 @@ class Ceiling(Enum):
     ORDINARY = "products"
     ODD = "products of odd width"  # no multiple of 8: tensor cores cannot load its rows
     ODD_BACKWARD = "gradients of odd width"
+    CONVOLUTION = "convolutions of odd channels"
+    CONVOLUTION_BACKWARD = "gradients of odd channels"
     ATTENTION = "attention"  # products around a softmax, in one kernel
     ATTENTION_BACKWARD = "attention, backward"
     ROW_SUM = "sums over rows"  # adds rows up into one, as a bias's gradient does
@@ -154,13 +155,15 @@ def _matrix(call: Call, a: Tensor, b: Tensor, *, odd: bool) -> tuple[Kernel, ...
 def _convolution(call: Call) -> tuple[Kernel, ...]:
     weight: Tensor = call["weight"]
     places = (call["input"] if call["transposed"] else call.out).numel() // weight.shape[0]
-    return (Kernel(call.moved(), (2 * places * weight.numel(),)),)
+    ceiling = Ceiling.CONVOLUTION if call["input"].shape[1] % _ALIGNED else Ceiling.ORDINARY
+    return (Kernel(call.moved(), (2 * places * weight.numel(),), ceiling),)
 
 
 def _convolution_backward(call: Call) -> tuple[Kernel, ...]:
     grad, x, weight, wanted = call["grad_output"], call["input"], call["weight"], call["output_mask"]
     places = (x if call["transposed"] else grad).numel() // weight.shape[0]
-    product = Kernel(sizes(grad, x, weight), (2 * places * weight.numel(),))
+    ceiling = Ceiling.CONVOLUTION_BACKWARD if x.shape[1] % _ALIGNED else Ceiling.ORDINARY
+    product = Kernel(sizes(grad, x, weight), (2 * places * weight.numel(),), ceiling)
     sums = Kernel(sizes(grad), ceiling=Ceiling.ROW_SUM)
     return tuple(kernel for kernel, want in zip((product, product, sums), wanted, strict=True) if want)
 
@@ -202,14 +205,14 @@ def _attention_backward(call: Call) -> tuple[Kernel, ...]:
 
 def _gathered(call: Call) -> tuple[Kernel, ...]:
     q, v = call["q"], call["v"]
-    pairs = call.plans[call["handle"]] * q.shape[1]
+    pairs = call.plans.get(call["handle"], 0) * q.shape[1]
     return (Kernel(call.moved(), (2 * pairs * (q.shape[-1] + v.shape[-1]),), Ceiling.ATTENTION),)
 
 
 def _gathered_backward(call: Call) -> tuple[Kernel, ...]:
     """A plan goes by queries and by keys, one after the other, and makes scores and weights' gradients twice."""
     grad, q, v = call["grad"], call["q"], call["v"]
-    products = (2 * call.plans[call["handle"]] * q.shape[1] * (4 * q.shape[-1] + 3 * v.shape[-1]),)
+    products = (2 * call.plans.get(call["handle"], 0) * q.shape[1] * (4 * q.shape[-1] + 3 * v.shape[-1]),)
     return Kernel(sizes(grad, grad)), Kernel(call.moved(), products, Ceiling.ATTENTION_BACKWARD)
 
 

@@ -53,14 +53,20 @@ def share(found: Cost, gpus: int, parallel: str, *, machine: Machine | None = No
     if parallel not in ("ddp", "fsdp"):
         raise ConfigError(f"parallel is {parallel!r}; expected ddp or fsdp")
     if gpus < 2 or not found.training:
-        raise ConfigError(f"sharing is for a training step on at least 2 GPUs; got gpus={gpus}, training={found.training}")
+        raise ConfigError(
+            f"sharing is for a training step on at least 2 GPUs; got gpus={gpus}, training={found.training}"
+        )
     made = _ddp(found, gpus) if parallel == "ddp" else _fsdp(found, gpus)
     if machine is None or link is None:
         return made
     took = found.time(machine)
     sending = made.sent / link
     # Gradients travel while earlier layers compute theirs; of FSDP's three thirds one goes behind the forward pass.
-    hidden = [(sending, took.backward)] if parallel == "ddp" else [(sending / 3, took.forward), (sending * 2 / 3, took.backward)]
+    hidden = (
+        [(sending, took.backward)]
+        if parallel == "ddp"
+        else [(sending / 3, took.forward), (sending * 2 / 3, took.backward)]
+    )
     computing = took.seconds - (took.optimiser * (1 - 1 / gpus) if parallel == "fsdp" else 0.0)
     seconds = computing + sum(max(0.0, sent - behind) for sent, behind in hidden)
     return Share(**{**asdict(made), "computing": computing, "sending": sending, "seconds": seconds})
@@ -84,6 +90,6 @@ def _fsdp(found: Cost, n: int) -> Share:
     blocks = sorted((size for path, size in groups.items() if path), reverse=True)
     # What belongs to no block is gathered for the whole pass; of the blocks one runs and the next one comes in.
     gathered = 2 * groups[""] + sum(blocks[:2]) + sum(blocks[:1])
-    others = log.peak_of(lambda storage: storage.kind not in ("weights", "gradients"))
+    others = log.peak_of(("weights", "gradients"))
     peak = others + (2 + ADAM) * shard + gathered
     return Share(n, "fsdp", shard, shard, ADAM * shard, gathered, peak, 3 * (n - 1) * shard)

@@ -124,7 +124,9 @@ def _checked_length(label: str, given: Example, tokens: Tokens, log: Log) -> Tok
         return None
     what = "takes no sequence; leave tokens out"
     if reads is not None:
-        what = f"of these images reads {reads} tokens, got tokens={tokens}; change image_size in its configuration instead"
+        what = (
+            f"of these images reads {reads} tokens, got tokens={tokens}; change image_size in its configuration instead"
+        )
     raise ShapeError(f"{label} {what}")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from clearhead.costs.formulas import Amount, Reader, normal
 from clearhead.costs.machine import Machine, dtype_name
 from clearhead.costs.operators import Ceiling, Kernel
 from clearhead.costs.watch import Log
-from clearhead.costs.ways import Look, planned_pairs
+from clearhead.costs.ways import Look, plan_on
 from clearhead.masks import Mask
 
-__all__ = ["Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
+__all__ = ["ADAM", "Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
 
 ADAM = 2  # numbers that AdamW keeps for each parameter
+Terms = Iterator[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,17 @@ class Pairs:
     dense: Amount
     allowed: Amount
     computed: Amount
-    mask: Mask | None
-    gathers: bool  # the plan is what runs
-    about: tuple[Look, torch.dtype, str] = field(repr=False)
+    look: Look = field(repr=False)
+    planned: int  # what the mask's plan computes: the pairs allowed, and those beside them in a tile
 
     @property
-    def heads(self) -> int:
-        return self.about[0].heads
+    def mask(self) -> Mask | None:
+        return self.look.mask
 
-    @cached_property
-    def planned(self) -> int:
-        """What the mask's plan computes: the pairs allowed, and those beside them in a tile."""
-        look, dtype, device = self.about
-        if self.mask is None:
-            return self.dense.value
-        made = planned_pairs(self.mask, look.queries, look.keys, dtype=dtype, width=look.width, device=device)
-        return made.computed * (look.batch if torch.Size(self.mask.batch_shape).numel() == 1 else 1)
+    @property
+    def gathers(self) -> bool:
+        """Whether the plan is what runs."""
+        return self.look.plan is not None
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class Memory:
     peak_made_of: dict[str, Amount]
 
     def rows(self) -> Iterator[tuple[str, Amount]]:
-        for name in ("weights", "gradients", "optimiser", "activations"):
-            yield name, getattr(self, name)
+        yield from ((name, getattr(self, name)) for name in ("weights", "gradients", "optimiser", "activations"))
         yield "attention matrices, by the equation", self.attention_reference
         yield "attention matrices, fused", self.attention_fused
         yield "KV cache", self.cache
@@ -109,13 +105,9 @@ class Time:
     @property
     def limit(self) -> str:
         """What the time is mostly spent on."""
-        spent = {
-            "arithmetic": self.arithmetic,
-            "memory traffic": self.traffic,
-            "launching kernels": self.launches,
-            "issuing kernels": self.waiting,
-        }
-        return max(spent, key=lambda what: spent[what])
+        words = {"traffic": "memory traffic", "launches": "launching kernels", "waiting": "issuing kernels"}
+        most = max(("arithmetic", *words), key=lambda name: getattr(self, name))
+        return words.get(most, most)
 
 
 @dataclass(frozen=True)
@@ -135,20 +127,19 @@ class Cost:
     pair: bool = False  # it reads one sequence and writes another
     recompute: str | None = None
 
-    # ------------------------------------------------------------------ totals
+    # ------------------------------------------------------------------ totals and parts
 
     def _steps(self, what: str, *phases: str, name: str | None = None) -> Amount:
-        def select(log: Log) -> Iterator[tuple[str, int]]:
+        def select(log: Log) -> Terms:
             for step in log.steps:
                 if step.phase in phases and (name is None or normal(step.path) == name):
-                    for kernel in step.kernels:
-                        yield from ((step.path, n) for n in getattr(kernel, what))
+                    yield from ((step.path, n) for kernel in step.kernels for n in getattr(kernel, what))
 
         return self.reader.amount(select)
 
     @cached_property
     def parameters(self) -> Amount:
-        return self.reader.amount(lambda log: [(p.path, p.elements) for p in log.parameters.values()])
+        return self.reader.amount(lambda log: ((p.path, p.elements) for p in log.parameters.values()))
 
     @cached_property
     def forward(self) -> Amount:
@@ -167,7 +158,7 @@ class Cost:
     def traffic(self) -> Amount:
         return self._steps("moved", "forward")
 
-    @property
+    @cached_property
     def operations(self) -> Amount:
         """Forward, and in training backward too."""
         return self._steps("products", "forward", "backward", "recompute")
@@ -182,35 +173,29 @@ class Cost:
         """Why numbers stand where formulas were asked for; empty where none was missing."""
         return self.reader.why_none
 
-    # ------------------------------------------------------------------ parts
-
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
         return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
     def _part(self, name: str) -> Part:
-        def own(log: Log) -> Iterator[tuple[str, int]]:
-            return ((p.path, p.elements) for p in log.parameters.values() if normal(p.path) == name)
-
-        def kept(log: Log) -> Iterator[tuple[str, int]]:
-            return ((s.path, s.n_bytes) for s in log.storages if s.kind == "activations" and normal(s.path) == name)
-
         return Part(
             name,
-            self.reader.amount(own),
+            self.reader.amount(
+                lambda log: ((p.path, p.elements) for p in log.parameters.values() if normal(p.path) == name)
+            ),
             self._steps("products", "forward", name=name),
             self._steps("products", "backward", "recompute", name=name),
             self._steps("moved", "forward", name=name),
-            self.reader.amount(kept),
+            self.reader.amount(lambda log: ((path, n) for path, n in _kept(log) if normal(path) == name)),
             sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
         )
 
     @property
     def total(self) -> Part:
         """All parts together."""
-        kept, kernels = self.memory.activations, self.n_launches
-        return Part("total", self.parameters, self.forward, self.backward, self.traffic, kept, kernels)
+        sums = (self.parameters, self.forward, self.backward, self.traffic, self.memory.activations)
+        return Part("total", *sums, self.n_launches)
 
     @property
     def bottleneck(self) -> str:
@@ -225,16 +210,13 @@ class Cost:
 
     def products(self) -> tuple[Part, ...]:
         """The parts of one attention layer, with its two products apart, as the equation has them."""
-        rows: list[Part] = []
-        here = {normal(look.path) for look in self.log.looks}
+        here, none, rows = {normal(look.path) for look in self.log.looks}, Amount(0), []
         for part in self.parts:
             if part.name not in here or not part.forward:
                 rows.append(part)
                 continue
-            none = Amount(0)
-            half = Amount(part.forward.value // 2)
-            rows.append(replace(part, name="scores", forward=half, backward=none))
-            rows.append(replace(part, name="weighted sum", forward=half, traffic=none, kept=none))
+            half = replace(part, name="scores", forward=Amount(part.forward.value // 2), backward=none)
+            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
         return tuple(rows)
 
     @cached_property
@@ -246,60 +228,48 @@ class Cost:
         at, look = next(((i, look) for i, look in looks if look.mask is not None), looks[0])
 
         def pairs(which: str) -> Amount:
-            def select(log: Log) -> list[tuple[str, int]]:
-                other = log.looks[at]
-                counted = getattr(other, which, None) if other.mask is not None and not other.is_causal else None
-                if counted is not None:
-                    return [("", 2 * counted)]
-                diagonal = other.is_causal and which == "allowed" and other.queries == other.keys
-                square = other.batch * other.queries * other.keys
-                return [("", square), ("", other.batch * other.queries)] if diagonal else [("", 2 * square)]
+            def select(log: Log) -> list[tuple[str, int]]:  # twice as many: half of the square is no whole number
+                here = log.looks[at]
+                if which == "allowed" and here.is_causal and here.queries == here.keys:
+                    return [("", here.dense), ("", here.batch * here.queries)]
+                counted = getattr(here, which)
+                return [("", 2 * (here.dense if counted is None else counted))]
 
             return self.reader.amount(select, over=2)
 
+        planned = look.dense
+        if look.mask is not None:
+            planned = look.sequences * plan_on(self.device, look.mask, look, self.dtype).computed
         computed = "allowed" if look.is_causal and self.impl != "reference" else "computed"
-        about = (look, self.dtype, self.device)
-        return Pairs(pairs("dense"), pairs("allowed"), pairs(computed), look.mask, look.gathers, about)
+        return Pairs(pairs("dense"), pairs("allowed"), pairs(computed), look, planned)
 
     # ------------------------------------------------------------------ memory
 
     @cached_property
     def memory(self) -> Memory:
-        training, at = self.training, self._peak_at
-        zero = Amount(0)
-        kinds = dict.fromkeys(storage.kind for storage in self.log.alive(at))
-        made_of = {kind: self.reader.amount(lambda log, kind=kind: _alive(log, at, kind)) for kind in kinds}
-        if training:
-            made_of["optimiser"] = self._weights(ADAM)
+        amount, at, zero = self.reader.amount, self.log.peak(), Amount(0)
+        weights, states = (amount(lambda log, n=n: _states(log, n)) for n in (1, ADAM))
+        kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.lives(at))
+        made_of = {kind: amount(lambda log, kind=kind: _alive(log, at, kind)) for kind in kinds}
+        cached = [self.caches and (not self.pair or "decoder" in look.path) for look in self.log.looks]
         return Memory(
-            weights=self._weights(1),
-            gradients=self._weights(1) if training else zero,
-            optimiser=self._weights(ADAM) if training else zero,
-            activations=self.reader.amount(
-                lambda log: [(s.path, s.n_bytes) for s in log.storages if s.kind == "activations"]
+            weights=weights,
+            gradients=weights if self.training else zero,
+            optimiser=states if self.training else zero,
+            activations=amount(_kept),
+            attention_reference=amount(lambda log: ((x.path, x.heads * x.dense * 4) for x in log.looks)),
+            attention_fused=amount(lambda log: ((x.path, x.batch * x.heads * x.queries * 4) for x in log.looks)),
+            cache=amount(
+                lambda log: (
+                    (x.path, 2 * x.batch * x.keys * x.key_heads * x.width * x.itemsize)
+                    for x, is_cached in zip(log.looks, cached, strict=True)
+                    if is_cached
+                )
             ),
-            attention_reference=self._looks(lambda look: look.heads * look.dense * 4),
-            attention_fused=self._looks(lambda look: look.batch * look.heads * look.queries * 4),
-            cache=self._looks(
-                lambda look: 2 * look.batch * look.keys * look.key_heads * look.width * look.itemsize,
-                lambda look: self.caches and (not self.pair or "decoder" in look.path),
-            ),
-            peak=self.reader.amount(
-                lambda log: [*_alive(log, at, None), *(_states(log, ADAM) if training else ())]
-            ),
+            peak=amount(lambda log: [*_alive(log, at), *(_states(log, ADAM) if self.training else ())]),
             peak_when=self.log.when(at),
-            peak_made_of=made_of,
+            peak_made_of=made_of | ({"optimiser": states} if self.training else {}),
         )
-
-    @cached_property
-    def _peak_at(self) -> int:
-        return self.log.peak()
-
-    def _weights(self, times: int) -> Amount:
-        return self.reader.amount(lambda log: _states(log, times))
-
-    def _looks(self, size: Any, wanted: Any = lambda look: True) -> Amount:
-        return self.reader.amount(lambda log: [(look.path, size(look)) for look in log.looks if wanted(look)])
 
     # ------------------------------------------------------------------ time
 
@@ -312,7 +282,7 @@ class Cost:
         done = 0.0
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
         by_limit = [0.0, 0.0, 0.0]
-        for phase, _, kernel in self._in_order():
+        for phase, _, kernel in self.in_order():
             parts = machine.seconds(kernel, self.dtype)
             issued += issue
             done = max(done, issued) + sum(parts)
@@ -325,11 +295,10 @@ class Cost:
     def ceilings(self, machine: Machine) -> dict[str, tuple[float, str]]:
         """Of each part the seconds it takes, and which ceiling of the machine binds it."""
         spent: dict[str, dict[str, float]] = {}
-        for _, path, kernel in self._in_order():
-            here = spent.setdefault(normal(path), {})
-            names = (kernel.ceiling.value, "bandwidth", "launches")
-            if kernel.ceiling is Ceiling.ROW_SUM:
-                names = ("products", kernel.ceiling.value, "launches")
+        for _, path, kernel in self.in_order():
+            here, own = spent.setdefault(normal(path), {}), kernel.ceiling
+            is_sum = own is Ceiling.ROW_SUM
+            names = (Ceiling.ORDINARY.value if is_sum else own.value, own.value if is_sum else "bandwidth", "launches")
             for name, seconds in zip(names, machine.seconds(kernel, self.dtype), strict=True):
                 here[name] = here.get(name, 0.0) + seconds
         return {name: (sum(here.values()), max(here, key=lambda n, h=here: h[n])) for name, here in spent.items()}
@@ -337,9 +306,9 @@ class Cost:
     @property
     def n_launches(self) -> int:
         """Kernels of one step."""
-        return sum(1 for _ in self._in_order())
+        return sum(1 for _ in self.in_order())
 
-    def _in_order(self) -> Iterator[tuple[str, str, Kernel]]:
+    def in_order(self) -> Iterator[tuple[str, str, Kernel]]:
         """Every kernel of a step, one after the other, with its phase and path."""
         for step in self.log.steps:
             phase = "forward" if step.phase == "forward" else "backward"
@@ -352,48 +321,36 @@ class Cost:
 
     def formulas(self, *, latex: bool = False) -> dict[str, str]:
         """Every total and every part's formula, as text or as TeX."""
-        found = {
-            "parameters": self.parameters,
-            "forward": self.forward,
-            "backward": self.backward,
-            "traffic": self.traffic,
-        }
+        found = {name: getattr(self, name) for name in ("parameters", "forward", "backward", "traffic")}
         found |= {f"memory.{name}": amount for name, amount in self.memory.rows()}
-        for part in self.parts:
-            found[f"{part.name}.parameters"] = part.parameters
-            found[f"{part.name}.forward"] = part.forward
+        found |= {
+            f"{part.name}.{what}": getattr(part, what) for part in self.parts for what in ("parameters", "forward")
+        }
         return {name: amount.latex if latex else str(amount.formula) for name, amount in found.items() if amount.value}
 
     def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
         def both(amount: Amount) -> Any:
             return {"value": amount.value, "formula": str(amount.formula)} if formulas else amount.value
 
-        pairs = self.pairs
+        def all_of(holder: Any, *names: str) -> dict[str, Any]:
+            return {name: both(getattr(holder, name)) for name in names}
+
+        names = ("subject", "batch", "training", "impl", "device", "recompute", "sizes")
+        memory = {name: both(amount) for name, amount in self.memory.rows()}
+        made_of = {name: both(amount) for name, amount in self.memory.peak_made_of.items()}
+        pairs = (
+            None if self.pairs is None else {n: getattr(self.pairs, n).value for n in ("dense", "allowed", "computed")}
+        )
         told = ("parameters", "forward", "backward", "traffic", "kept")
         return {
-            "subject": self.subject,
-            "batch": self.batch,
+            **{name: getattr(self, name) for name in names},
             "dtype": dtype_name(self.dtype),
-            "training": self.training,
-            "impl": self.impl,
-            "device": self.device,
-            "recompute": self.recompute,
-            "sizes": self.sizes,
-            "parameters": both(self.parameters),
-            "operations": {"forward": both(self.forward), "backward": both(self.backward)},
-            "recomputed": both(self.recomputed),
-            "traffic": both(self.traffic),
+            **all_of(self, "parameters", "recomputed", "traffic"),
+            "operations": all_of(self, "forward", "backward"),
             "kernels": self.n_launches,
-            "memory": {name: both(amount) for name, amount in self.memory.rows()}
-            | {"peak_when": self.memory.peak_when}
-            | {"peak_made_of": {name: both(amount) for name, amount in self.memory.peak_made_of.items()}},
-            "pairs": None
-            if pairs is None
-            else {name: getattr(pairs, name).value for name in ("dense", "allowed", "computed")},
-            "parts": [
-                {"part": part.name, **{name: both(getattr(part, name)) for name in told}, "kernels": part.kernels}
-                for part in self.parts
-            ],
+            "memory": {**memory, "peak_when": self.memory.peak_when, "peak_made_of": made_of},
+            "pairs": pairs,
+            "parts": [{"part": part.name, **all_of(part, *told), "kernels": part.kernels} for part in self.parts],
             "bottleneck": self.bottleneck,
             "odd_products": list(self.odd_products),
             "unknown": self.unknown,
@@ -404,43 +361,38 @@ class Cost:
         how = "training" if self.training else "inference"
         lines = [f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"]
         lines.append(f"{'part':<44}{'parameters':>15}{'forward':>12}{'traffic':>12}")
-        whole = (("total", self.parameters, self.forward, self.traffic),)
-        for name, parameters, forward, traffic in (
-            *((part.name, part.parameters, part.forward, part.traffic) for part in self.parts), *whole,
-        ):  # fmt: skip
-            lines.append(
-                f"{name:<44}{parameters.value:>15,}{readable_count(forward.value):>12}{readable_bytes(traffic.value):>12}"
-            )
-        lines += [f"{name:<59}{readable_bytes(amount.value):>12}" for name, amount in self.memory.rows()]
-        return "\n".join(lines)
+        for part in (*self.parts, self.total):
+            sums = f"{readable_count(part.forward.value):>12}{readable_bytes(part.traffic.value):>12}"
+            lines.append(f"{part.name:<44}{part.parameters.value:>15,}{sums}")
+        return "\n".join(lines + [f"{name:<59}{readable_bytes(n.value):>12}" for name, n in self.memory.rows()])
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _alive(log: Log, moment: int, kind: str | None) -> Iterator[tuple[str, int]]:
-    return ((s.path, s.n_bytes) for s in log.alive(moment) if kind is None or s.kind == kind)
+def _kept(log: Log) -> Terms:
+    return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
 
 
-def _states(log: Log, times: int) -> Iterator[tuple[str, int]]:
+def _alive(log: Log, at: int, kind: str | None = None) -> Terms:
+    return ((s.path, s.n_bytes) for s in log.storages if s.lives(at) and kind in (None, s.kind))
+
+
+def _states(log: Log, times: int) -> Terms:
     return ((p.path, times * p.n_bytes) for p in log.parameters.values())
 
 
 def readable_bytes(n: float) -> str:
     """1,536 as "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(n) < 1024 or unit == "TiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.4g} {unit}"
-        n /= 1024
-    raise AssertionError("unreachable")
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(n) >= 1024 and len(units) > 1:
+        n, units = n / 1024, units[1:]
+    return f"{n:.0f} B" if units[0] == "B" else f"{n:.4g} {units[0]}"
 
 
 def readable_count(n: float) -> str:
     """1,500,000 as "1.5 M"."""
-    for unit in ("", "k", "M", "G", "T", "P", "E"):
-        if abs(n) < 1000 or unit == "E":
-            return f"{n:.4g} {unit}".rstrip()
-        n /= 1000
-    raise AssertionError("unreachable")
+    units = ["", "k", "M", "G", "T", "P", "E"]
+    while abs(n) >= 1000 and len(units) > 1:
+        n, units = n / 1000, units[1:]
+    return f"{n:.4g} {units[0]}".rstrip()

@@ -104,7 +104,9 @@ def named(name: str) -> tuple[Any, Any]:
         found = [path / place for place in ("config.toml", "model/config.toml", "train.toml")]
         path = next((file for file in found if file.exists()), path)
         if path.is_dir():
-            raise ConfigError(f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run")
+            raise ConfigError(
+                f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run"
+            )
     if path.is_file():
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -247,7 +249,9 @@ def _given(model: nn.Module, inputs: Any) -> Example:
 def _sound(model: Any, label: str, tokens: Tokens, batch: int, dtype: torch.dtype, device: Any) -> Example:
     """Sound in, text out: the mel features of a whole window, as Whisper takes them, and `tokens` of its text."""
     config = model.config
-    subject = Subject(module=model, name=label, inputs=Ids(config.vocab_size), run=lambda m, b: m(b.x), caching=Caching(new=dict))
+    subject = Subject(
+        module=model, name=label, inputs=Ids(config.vocab_size), run=lambda m, b: m(b.x), caching=Caching(new=dict)
+    )
     _, target = _lengths(subject, label, model, tokens)
     sound = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, device=device, dtype=dtype)
     ids = torch.randint(0, config.vocab_size, (batch, target), device=device)
@@ -292,7 +296,9 @@ def _targets(model: nn.Module, subject: Subject, batch: int, length: int, device
     """Right answers, where the module gives a choice: among the words at every place, or among classes."""
     config = getattr(model, "config", None)
     task = getattr(config, "task", None)
-    classes = getattr(task, "n_classes", None) or getattr(config, "n_classes", None) or getattr(model, "num_classes", None)
+    classes = (
+        getattr(task, "n_classes", None) or getattr(config, "n_classes", None) or getattr(model, "num_classes", None)
+    )
     if classes is None and isinstance(subject.inputs, Values):
         classes = getattr(config, "num_labels", None) if "labels" in _arguments(model) else None
     if classes is not None:
@@ -326,7 +332,9 @@ def _lengths(subject: Subject, label: str, model: nn.Module, tokens: Tokens) -> 
         source = target = tokens
     longest = subject.max_len
     if longest is not None and max(source if subject.source is not None else 0, target) > longest:
-        raise ShapeError(f"{max(source, target)} tokens are more than the {longest} learned positions; shorten the input")
+        raise ShapeError(
+            f"{max(source, target)} tokens are more than the {longest} learned positions; shorten the input"
+        )
     return source, target
 
 

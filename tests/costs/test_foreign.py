@@ -24,7 +24,9 @@ SMALL = {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2, "nu
 
 
 def gpt2():
-    config = transformers.GPT2Config(n_layer=2, n_embd=24, n_head=6, vocab_size=101, bos_token_id=0, eos_token_id=0, **EAGER)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=24, n_head=6, vocab_size=101, bos_token_id=0, eos_token_id=0, **EAGER
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -99,7 +101,9 @@ def test_an_encoder_of_torch():
         found = cost(model, tokens=tokens, batch=batch)
         assert found.parameters.value == sum(p.numel() for p in model.parameters())
         # A layer: four projections and the feed-forward, and two products of the attention.
-        assert found.forward.value == 2 * (8 * batch * tokens * 24**2 + 4 * batch * tokens * 24 * 37 + 4 * batch * tokens**2 * 24)
+        assert found.forward.value == 2 * (
+            8 * batch * tokens * 24**2 + 4 * batch * tokens * 24 * 37 + 4 * batch * tokens**2 * 24
+        )
         assert found.forward.formula.free_symbols  # B, L and T
 
 

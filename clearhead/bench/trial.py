@@ -1,26 +1,25 @@
-"""Running what was predicted: one training step or one forward pass with random inputs, and what it took.
+"""Running what was predicted: one training step or one forward pass with random inputs, what it took, and both beside
+each other.
 
 On a GPU the peak is the allocator's own. On a CPU every tensor's storage is watched from its making to its end,
-which sees what torch returns from its operations and not what a kernel needs while it runs.
-"""
+which sees what torch returns from its operations and not what a kernel needs while it runs."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
-from clearhead.costs.machine import one_thread, synchronise, time_of
-from clearhead.costs.operators import tensors_in
-from clearhead.costs.subjects import Example, Tokens, example, model_of, set_impl
+from clearhead.bench.machine import one_thread, synchronise, time_of
+from clearhead.costs import Cost, Machine
+from clearhead.costs.subjects import Example, Tokens, built, example, model_of, set_impl
+from clearhead.costs.watch import Watch
 from clearhead.masks import Mask
 
-__all__ = ["Measured", "measure", "measure_model"]
+__all__ = ["Comparison", "Measured", "beside", "measure", "measure_model"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,31 @@ class Measured:
 
     seconds: float
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was predicted and what was measured: peak_bytes and seconds of each, and what limits the prediction."""
+
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    limit: str
+
+    @property
+    def ratio(self) -> dict[str, float]:
+        """Predicted over measured."""
+        names = {"memory": "peak_bytes", "time": "seconds"}
+        return {name: self.predicted[what] / self.measured[what] for name, what in names.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> Comparison:
+    """A prediction for this machine beside what was measured on it."""
+    took = predicted.time(machine)
+    peak = predicted.memory.peak.value + machine.workspace
+    return Comparison({"peak_bytes": peak, "seconds": took.seconds}, measured, took.limit)
 
 
 def measure(
@@ -46,8 +70,7 @@ def measure(
 ) -> Measured:
     """Builds the model, runs it until it is steady, then takes the peak of one run and the time of several."""
     model = model_of(subject, inputs)
-    with torch.device(device):
-        made = set_impl(model.build(), impl).to(device=device, dtype=dtype)
+    made = set_impl(built(model, str(device)), impl).to(device=device, dtype=dtype)
     how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
     given = example(made, model.label, **how, inputs=model.inputs)
     with one_thread(device):
@@ -67,16 +90,13 @@ def measure_model(
 def _step(model: nn.Module, given: Example, training: bool) -> Callable[[], None]:
     """One training step, or one forward pass without gradients."""
     model.train(training)
-    if not training:
-
-        def forward() -> None:
-            with torch.inference_mode():
-                given.run(model)
-
-        return forward
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
 
     def step() -> None:
+        if optimiser is None:
+            with torch.inference_mode():
+                given.run(model)
+            return
         optimiser.zero_grad(set_to_none=True)
         given.loss(model).backward()
         optimiser.step()
@@ -92,41 +112,11 @@ def _peak(step: Callable[[], None], model: nn.Module, given: Example, device: to
         step()
         synchronise(device)
         return torch.cuda.max_memory_allocated()
-    with _Watch() as watch:
+    with Watch() as watch:
         for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *given.tensors):
             if tensor is not None:
                 watch.saw(tensor)
         step()  # the optimiser's state is seen when it is touched, so the peak of a second run is the one that counts
-        watch.peak = watch.now
+        began = watch.events
         step()
-    return watch.peak
-
-
-class _Watch(TorchDispatchMode):
-    """Counts the bytes of all storages that torch's operations return, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.peak = 0
-        self._known: set[int] = set()
-
-    def saw(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, n_bytes = storage._cdata, storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.now += n_bytes
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key, n_bytes)
-
-    def _gone(self, key: int, n_bytes: int) -> None:
-        self._known.discard(key)
-        self.now -= n_bytes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tensors_in((args, kwargs, out)):
-            self.saw(tensor)
-        return out
+    return watch.log.peak_of(since=began, until=watch.events)

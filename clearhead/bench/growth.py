@@ -1,20 +1,22 @@
-"""How three layers grow with the length: predicted by watching them, and timed on this machine."""
+"""`clearhead plot growth`: how three layers grow with the length, predicted by watching them (lines) and timed on this
+machine (dots)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.costs.machine import Machine, measure_machine, one_thread, time_of
-from clearhead.costs.predict import cost
-from clearhead.costs.subjects import AttentionSizes, set_impl
-from clearhead.errors import ConfigError
+from clearhead.bench.machine import measure_machine, one_thread, time_of
+from clearhead.costs import AttentionSizes, Machine, cost
+from clearhead.costs.subjects import set_impl
+from clearhead.errors import ConfigError, MissingDependencyError
 
-__all__ = ["Growth", "Point", "growth"]
+__all__ = ["Growth", "Point", "growth", "plot_growth"]
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,37 @@ def growth(
 def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
     with one_thread(x.device), torch.inference_mode():
         return time_of(lambda: layer(x), x.device, seconds=seconds)
+
+
+def plot_growth(found: Growth, path: str | Path) -> Path:
+    """Draws predicted and measured time against length, both axes logarithmic, into a PNG, SVG or PDF file."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib; install it with: pip install matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for number, layer in enumerate(found.layers):
+        points = found.of(layer)
+        n = [point.n for point in points]
+        axes.plot(n, [1e3 * point.predicted for point in points], color=f"C{number}", label=f"{layer}, predicted")
+        dots = [(point.n, 1e3 * point.measured) for point in points if point.measured is not None]
+        if dots:
+            axes.plot(*zip(*dots, strict=True), "o", color=f"C{number}", label=f"{layer}, measured")
+    axes.axvline(2 * found.d, color="0.6", linestyle=":", linewidth=1)
+    where = axes.get_xaxis_transform()  # x in tokens, y as a part of the height
+    axes.text(2.1 * found.d, 0.02, "n = 2d: scores overtake projections", transform=where, fontsize=7, color="0.4")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens n")
+    axes.set_ylabel("forward time, ms")
+    axes.set_title(f"One layer of width {found.d}, batch {found.batch}, on {found.machine.name}", fontsize=10)
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.25)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
