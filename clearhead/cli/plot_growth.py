@@ -24,9 +24,9 @@ def growth(
     """How self-attention, recurrence and convolution grow with the length: lines are predicted, dots are measured."""
     from rich.progress import Progress
 
+    from clearhead.bench.growth import growth as measure_growth
+    from clearhead.bench.growth import plot_growth
     from clearhead.costs.compare import lengths
-    from clearhead.costs.growth import growth as measure_growth
-    from clearhead.costs.plots import plot_growth
 
     device = device_here(device)
     with writing(out, FIGURES):

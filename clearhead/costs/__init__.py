@@ -12,7 +12,9 @@ compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side b
 from __future__ import annotations
 
 from clearhead.costs.compare import compare
-from clearhead.costs.predict import AttentionSizes, cost, preset
+from clearhead.costs.machine import Machine
+from clearhead.costs.predict import cost
 from clearhead.costs.result import Cost
+from clearhead.costs.subjects import AttentionSizes, preset
 
-__all__ = ["AttentionSizes", "Cost", "compare", "cost", "preset"]
+__all__ = ["AttentionSizes", "Cost", "Machine", "compare", "cost", "preset"]

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from clearhead.costs.predict import AttentionSizes, cost
+from clearhead.costs.predict import cost
+from clearhead.costs.subjects import AttentionSizes
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask, causal, every, full, window
+from clearhead.values import whole
 
 __all__ = ["Comparison", "Crossing", "Layer", "cache", "changeover", "compare", "heads", "patterns"]
 
@@ -65,14 +67,14 @@ class Comparison:
     n: int
     d: int
     k: int
-    r: int
-    h: int
+    window: int
+    heads: int
     layers: tuple[Layer, ...]
     crossings: tuple[Crossing, ...]
 
     @property
     def sizes(self) -> dict[Any, int]:
-        return dict(zip(_letters(), (self.n, self.d, self.k, self.r, self.h), strict=True))
+        return dict(zip(_letters(), (self.n, self.d, self.k, self.window, self.heads), strict=True))
 
     @property
     def bottleneck(self) -> str:
@@ -83,43 +85,16 @@ class Comparison:
         return [{"layer": layer.name, **layer.at(self.sizes)} for layer in self.layers]
 
     def to_dict(self) -> dict[str, Any]:
-        formulas = [
-            {
-                "layer": layer.name,
-                **{name: str(getattr(layer, name)) for name in FIELDS},
-            }
-            for layer in self.layers
-        ]
-        return {
-            "n": self.n,
-            "d": self.d,
-            "k": self.k,
-            "window": self.r,
-            "heads": self.h,
-            "rows": self.rows(),
-            "formulas": formulas,
-            "crossings": [
-                {
-                    "left": c.left,
-                    "right": c.right,
-                    "of": c.of,
-                    "n": None if c.n is None else str(c.n),
-                    "value": c.value,
-                }
-                for c in self.crossings
-            ],
-            "bottleneck": self.bottleneck,
-        }
+        formulas = [{"layer": x.name} | {name: str(getattr(x, name)) for name in FIELDS} for x in self.layers]
+        crossings = [asdict(c) | {"n": None if c.n is None else str(c.n)} for c in self.crossings]
+        found = {name: getattr(self, name) for name in ("n", "d", "k", "window", "heads", "bottleneck")}
+        return {**found, "rows": self.rows(), "formulas": formulas, "crossings": crossings}
 
     def __str__(self) -> str:
-        lines = [
-            f"{'layer':<22}{'mixing':>12}{'operations':>14}{'sequential':>12}{'path':>8}{'memory':>12}{'parameters':>12}"
-        ]
+        widths = {"mixing": 12, "operations": 14, "sequential": 12, "path": 8, "memory": 12, "parameters": 12}
+        lines = [f"{'layer':<22}" + "".join(f"{name:>{width}}" for name, width in widths.items())]
         for row in self.rows():
-            lines.append(
-                f"{row['layer']:<22}{row['mixing']:>12.4g}{row['operations']:>14.4g}{row['sequential']:>12g}"
-                f"{row['path']:>8g}{row['memory']:>12.4g}{row['parameters']:>12,.0f}"
-            )
+            lines.append(f"{row['layer']:<22}" + "".join(f"{row[name]:>{width}.6g}" for name, width in widths.items()))
         return "\n".join(lines + [str(crossing) for crossing in self.crossings])
 
 
@@ -130,20 +105,13 @@ def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int
     """
     sizes = {"n": n, "d": d, "k": k, "window": k if window is None else window, "heads": heads}
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
+        whole(value, name, least=1)
     if d % heads:
         raise ConfigError(f"d {d} does not divide into {heads} heads; choose a number of heads that divides it")
     layers = _layers()
     at = dict(zip(_letters(), sizes.values(), strict=True))
     attention, local, simple, lstm, convolution = layers
-    pairs = (
-        (attention, simple),
-        (attention, lstm),
-        (attention, convolution),
-        (attention, local),
-        (simple, convolution),
-    )
+    pairs = [(attention, other) for other in (simple, lstm, convolution, local)] + [(simple, convolution)]
     crossings = [_cross(a, b, of, at) for of in ("order", "mixing", "operations") for a, b in pairs]
     return Comparison(n, d, k, sizes["window"], heads, layers, tuple(crossings))
 
@@ -159,42 +127,19 @@ def _layers() -> tuple[Layer, ...]:
 
     n, d, k, r, h = _letters()
     one = sympy.Integer(1)
-    projections = 8 * n * d**2  # queries, keys, values, output
-    return (
-        Layer(
-            "self-attention",
-            n**2 * d,
-            4 * n**2 * d,
-            projections + 4 * n**2 * d,
-            one,
-            one,
-            h * n**2 + 5 * n * d,
-            4 * d**2,
-        ),
-        Layer(
-            "local self-attention",
-            n * r * d,
-            4 * n * r * d,
-            projections + 4 * n * r * d,
-            one,
-            sympy.ceiling(n / r),
-            h * n * r + 5 * n * d,
-            4 * d**2,
-        ),
-        Layer("recurrent", n * d**2, 2 * n * d**2, 4 * n * d**2, n, n, n * d, 2 * d**2),
-        Layer("LSTM", n * d**2, 8 * n * d**2, 16 * n * d**2, n, n, 7 * n * d, 8 * d**2),
-        # Kernels side by side need n/k layers to join the ends; dilated ones, as counted here, the logarithm.
-        Layer(
-            "convolution",
-            k * n * d**2,
-            2 * k * n * d**2,
-            2 * k * n * d**2,
-            one,
-            sympy.ceiling(sympy.log(n, k)),
-            n * d,
-            k * d**2,
-        ),
+    all_pairs, near = 4 * n**2 * d, 4 * n * r * d
+    projected = 8 * n * d**2  # queries, keys, values, output
+    reach = sympy.ceiling(n / r)
+    # Kernels side by side need n/k layers to join the ends; dilated ones, as counted here, the logarithm.
+    joined = sympy.ceiling(sympy.log(n, k))
+    rows = (
+        ("self-attention", n**2 * d, all_pairs, projected + all_pairs, one, one, h * n**2 + 5 * n * d, 4 * d**2),
+        ("local self-attention", n * r * d, near, projected + near, one, reach, h * n * r + 5 * n * d, 4 * d**2),
+        ("recurrent", n * d**2, 2 * n * d**2, 4 * n * d**2, n, n, n * d, 2 * d**2),
+        ("LSTM", n * d**2, 8 * n * d**2, 16 * n * d**2, n, n, 7 * n * d, 8 * d**2),
+        ("convolution", k * n * d**2, 2 * k * n * d**2, 2 * k * n * d**2, one, joined, n * d, k * d**2),
     )
+    return tuple(Layer(*row) for row in rows)
 
 
 def _cross(left: Layer, right: Layer, of: str, at: Mapping[Any, int]) -> Crossing:
@@ -234,36 +179,27 @@ def changeover(*, feed_forward: float = 0.0) -> Any:
 
 
 def heads(d_model: int, tokens: int, n_heads: int, *, batch: int = 1) -> list[dict[str, Any]]:
-    """One head, many heads, grouped-query and multi-query attention at the same width: what changes and what does
-    not.
-    """
+    """One head, many heads, grouped-query and multi-query attention at the same width: what changes, what does not."""
     kinds = [("single-head", 1, None), ("multi-head", n_heads, None), ("multi-query", n_heads, 1)]
     groups = next((g for g in (4, 2, 3) if n_heads % g == 0 and n_heads > g), None)
     if groups is not None:
         kinds.insert(2, ("grouped-query", n_heads, n_heads // groups))
-    rows = []
-    for name, H, K in kinds:
-        c = cost(AttentionSizes(d_model, H, n_kv_heads=K), tokens=tokens, batch=batch)
-        rows.append(
-            {
-                "kind": name,
-                "heads": H,
-                "key/value heads": K or H,
-                "parameters": c.parameters.value,
-                "operations": c.forward.value,
-                "weights": c.memory.attention_reference.value // 4,
-                "cache_bytes": c.memory.cache.value,
-            }
-        )
-    return rows
+    found = [
+        (name, H, K or H, cost(AttentionSizes(d_model, H, n_kv_heads=K), tokens=tokens, batch=batch))
+        for name, H, K in kinds
+    ]
+    names = ("kind", "heads", "key/value heads", "parameters", "operations", "weights", "cache_bytes")
+    return [
+        dict(zip(names, (*about, c.parameters.value, c.forward.value, c.memory.attention_reference.value // 4,
+                         c.memory.cache.value), strict=True))
+        for *about, c in found
+    ]  # fmt: skip
 
 
 def patterns(
     d_model: int, tokens: int, n_heads: int, masks: Sequence[Mask] | None = None, *, batch: int = 1
 ) -> list[dict[str, Any]]:
-    """Full, causal, local and sparse attention: pairs allowed, pairs that a plan computes, and the operations of
-    each.
-    """
+    """Full, causal, local and sparse attention: pairs allowed, pairs that a plan computes, and their operations."""
     if masks is None:
         w = max(1, min(256, tokens // 8))
         masks = (full(), causal(), causal() & window(w, 0), causal() & (window(w, 0) | every(w)))
@@ -271,20 +207,10 @@ def patterns(
     for mask in masks:
         c = cost(AttentionSizes(d_model, n_heads), tokens=tokens, batch=batch, mask=mask, impl="reference")
         assert c.pairs is not None
-        per_pair = 4 * d_model
-        dense, allowed, planned = c.pairs.dense.value, c.pairs.allowed.value, c.pairs.planned
-        rows.append(
-            {
-                "mask": str(mask),
-                "pairs": dense,
-                "allowed": allowed,
-                "planned": planned,
-                "density": allowed / dense,
-                "operations_dense": per_pair * dense,
-                "operations_allowed": per_pair * allowed,
-                "operations_planned": per_pair * planned,
-            }
-        )
+        counts = {"dense": c.pairs.dense.value, "allowed": c.pairs.allowed.value, "planned": c.pairs.planned}
+        operations = {f"operations_{name}": 4 * d_model * n for name, n in counts.items()}
+        pairs = {"pairs" if name == "dense" else name: n for name, n in counts.items()}
+        rows.append({"mask": str(mask), **pairs, "density": counts["allowed"] / counts["dense"], **operations})
     return rows
 
 

@@ -22,10 +22,8 @@ _MOST = 1 << 24  # no search goes beyond this many sequences or tokens
 
 @dataclass(frozen=True)
 class Fit:
-    """`batch` sequences of the asked length, or `tokens` in each of the asked batch; 0 where not even one fits, None
-    where there is nothing to choose. `at_end` says that the length is the longest that the model takes, not the
-    memory's limit.
-    """
+    """`batch` sequences of the asked length, or `tokens` in each of the asked batch; 0 where not even one fits, None where
+    there is nothing to choose. `at_end` says that the length is the longest that the model takes, not the memory's limit."""
 
     budget: int
     batch: int | None
@@ -50,37 +48,39 @@ def fit(subject: Any, budget: int, *, tokens: Any = None, batch: int = 1, **how:
     def peak(tokens: Any, batch: int) -> int:
         return cost(subject, tokens=tokens, batch=batch, **how).memory.peak.value
 
-    most = _largest(lambda n: peak(tokens, n) <= budget)
+    most, _ = _largest(lambda n: peak(tokens, n), budget)
     if not isinstance(tokens, int):
         return Fit(budget, most, None)
-    ended = False
-
-    def fits(n: int) -> bool:
-        nonlocal ended
-        try:
-            return peak(n, batch) <= budget
-        except ShapeError:  # learned positions end here
-            ended = True
-            return False
-
-    longest = _largest(fits)
-    at_end = False
-    if ended and longest:
-        ended = False
-        fits(longest + 1)
-        at_end = ended
+    longest, at_end = _largest(lambda n: peak(n, batch), budget)
     return Fit(budget, most, longest, at_end)
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest n that fits, by doubling and halving; memory only grows with n."""
-    if not fits(1):
-        return 0
-    low = 1
-    while low < _MOST and fits(low * 2):
-        low *= 2
-    high = low * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def _largest(peak: Callable[[int], int], budget: int) -> tuple[int, bool]:
+    """The largest n whose peak is inside the budget, and whether n + 1 is refused rather than too large.
+
+    A peak grows with n nearly along a straight line, so each guess is where the line through the last two meets the
+    budget; what is refused (learned positions end) only bounds the search from above."""
+    known: dict[int, int] = {}
+    low, high, refused = 0, _MOST + 1, False
+
+    def look(n: int) -> None:
+        nonlocal low, high, refused
+        try:
+            known[n] = peak(n)
+        except ShapeError:
+            high, refused = n, True
+            return
+        if known[n] <= budget:
+            low = max(low, n)
+        elif n <= high:
+            high, refused = n, False
+
+    look(1)
+    if low:
+        look(2)
+    while 0 < low < high - 1:
+        (a, first), (b, second) = sorted(known.items(), key=lambda pair: abs(pair[1] - budget))[:2]
+        guess = a + (budget - first) * (b - a) // (second - first) if second != first else 2 * low
+        middle = (low + high) // 2 if refused and guess >= high else guess
+        look(min(max(middle, low + 1), high - 1))
+    return low, refused

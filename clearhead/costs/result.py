@@ -1,44 +1,68 @@
-"""What a prediction says: parameters, operations, traffic and memory, part by part and in total, each a number with
-its formula.
-"""
+"""What a prediction says: parameters, operations, traffic, memory and kernels, part by part and in total, each a number
+with its formula. A part is a module, by its path; the layers of a list are one part (`blocks.*.attention`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
 from typing import Any
 
 import torch
 
-from clearhead.costs.amounts import ZERO, Amount, exact_ratio, total
-from clearhead.costs.attention import Pairs
-from clearhead.costs.ledger import Balance
-from clearhead.costs.machine import Machine
-from clearhead.costs.program import Ceiling, Kernel, Op, Program
+from clearhead.costs.formulas import Amount, Reader, normal
+from clearhead.costs.machine import Machine, dtype_name
+from clearhead.costs.operators import Ceiling, Kernel
+from clearhead.costs.watch import Log
+from clearhead.costs.ways import Look, plan_on
+from clearhead.masks import Mask
 
-__all__ = ["Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
+__all__ = ["ADAM", "Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
+
+ADAM = 2  # numbers that AdamW keeps for each parameter
+Terms = Iterator[tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model (or one operation of it), over all layers. Operations are those of matrix products, two for
-    each multiplication with its addition; `elements` counts results of element-wise functions such as the softmax.
-    """
+    """One module of a model, over all layers of its list. Operations are those of matrix products, two for each
+    multiplication with its addition; `kept` are bytes that wait for the backward pass."""
 
     name: str
     parameters: Amount
     forward: Amount
     backward: Amount
     traffic: Amount
-    elements: Amount
+    kept: Amount
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those this way computes."""
+
+    dense: Amount
+    allowed: Amount
+    computed: Amount
+    look: Look = field(repr=False)
+    planned: int  # what the mask's plan computes: the pairs allowed, and those beside them in a tile
+
+    @property
+    def mask(self) -> Mask | None:
+        return self.look.mask
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the plan is what runs."""
+        return self.look.plan is not None
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes. `attention_reference` are the (T, S) weights of all layers as the equation builds them, in float32;
-    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length
-    holds; it is no part of `peak`, which is that of one training step, or of one forward pass without gradients.
-    """
+    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length holds; it
+    is no part of `peak`, which is that of one training step, or of one forward pass without gradients."""
 
     weights: Amount
     gradients: Amount
@@ -52,8 +76,7 @@ class Memory:
     peak_made_of: dict[str, Amount]
 
     def rows(self) -> Iterator[tuple[str, Amount]]:
-        for name in ("weights", "gradients", "optimiser", "activations"):
-            yield name, getattr(self, name)
+        yield from ((name, getattr(self, name)) for name in ("weights", "gradients", "optimiser", "activations"))
         yield "attention matrices, by the equation", self.attention_reference
         yield "attention matrices, fused", self.attention_fused
         yield "KV cache", self.cache
@@ -82,18 +105,14 @@ class Time:
     @property
     def limit(self) -> str:
         """What the time is mostly spent on."""
-        spent = {
-            "arithmetic": self.arithmetic,
-            "memory traffic": self.traffic,
-            "launching kernels": self.launches,
-            "issuing kernels": self.waiting,
-        }
-        return max(spent, key=lambda name: spent[name])
+        words = {"traffic": "memory traffic", "launches": "launching kernels", "waiting": "issuing kernels"}
+        most = max(("arithmetic", *words), key=lambda name: getattr(self, name))
+        return words.get(most, most)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A prediction. `print(cost)` is a table, `cost.to_dict()` is JSON, `cost.memory.peak.formula` is sympy."""
+    """What was watched, and what follows from it."""
 
     subject: str
     batch: int
@@ -102,21 +121,81 @@ class Cost:
     impl: str
     device: str
     sizes: dict[str, int]
-    parts: tuple[Part, ...]
-    items: tuple[Part, ...]
-    parameters: Amount
-    forward: Amount
-    backward: Amount
-    traffic: Amount
-    memory: Memory
-    pairs: Pairs | None
-    program: Program = field(repr=False)
-    joined: tuple[tuple[int, Amount], ...] = field(default=(), repr=False)
+    log: Log = field(repr=False)
+    reader: Reader = field(repr=False)
+    caches: bool = False  # keys and values are worth keeping
+    pair: bool = False  # it reads one sequence and writes another
+    recompute: str | None = None
 
-    @property
+    # ------------------------------------------------------------------ totals and parts
+
+    def _steps(self, what: str, *phases: str, name: str | None = None) -> Amount:
+        def select(log: Log) -> Terms:
+            for step in log.steps:
+                if step.phase in phases and (name is None or normal(step.path) == name):
+                    yield from ((step.path, n) for kernel in step.kernels for n in getattr(kernel, what))
+
+        return self.reader.amount(select)
+
+    @cached_property
+    def parameters(self) -> Amount:
+        return self.reader.amount(lambda log: ((p.path, p.elements) for p in log.parameters.values()))
+
+    @cached_property
+    def forward(self) -> Amount:
+        return self._steps("products", "forward")
+
+    @cached_property
+    def backward(self) -> Amount:
+        """With what is computed again, where blocks are."""
+        return self._steps("products", "backward", "recompute")
+
+    @cached_property
+    def recomputed(self) -> Amount:
+        return self._steps("products", "recompute")
+
+    @cached_property
+    def traffic(self) -> Amount:
+        return self._steps("moved", "forward")
+
+    @cached_property
     def operations(self) -> Amount:
         """Forward, and in training backward too."""
-        return self.forward + self.backward if self.training else self.forward
+        return self._steps("products", "forward", "backward", "recompute")
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Operators whose operations are not known, and how often they ran: their bytes are counted, no operations."""
+        return self.log.unknown
+
+    @property
+    def why_no_formulas(self) -> str:
+        """Why numbers stand where formulas were asked for; empty where none was missing."""
+        return self.reader.why_none
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
+        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
+
+    def _part(self, name: str) -> Part:
+        return Part(
+            name,
+            self.reader.amount(
+                lambda log: ((p.path, p.elements) for p in log.parameters.values() if normal(p.path) == name)
+            ),
+            self._steps("products", "forward", name=name),
+            self._steps("products", "backward", "recompute", name=name),
+            self._steps("moved", "forward", name=name),
+            self.reader.amount(lambda log: ((path, n) for path, n in _kept(log) if normal(path) == name)),
+            sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
+        )
+
+    @property
+    def total(self) -> Part:
+        """All parts together."""
+        sums = (self.parameters, self.forward, self.backward, self.traffic, self.memory.activations)
+        return Part("total", *sums, self.n_launches)
 
     @property
     def bottleneck(self) -> str:
@@ -125,23 +204,74 @@ class Cost:
 
     @property
     def odd_products(self) -> tuple[str, ...]:
-        """Products with a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
-        odd = (op for _, op in self.program.ops() if any(k.ceiling is Ceiling.ODD for k in op.forward))
-        return tuple(dict.fromkeys(op.name for op in odd))
+        """Where a product has a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
+        odd = (step.path for step in self.log.steps if any(k.ceiling is Ceiling.ODD for k in step.kernels))
+        return tuple(dict.fromkeys(map(normal, odd)))
 
     def products(self) -> tuple[Part, ...]:
-        """The single operations, with short names, and a fused kernel's two products apart, as the equation
-        has them."""
-        rows: list[Part] = []
-        for part in self.items:
-            label = part.name.partition(": ")[2].removeprefix("attention.")
-            if label != "attend":
-                rows.append(replace(part, name=label))
+        """The parts of one attention layer, with its two products apart, as the equation has them."""
+        here, none, rows = {normal(look.path) for look in self.log.looks}, Amount(0), []
+        for part in self.parts:
+            if part.name not in here or not part.forward:
+                rows.append(part)
                 continue
-            half = exact_ratio(part.forward, Amount(2))
-            rows.append(replace(part, name="scores", forward=half, backward=ZERO, elements=ZERO))
-            rows.append(replace(part, name="weighted sum", forward=half, traffic=ZERO))
+            half = replace(part, name="scores", forward=Amount(part.forward.value // 2), backward=none)
+            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
         return tuple(rows)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """Of the self-attention that a mask is added to, where there is one."""
+        looks = [(i, look) for i, look in enumerate(self.log.looks) if not self.pair or "decoder" in look.path]
+        if not looks:
+            return None
+        at, look = next(((i, look) for i, look in looks if look.mask is not None), looks[0])
+
+        def pairs(which: str) -> Amount:
+            def select(log: Log) -> list[tuple[str, int]]:  # twice as many: half of the square is no whole number
+                here = log.looks[at]
+                if which == "allowed" and here.is_causal and here.queries == here.keys:
+                    return [("", here.dense), ("", here.batch * here.queries)]
+                counted = getattr(here, which)
+                return [("", 2 * (here.dense if counted is None else counted))]
+
+            return self.reader.amount(select, over=2)
+
+        planned = look.dense
+        if look.mask is not None:
+            planned = look.sequences * plan_on(self.device, look.mask, look, self.dtype).computed
+        computed = "allowed" if look.is_causal and self.impl != "reference" else "computed"
+        return Pairs(pairs("dense"), pairs("allowed"), pairs(computed), look, planned)
+
+    # ------------------------------------------------------------------ memory
+
+    @cached_property
+    def memory(self) -> Memory:
+        amount, at, zero = self.reader.amount, self.log.peak(), Amount(0)
+        weights, states = (amount(lambda log, n=n: _states(log, n)) for n in (1, ADAM))
+        kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.lives(at))
+        made_of = {kind: amount(lambda log, kind=kind: _alive(log, at, kind)) for kind in kinds}
+        cached = [self.caches and (not self.pair or "decoder" in look.path) for look in self.log.looks]
+        return Memory(
+            weights=weights,
+            gradients=weights if self.training else zero,
+            optimiser=states if self.training else zero,
+            activations=amount(_kept),
+            attention_reference=amount(lambda log: ((x.path, x.heads * x.dense * 4) for x in log.looks)),
+            attention_fused=amount(lambda log: ((x.path, x.batch * x.heads * x.queries * 4) for x in log.looks)),
+            cache=amount(
+                lambda log: (
+                    (x.path, 2 * x.batch * x.keys * x.key_heads * x.width * x.itemsize)
+                    for x, is_cached in zip(log.looks, cached, strict=True)
+                    if is_cached
+                )
+            ),
+            peak=amount(lambda log: [*_alive(log, at), *(_states(log, ADAM) if self.training else ())]),
+            peak_when=self.log.when(at),
+            peak_made_of=made_of | ({"optimiser": states} if self.training else {}),
+        )
+
+    # ------------------------------------------------------------------ time
 
     def time(self, machine: Machine) -> Time:
         """How long it takes on this machine: every kernel its arithmetic, traffic and launch, one after the other as
@@ -152,189 +282,117 @@ class Cost:
         done = 0.0
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
         by_limit = [0.0, 0.0, 0.0]
-        for phase, kernel in self._in_order():
+        for phase, _, kernel in self.in_order():
             parts = machine.seconds(kernel, self.dtype)
-            seconds, n = sum(parts), kernel.launches.value
-            # Of n launches the first waits to be issued, and so may each of the others.
-            done = max(done + seconds, issued + issue + seconds, issued + n * issue + seconds / n)
-            issued += n * issue
-            spent[phase] += seconds
+            issued += issue
+            done = max(done, issued) + sum(parts)
+            spent[phase] += sum(parts)
             by_limit = [before + more for before, more in zip(by_limit, parts, strict=True)]
         arithmetic, traffic, launches = by_limit
         waiting = max(0.0, done - sum(spent.values()))
         return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, waiting=waiting)
 
+    def ceilings(self, machine: Machine) -> dict[str, tuple[float, str]]:
+        """Of each part the seconds it takes, and which ceiling of the machine binds it."""
+        spent: dict[str, dict[str, float]] = {}
+        for _, path, kernel in self.in_order():
+            here, own = spent.setdefault(normal(path), {}), kernel.ceiling
+            is_sum = own is Ceiling.ROW_SUM
+            names = (Ceiling.ORDINARY.value if is_sum else own.value, own.value if is_sum else "bandwidth", "launches")
+            for name, seconds in zip(names, machine.seconds(kernel, self.dtype), strict=True):
+                here[name] = here.get(name, 0.0) + seconds
+        return {name: (sum(here.values()), max(here, key=lambda n, h=here: h[n])) for name, here in spent.items()}
+
     @property
     def n_launches(self) -> int:
         """Kernels of one step."""
-        return sum(kernel.launches.value for _, kernel in self._in_order())
+        return sum(1 for _ in self.in_order())
 
-    def _in_order(self) -> Iterator[tuple[str, Kernel]]:
-        """Every kernel of a step, one after the other, and the phase it belongs to."""
-        layers = [
-            [step for step in stretch.steps if isinstance(step, Op)]
-            for stretch in self.program.stretches
-            for _ in range(stretch.times.value)
-        ]
-        for ops in layers:
-            yield from (("forward", kernel) for op in ops for kernel in op.forward)
-        if not self.training:
-            return
-        for ops in reversed(layers):
-            yield from (("backward", kernel) for op in reversed(ops) for kernel in op.backward)
-        for count, n_bytes in self.joined:
-            # A tensor that was used twice gets two gradients: both are read, their sum is written.
-            yield from [("backward", Kernel(n_bytes * 3))] * count
-        # AdamW reads weight, gradient and two moments, and writes all but the gradient.
-        yield "optimiser", Kernel(self.parameters * (7 * self.program.itemsize))
+    def in_order(self) -> Iterator[tuple[str, str, Kernel]]:
+        """Every kernel of a step, one after the other, with its phase and path."""
+        for step in self.log.steps:
+            phase = "forward" if step.phase == "forward" else "backward"
+            yield from ((phase, step.path, kernel) for kernel in step.kernels)
+        if self.training:
+            # AdamW reads weight, gradient and two moments, and writes all but the gradient.
+            yield "optimiser", "optimiser", Kernel((7 * self.memory.weights.value,))
 
     # ------------------------------------------------------------------ for people and programs
 
     def formulas(self, *, latex: bool = False) -> dict[str, str]:
         """Every total and every part's formula, as text or as TeX."""
-        found = {
-            "parameters": self.parameters,
-            "forward": self.forward,
-            "backward": self.backward,
-            "traffic": self.traffic,
-        }
+        found = {name: getattr(self, name) for name in ("parameters", "forward", "backward", "traffic")}
         found |= {f"memory.{name}": amount for name, amount in self.memory.rows()}
-        for part in self.parts:
-            found[f"{part.name}.parameters"] = part.parameters
-            found[f"{part.name}.forward"] = part.forward
+        found |= {
+            f"{part.name}.{what}": getattr(part, what) for part in self.parts for what in ("parameters", "forward")
+        }
         return {name: amount.latex if latex else str(amount.formula) for name, amount in found.items() if amount.value}
 
     def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
         def both(amount: Amount) -> Any:
             return {"value": amount.value, "formula": str(amount.formula)} if formulas else amount.value
 
-        pairs = self.pairs
+        def all_of(holder: Any, *names: str) -> dict[str, Any]:
+            return {name: both(getattr(holder, name)) for name in names}
+
+        names = ("subject", "batch", "training", "impl", "device", "recompute", "sizes")
+        memory = {name: both(amount) for name, amount in self.memory.rows()}
+        made_of = {name: both(amount) for name, amount in self.memory.peak_made_of.items()}
+        pairs = (
+            None if self.pairs is None else {n: getattr(self.pairs, n).value for n in ("dense", "allowed", "computed")}
+        )
+        told = ("parameters", "forward", "backward", "traffic", "kept")
         return {
-            "subject": self.subject,
-            "batch": self.batch,
-            "dtype": _name(self.dtype),
-            "training": self.training,
-            "impl": self.impl,
-            "device": self.device,
-            "sizes": self.sizes,
-            "parameters": both(self.parameters),
-            "operations": {"forward": both(self.forward), "backward": both(self.backward)},
-            "traffic": both(self.traffic),
-            "memory": {name: both(amount) for name, amount in self.memory.rows()}
-            | {"peak_when": self.memory.peak_when},
-            "pairs": None
-            if pairs is None
-            else {
-                "dense": pairs.dense.value,
-                "allowed": pairs.allowed.value,
-                "computed": pairs.computed.value,
-            },
-            "parts": [
-                {
-                    "part": part.name,
-                    "parameters": both(part.parameters),
-                    "forward": both(part.forward),
-                    "backward": both(part.backward),
-                    "traffic": both(part.traffic),
-                }
-                for part in self.parts
-            ],
+            **{name: getattr(self, name) for name in names},
+            "dtype": dtype_name(self.dtype),
+            **all_of(self, "parameters", "recomputed", "traffic"),
+            "operations": all_of(self, "forward", "backward"),
+            "kernels": self.n_launches,
+            "memory": {**memory, "peak_when": self.memory.peak_when, "peak_made_of": made_of},
+            "pairs": pairs,
+            "parts": [{"part": part.name, **all_of(part, *told), "kernels": part.kernels} for part in self.parts],
             "bottleneck": self.bottleneck,
             "odd_products": list(self.odd_products),
+            "unknown": self.unknown,
+            "no_formulas": self.why_no_formulas if formulas else "",
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.subject}, batch {self.batch}, {_name(self.dtype)}, {'training' if self.training else 'inference'}"
-        ]
-        lines.append(f"{'part':<28}{'parameters':>15}{'forward':>12}{'traffic':>12}")
-        for part in self.parts:
-            lines.append(
-                f"{part.name:<28}{part.parameters.value:>15,}{readable_count(part.forward.value):>12}"
-                f"{readable_bytes(part.traffic.value):>12}"
-            )
-        lines.append(
-            f"{'total':<28}{self.parameters.value:>15,}{readable_count(self.forward.value):>12}"
-            f"{readable_bytes(self.traffic.value):>12}"
-        )
-        lines += [f"{name:<43}{readable_bytes(amount.value):>12}" for name, amount in self.memory.rows()]
-        return "\n".join(lines)
+        how = "training" if self.training else "inference"
+        lines = [f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"]
+        lines.append(f"{'part':<44}{'parameters':>15}{'forward':>12}{'traffic':>12}")
+        for part in (*self.parts, self.total):
+            sums = f"{readable_count(part.forward.value):>12}{readable_bytes(part.traffic.value):>12}"
+            lines.append(f"{part.name:<44}{part.parameters.value:>15,}{sums}")
+        return "\n".join(lines + [f"{name:<59}{readable_bytes(n.value):>12}" for name, n in self.memory.rows()])
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _kept(log: Log) -> Terms:
+    return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
+
+
+def _alive(log: Log, at: int, kind: str | None = None) -> Terms:
+    return ((s.path, s.n_bytes) for s in log.storages if s.lives(at) and kind in (None, s.kind))
+
+
+def _states(log: Log, times: int) -> Terms:
+    return ((p.path, times * p.n_bytes) for p in log.parameters.values())
 
 
 def readable_bytes(n: float) -> str:
     """1,536 as "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(n) < 1024 or unit == "TiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.4g} {unit}"
-        n /= 1024
-    raise AssertionError("unreachable")
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(n) >= 1024 and len(units) > 1:
+        n, units = n / 1024, units[1:]
+    return f"{n:.0f} B" if units[0] == "B" else f"{n:.4g} {units[0]}"
 
 
 def readable_count(n: float) -> str:
     """1,500,000 as "1.5 M"."""
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if abs(n) < 1000 or unit == "P":
-            return f"{n:.4g} {unit}".rstrip()
-        n /= 1000
-    raise AssertionError("unreachable")
-
-
-# ---------------------------------------------------------------------- from a program
-
-
-def parts_of(program: Program, *, by_item: bool = False) -> tuple[Part, ...]:
-    """Sums over the program, by part (in the order of their first op) or by single operation."""
-    groups: dict[str, list[tuple[Amount, Op]]] = {}
-    for times, op in program.ops():
-        groups.setdefault(f"{op.part}: {op.name}" if by_item else op.part, []).append((times, op))
-    return tuple(_part(program, name, ops, by_item=by_item) for name, ops in groups.items())
-
-
-def _part(program: Program, name: str, ops: list[tuple[Amount, Op]], *, by_item: bool) -> Part:
-    def over(kernels: str, what: str) -> Amount:
-        return total(times * getattr(k, what) for times, op in ops for k in getattr(op, kernels))
-
-    if by_item:
-        owned = {parameter for _, op in ops for parameter in op.parameters}
-        parameters = total(
-            stretch.times * elements
-            for stretch in program.stretches
-            for key, elements in stretch.parameters.items()
-            if key in owned and stretch.owner[key] == ops[0][1].part
-        )
-    else:
-        parameters = program.parameters_of(name)
-    return Part(
-        name,
-        parameters,
-        over("forward", "operations"),
-        over("backward", "operations"),
-        over("forward", "n_bytes"),
-        total(times * op.elements for times, op in ops),
-    )
-
-
-def memory_of(program: Program, found: Balance, *, training: bool) -> Memory:
-    weights = program.parameters * program.itemsize
-    looks = program.looks
-    return Memory(
-        weights=weights,
-        gradients=weights if training else Amount(0),
-        optimiser=weights * 2 if training else Amount(0),
-        activations=found.activations,
-        attention_reference=total(look.layers * look.cells * 4 for look in looks),
-        attention_fused=total(look.layers * look.queries * 4 for look in looks),
-        cache=total(look.layers * look.keys_values * program.itemsize for look in looks if look.writes),
-        peak=found.peak.n_bytes,
-        peak_when=found.peak.when,
-        peak_made_of=found.peak.made_of,
-    )
+    units = ["", "k", "M", "G", "T", "P", "E"]
+    while abs(n) >= 1000 and len(units) > 1:
+        n, units = n / 1000, units[1:]
+    return f"{n:.4g} {units[0]}".rstrip()

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
+from clearhead.bench import cost as catalogue
+from clearhead.bench.cost import Case, read, worst
 from clearhead.cli.app import run as run_command
 from clearhead.costs import cost
-from clearhead.costs import measure as measuring
-from clearhead.costs.measure import Case
-from clearhead.costs.report import read, worst
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_json_is_the_prediction_with_what_fits_and_what_was_measured(run):
 
 def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(run, tmp_path, monkeypatch):
     two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
-    monkeypatch.setattr(measuring, "cases", lambda scale: two)
+    monkeypatch.setattr(catalogue, "cases", lambda scale: two)
     status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
     assert status == 0, error
     document = read(tmp_path / "cost.json")

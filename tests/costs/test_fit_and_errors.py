@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.attention import Additive, MultiHeadAttention
+from clearhead.bench.cost import Case, predict_again, read, row_of, summary, worst
 from clearhead.costs import AttentionSizes, cost, preset
 from clearhead.costs.fit import bytes_of, fit
 from clearhead.costs.machine import Machine
-from clearhead.costs.measure import Case, compare_with_run, predict_again
-from clearhead.costs.report import markdown, read, summary, worst
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError, StorageError
 from clearhead.masks import causal, padding, window
 from clearhead.models import tiny_decoder, tiny_vision
@@ -107,9 +105,9 @@ def test_no_sizes_of_memory(text):
             'impl="quick" is unknown; choose one of',
         ),
         (
-            lambda: cost(torch.nn.Linear(3, 5), tokens=5),
+            lambda: cost(3, tokens=5),
             ConfigError,
-            "got a Linear; expected a configuration",
+            "got a int; expected a configuration, a module, or a name",
         ),
         (
             lambda: AttentionSizes(10, 3),
@@ -117,10 +115,21 @@ def test_no_sizes_of_memory(text):
             "d_model is 10 and n_heads is 3; expected a width that the heads divide",
         ),
         (lambda: AttentionSizes(-8, 2), ConfigError, "d_model is -8"),
+        (lambda: cost("gpt2", tokens=5, recompute="all"), ConfigError, "recompute is 'all'; expected 'blocks'"),
         (
-            lambda: cost(MultiHeadAttention(10, 2, scores=Additive(5, 5, 3)), tokens=5),
+            lambda: cost(LogisticRegressionConfig(n_features=3), training=True, recompute="blocks"),
             ConfigError,
-            "the cost of Additive scores",
+            "needs repeated layers in a list, and LogisticRegression has none",
+        ),
+        (
+            lambda: Machine.read("h900"),
+            ConfigError,
+            "device is 'h900'; expected cpu, cuda, a machine that is known .h200.",
+        ),
+        (
+            lambda: cost("gpt2", tokens=5, dtype=torch.float16).time(Machine.read("h200")),
+            ConfigError,
+            "NVIDIA H200 was measured in float32, bfloat16, not in float16",
         ),
     ],
 )
@@ -174,7 +183,7 @@ def test_a_sparse_mask_is_charged_for_the_plan_that_runs(device, dtype, rows):
 
 def test_a_prediction_in_words_and_in_json():
     found = cost("tiny-decoder", tokens=13, training=True)
-    assert "feed-forward" in str(found)
+    assert "blocks.*.feed_forward.up" in str(found)
     assert json.loads(json.dumps(found.to_dict()))["parameters"]["value"] == 30752
     assert found.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
     assert "M" in found.formulas(latex=True)["parameters"]
@@ -183,7 +192,7 @@ def test_a_prediction_in_words_and_in_json():
 
 @pytest.fixture(scope="module")
 def document():
-    rows = [compare_with_run(Case("tiny-vision", 3, training=False), MACHINE, seconds=0.01).to_dict()]
+    rows = [row_of(Case("tiny-vision", 3, training=False), MACHINE, seconds=0.01)]
     return {"format": 1, "machine": MACHINE.to_dict(), "versions": {"torch": torch.__version__}, "rows": rows}
 
 
@@ -191,10 +200,8 @@ def test_the_table_is_made_from_the_file(document, tmp_path):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(document))
     assert summary(read(path)).count("`tiny-vision` | float32, inference") == 1
-    table = markdown(read(path))
     row = document["rows"][0]
-    assert f"| tiny-vision | {tiny_vision().grid[0] ** 2 + 1} | 3 | float32 | inference |" in table
-    assert f"{row['ratio']['memory']:.3f}" in table
+    assert f"| {tiny_vision().grid[0] ** 2 + 1} | {row['ratio']['memory']:.2f} |" in summary(read(path))
     assert worst(document)["memory"] == abs(row["ratio"]["memory"] - 1)
     assert abs(row["ratio"]["memory"] - 1) < 0.05
 

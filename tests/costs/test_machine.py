@@ -10,11 +10,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.costs import AttentionSizes, cost, preset
-from clearhead.costs import machine as machines
-from clearhead.costs import measure as measuring
-from clearhead.costs.machine import Machine
-from clearhead.costs.trial import Measured
+from clearhead.bench import machine as machines
+from clearhead.bench import trial
+from clearhead.bench.trial import Measured
+from clearhead.costs import AttentionSizes, Machine, cost, preset
 from clearhead.masks import window
 from tests.costs.subjects import SUBJECTS
 from tests.costs.test_operations import length
@@ -55,7 +54,7 @@ def test_products_with_an_odd_width_have_a_rate_of_their_own():
 
 
 def test_odd_products_are_named():
-    assert cost("gpt2", tokens=13).odd_products == ("logits",)  # 50,257
+    assert cost("gpt2", tokens=13).odd_products == ("Decoder",)  # 50,257, of its logits
     assert cost("base", tokens=13).odd_products == ()  # 37,000
 
 
@@ -88,12 +87,10 @@ def test_kernels_run_as_they_are_issued(name, issue):
     found = cost(SUBJECTS[name], tokens=length(SUBJECTS[name], 13, 11), batch=3, training=True)
     machine = Machine("a", "cuda", {"float32": 1e9}, 1e9, 1e-5, issue={"training": issue}, begin={"training": 0.003})
     host, device, busy = 0.003, 0.0, 0.0
-    for _, kernel in found._in_order():
-        n = kernel.launches.value
-        for _ in range(n):
-            host += issue
-            device = max(device, host) + sum(machine.seconds(kernel, torch.float32)) / n
-            busy += sum(machine.seconds(kernel, torch.float32)) / n
+    for _, _, kernel in found.in_order():
+        host += issue
+        device = max(device, host) + sum(machine.seconds(kernel, torch.float32))
+        busy += sum(machine.seconds(kernel, torch.float32))
     took = found.time(machine)
     assert took.seconds == pytest.approx(device)
     assert took.waiting == pytest.approx(device - busy)
@@ -165,7 +162,7 @@ def test_rates_of_attention_count_what_a_prediction_charges():
     charged = cost(AttentionSizes(heads * width, heads), tokens=tokens, batch=batch, training=True)
     product = 2 * batch * heads * tokens**2 * width
     by_clock = {"forward": 2 * product / 1e6, "backward": 4 * product / 1e6}
-    attend = next(part for part in charged.items if part.name.endswith("attend"))
+    attend = next(part for part in charged.parts if part.name == "MultiHeadAttention")
     assert rates[0] * by_clock["forward"] == pytest.approx(attend.forward.value)
     assert rates[1] * by_clock["backward"] == pytest.approx(attend.backward.value)
 
@@ -181,7 +178,7 @@ def test_the_host_is_told_by_two_depths_and_not_by_its_slow_moments(monkeypatch)
         begin, issue = host[training]
         return Measured((begin + issue * n) * (10.0 if next(timings) % 5 == 3 else 1.0), 0)
 
-    monkeypatch.setattr(measuring, "measure", measure)
-    found = measuring.with_issue(PLAIN)
+    monkeypatch.setattr(trial, "measure", measure)
+    found = machines.with_issue(PLAIN)
     assert found.issue == pytest.approx({"forward": 0.25, "training": 0.5})
     assert found.begin == pytest.approx({"forward": 7.0, "training": 11.0})

@@ -7,8 +7,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from clearhead.attention import MultiHeadAttention
+from clearhead.bench.trial import measure
 from clearhead.costs import cost
-from clearhead.costs.trial import example, measure, set_impl
+from clearhead.costs.subjects import example, set_impl
 from clearhead.masks import causal, window
 from clearhead.models.recurrent import LSTM
 from clearhead.positions import RelativeBias
@@ -20,10 +21,7 @@ DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1
 
 def kept_for_backward(model, given) -> int:
     """Bytes of all storages that autograd saves, but for parameters and inputs."""
-    there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *given.inputs)}
-    there |= {value.untyped_storage().data_ptr() for _, value in given.options if isinstance(value, torch.Tensor)}
-    if given.targets is not None:
-        there.add(given.targets.untyped_storage().data_ptr())
+    there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *given.tensors)}
     kept = {}
 
     def pack(tensor):
@@ -43,7 +41,7 @@ def both(config, *, impl="auto", dtype=torch.float32, batch=3):
     tokens = length(config, 13, 11)
     predicted = cost(config, tokens=tokens, batch=batch, training=True, impl=impl, dtype=dtype, device="cpu")
     model = set_impl(config.build(), impl).to(dtype)
-    given = example(config, tokens=tokens, batch=batch, dtype=dtype)
+    given = example(model, "it", tokens=tokens, batch=batch, dtype=dtype)
     return predicted.memory.activations.value, kept_for_backward(model, given)
 
 
@@ -87,7 +85,7 @@ def test_activations_of_baselines(name):
 def test_activations_of_a_layer(mask, impl):
     layer = MultiHeadAttention(35, 5, impl=impl)
     predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl=impl, device="cpu")
-    given = example(layer, tokens=17, batch=2, mask=mask)
+    given = example(layer, "it", tokens=17, batch=2, mask=mask)
     assert predicted.memory.activations.value == kept_for_backward(layer, given)
 
 
@@ -95,7 +93,9 @@ def test_activations_of_a_plan():
     layer = MultiHeadAttention(35, 5, impl="gathered")
     mask = causal() & window(3, 0)
     predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl="gathered", device="cpu")
-    assert predicted.memory.activations.value == kept_for_backward(layer, example(layer, tokens=17, batch=2, mask=mask))
+    assert predicted.memory.activations.value == kept_for_backward(
+        layer, example(layer, "it", tokens=17, batch=2, mask=mask)
+    )
 
 
 @pytest.mark.measured

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.costs import AttentionSizes, cost
-from clearhead.costs.trial import example, set_impl
+from clearhead.costs.subjects import example, set_impl
 from clearhead.models import PRESETS
 from clearhead.models.recurrent import LSTM
 from tests.costs.subjects import SUBJECTS, TRANSFORMERS, reads_a_sequence, reads_two
@@ -47,7 +47,7 @@ def count(config, batch, tokens):
     # torch counts nothing inside the CPU's fused LSTM; tensors without data take the plain way.
     device = "meta" if getattr(config, "cell", None) == LSTM() else "cpu"
     model = set_impl(config.build(), "reference").to(device).eval()
-    given = example(config, tokens=tokens, batch=batch, device=device)
+    given = example(model, "it", tokens=tokens, batch=batch, device=device)
     with FlopCounterMode(display=False) as counter:
         loss = given.loss(model)
         forward = counter.get_total_flops()
@@ -82,8 +82,9 @@ def test_a_layer_by_its_sizes():
     predicted = cost(AttentionSizes(512, 8, bias=False), tokens=1000)
     assert predicted.parameters.value == 1_048_576
     assert str(predicted.parameters.formula) == "4*M**2"
-    items = {part.name: part.forward.value for part in predicted.items}
-    assert items["projections: attention.q_proj"] == 2 * 1000 * 512 * 512
+    parts = {part.name: part.forward.value for part in predicted.parts}
+    assert parts["q_proj"] == 2 * 1000 * 512 * 512
+    assert str(predicted.forward.formula) == "4*B*M*T*(2*M + T)"
     assert predicted.pairs is not None
     assert predicted.pairs.dense.value == 1_000_000  # for each head
 

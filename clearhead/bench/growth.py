@@ -1,0 +1,127 @@
+"""`clearhead plot growth`: how three layers grow with the length, predicted by watching them (lines) and timed on this
+machine (dots)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.bench.machine import measure_machine, one_thread, time_of
+from clearhead.costs import AttentionSizes, Machine, cost
+from clearhead.costs.subjects import set_impl
+from clearhead.errors import ConfigError, MissingDependencyError
+
+__all__ = ["Growth", "Point", "growth", "plot_growth"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One layer at one length."""
+
+    layer: str
+    n: int
+    operations: int
+    predicted: float  # seconds
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The points of all layers, and the machine they were predicted for (and measured on)."""
+
+    d: int
+    k: int
+    batch: int
+    machine: Machine
+    points: tuple[Point, ...]
+
+    def of(self, layer: str) -> list[Point]:
+        return [point for point in self.points if point.layer == layer]
+
+    @property
+    def layers(self) -> list[str]:
+        return list(dict.fromkeys(point.layer for point in self.points))
+
+    def to_dict(self) -> dict[str, Any]:
+        sizes = {"d": self.d, "k": self.k, "batch": self.batch}
+        return {**sizes, "machine": self.machine.to_dict(), "points": [asdict(point) for point in self.points]}
+
+
+def growth(
+    d: int = 64,
+    lengths: Sequence[int] = (32, 64, 128, 256, 512, 1024, 2048),
+    *,
+    k: int = 3,
+    heads: int = 1,
+    batch: int = 1,
+    device: torch.device | str = "cpu",
+    machine: Machine | None = None,
+    measured: bool = True,
+    seconds: float = 0.2,
+    on_point: Callable[[Point], None] = lambda point: None,
+) -> Growth:
+    """Forward time of self-attention (by the equation), a recurrent and a convolutional layer of width d over the
+    lengths.
+    """
+    if min(d, k, batch, *lengths) < 1:
+        raise ConfigError(f"d {d}, k {k}, batch {batch}, lengths {tuple(lengths)}; expected sizes of at least 1")
+    machine = measure_machine(device) if machine is None else machine
+    layers = {
+        "self-attention": set_impl(AttentionSizes(d, heads).build(), "reference"),
+        "recurrent": nn.RNN(d, d, batch_first=True),
+        "convolution": nn.Conv1d(d, d, k, padding=k // 2),
+    }
+    where = torch.device(device)
+    points = []
+    for n in lengths:
+        for name, layer in layers.items():
+            x = torch.randn(batch, d, n) if name == "convolution" else torch.randn(batch, n, d)
+            predicted = cost(layer, inputs=x, batch=batch, device=where.type)
+            took = _time(layer.to(where).eval(), x.to(where), seconds) if measured else None
+            points.append(Point(name, n, predicted.forward.value, predicted.time(machine).seconds, took))
+            on_point(points[-1])
+    return Growth(d, k, batch, machine, tuple(points))
+
+
+def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
+    with one_thread(x.device), torch.inference_mode():
+        return time_of(lambda: layer(x), x.device, seconds=seconds)
+
+
+def plot_growth(found: Growth, path: str | Path) -> Path:
+    """Draws predicted and measured time against length, both axes logarithmic, into a PNG, SVG or PDF file."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib; install it with: pip install matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for number, layer in enumerate(found.layers):
+        points = found.of(layer)
+        n = [point.n for point in points]
+        axes.plot(n, [1e3 * point.predicted for point in points], color=f"C{number}", label=f"{layer}, predicted")
+        dots = [(point.n, 1e3 * point.measured) for point in points if point.measured is not None]
+        if dots:
+            axes.plot(*zip(*dots, strict=True), "o", color=f"C{number}", label=f"{layer}, measured")
+    axes.axvline(2 * found.d, color="0.6", linestyle=":", linewidth=1)
+    where = axes.get_xaxis_transform()  # x in tokens, y as a part of the height
+    axes.text(2.1 * found.d, 0.02, "n = 2d: scores overtake projections", transform=where, fontsize=7, color="0.4")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens n")
+    axes.set_ylabel("forward time, ms")
+    axes.set_title(f"One layer of width {found.d}, batch {found.batch}, on {found.machine.name}", fontsize=10)
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.25)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

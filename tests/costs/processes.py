@@ -1,0 +1,66 @@
+"""One of several processes that train a tiny model together and write down what they hold and what they send."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from clearhead.costs.subjects import example
+from clearhead.models import tiny_decoder
+from clearhead.training.config import DDP, FSDP
+from clearhead.training.distributed import World
+
+
+def n_bytes(tensors) -> int:
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.numel() * t.element_size() for t in local)
+
+
+def main(rank: int, size: int, kind: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    counted = {"shards": 0, "reduced": 0}
+    real = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+    def gather(output, given, *args, **kwargs):
+        counted["shards"] += given.numel() * given.element_size()
+        return real[0](output, given, *args, **kwargs)
+
+    def scatter(output, given, *args, **kwargs):
+        counted["shards"] += output.numel() * output.element_size()
+        return real[1](output, given, *args, **kwargs)
+
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+    world = World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP())
+    model = tiny_decoder().build()
+    given = example(model, "Decoder", tokens=13, batch=2)
+    shared = world.share(model)
+    if kind == "ddp":
+
+        def hook(state, bucket):
+            counted["reduced"] += bucket.buffer().numel() * bucket.buffer().element_size()
+            return allreduce_hook(None, bucket)
+
+        shared.register_comm_hook(None, hook)
+    optimiser = torch.optim.AdamW(shared.parameters(), lr=1e-4, foreach=False)
+    given.loss(shared).backward()
+    optimiser.step()
+    states = [x for state in optimiser.state.values() for name, x in state.items() if name != "step"]
+    held = {
+        "weights": n_bytes(shared.parameters()),
+        "gradients": n_bytes(p.grad for p in shared.parameters()),
+        "optimiser": n_bytes(states),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(held | counted))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
