@@ -1,0 +1,256 @@
+"""A decoder as a straight line of operators: what its modules compute, without calling them.
+
+`Program` walks a `Decoder` once, takes its parameters along (q, k and v side by side, so that one product makes all
+three), and runs the line for the prompt and then for one token a row. It knows every decoder that this project's
+configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
+that are not the ones that were built, a mask that moves. Keys and values go to a store (`room.py`), which also attends.
+
+    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as torch_modules
+
+from clearhead.attention import MultiHeadAttention, attend
+from clearhead.attention.scores import Dot, ScaledDot
+from clearhead.attention.weights import Softmax
+from clearhead.layers import Block, FeedForward, PreNorm, TokenEmbedding
+from clearhead.layers.few_rows import Product, few_rows, normed
+from clearhead.masks import Mask
+from clearhead.models.decoder import Decoder
+from clearhead.models.encoder_decoder import EncoderDecoder
+from clearhead.models.stack import both
+from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
+
+__all__ = ["Program", "Store", "why_not"]
+
+_KNOWN = (
+    (Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding)
+    + (LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias)
+    + (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList)
+)
+
+
+class Store(Protocol):
+    """Keeps keys and values of every layer, and attends one new token a row over them."""
+
+    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
+        """qkv (R, H + 2K, D): keeps the newest keys and values; the queries' (R, H, D)."""
+        ...
+
+    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """Queries (R, H, D) over the memory that was kept for the layer."""
+        ...
+
+
+def why_not(decoder: nn.Module, *, max_positions: int) -> str | None:
+    """Why the program would not be the same as the model, or None if it is."""
+    if type(decoder) is not Decoder:
+        return f"a {type(decoder).__name__} is not a Decoder"
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+        return "hooks on all modules are watching"
+    for path, part in decoder.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"hooks are watching {path or 'the model'}"
+        if type(part) not in _KNOWN or "forward" in vars(part):
+            return f"{path} is a {type(part).__name__} that was not built here"
+        if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
+            return f"{path} {reason}"
+    weights = list(decoder.parameters())
+    if len({(w.dtype, w.device) for w in weights}) != 1:
+        return "its weights have several dtypes or devices"
+    if any(type(w) is not nn.Parameter for w in weights):
+        return "its weights are not plain parameters"
+    device = weights[0].device.type
+    if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
+        return f"it runs under autocast or on {device}"
+    mask = decoder.config.mask
+    if not mask.is_structural or mask.depends_on_length:
+        return f"{mask} holds tensors or changes with the length"
+    return None
+
+
+def _why_not_attention(part: MultiHeadAttention) -> str | None:
+    if type(part.scores) not in (Dot, ScaledDot):
+        return f"has {type(part.scores).__name__} scores"
+    if not isinstance(part.weights, Softmax) or part.weights.temperature != 1.0:
+        return "does not weigh by a softmax of temperature 1"
+    if part.impl != "auto" or not (part.rotary is None or type(part.rotary) is Rotary):
+        return "is computed in a way that was asked for"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """Projections and sizes of one attention layer."""
+
+    q: Product  # of a self-attention: q, k and v side by side
+    out: Product
+    scale: float
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    memory: Product | None = None  # of a cross-attention: k and v side by side
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    own: _Attention
+    cross: _Attention | None
+    up: Product
+    down: Product
+    norms: tuple[nn.Module | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
+
+
+class Program:
+    """The line of one decoder. It shares the decoder's parameters, but for the joined q, k, v, which are copies."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.embedding = decoder.embedding
+        weight = decoder.embedding.weight if decoder.head is None else decoder.head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        last = decoder.norm if isinstance(decoder.norm, (nn.LayerNorm, nn.RMSNorm)) else None
+        self.logits = Product(weight.detach(), norm=last)
+        first = decoder.embedding_norm
+        self.entrance = first if isinstance(first, (nn.LayerNorm, nn.RMSNorm)) else None
+        self.rotary = decoder.blocks[0].attention.rotary if len(decoder.blocks) else None  # type: ignore[union-attr]
+        self.layers = [_layer(block) for block in decoder.blocks]  # type: ignore[arg-type]
+        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
+        self.d_head = config.head_width
+        self.mask = config.mask
+
+    def step(self, ids: Tensor, added: Tensor | None, store: Store) -> Tensor:
+        """One token (R,) a row; `added` are its rows of positions, where those are added. The next logits (R, V)."""
+        x = self._placed(F.embedding(ids, self.embedding.weight), added)
+        for i, layer in enumerate(self.layers):
+            own = layer.own
+            qkv = few_rows(x, own.q).view(len(x), -1, own.d_head)
+            x = self._joined(store.attend(i, qkv, own.scale).flatten(1), own.out, x, layer.norms[0])
+            if (cross := layer.cross) is not None:
+                q = few_rows(x, cross.q).view(len(x), -1, cross.d_head)
+                x = self._joined(store.attend_memory(i, q, cross.scale).flatten(1), cross.out, x, layer.norms[1])
+            x = self._joined(few_rows(x, layer.up), layer.down, x, layer.norms[2])
+        return few_rows(x, self.logits)
+
+    def read(
+        self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """A prompt (B, T): the logits (B, V) after it, and each layer's keys and values (B, K, T, D)."""
+        (B, T), kept = ids.shape, []
+        decoder = self.decoder
+        x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
+        bias: Any = None
+        if decoder.positions is not None and not decoder.adds_positions:
+            bias = decoder.positions(T, T, 0, ids.device)
+        everything = both(self.mask, mask)
+        places = torch.arange(T, device=ids.device)
+        for i, layer in enumerate(self.layers):
+            own = layer.own
+            qkv = few_rows(x, own.q).view(B, T, -1, own.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            q, k, v = qkv.split((own.n_heads, own.n_kv_heads, own.n_kv_heads), dim=1)
+            if self.rotary is not None:
+                q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
+            kept.append((k, v))
+            out = attend(q, k, v, everything, bias=bias)
+            x = self._joined(out.transpose(1, 2).reshape(B * T, -1), own.out, x, layer.norms[0])
+            if (cross := layer.cross) is not None:
+                assert memory is not None  # who has cross-attention was given one
+                q = few_rows(x, cross.q).view(B, T, -1, cross.d_head).transpose(1, 2)
+                out = attend(q, *memory.kept[i], memory.mask)
+                x = self._joined(out.transpose(1, 2).reshape(B * T, -1), cross.out, x, layer.norms[1])
+            x = self._joined(few_rows(x, layer.up), layer.down, x, layer.norms[2])
+        return few_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
+
+    def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
+        """A memory (B, S, M) as each layer's cross-attention reads it."""
+        B, S = memory.shape[:2]
+        kept = []
+        for layer in self.layers:
+            cross = layer.cross
+            assert cross is not None
+            assert cross.memory is not None
+            both_ = few_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            kept.append(tuple(x.transpose(1, 2) for x in both_.unbind(2)))
+        return Memory(kept, mask)
+
+    def _placed(self, x: Tensor, added: Tensor | None) -> Tensor:
+        if self.embedding.scaled:
+            x = x * self.embedding.scale
+        if added is not None:
+            x = x + added
+        return x if self.entrance is None else normed(x, self.entrance)
+
+    def _joined(self, x: Tensor, product: Product, residual: Tensor, norm: nn.Module | None) -> Tensor:
+        x = few_rows(x, product, residual)
+        return x if norm is None else normed(x, norm)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count."""
+
+    kept: list[Any]
+    mask: Mask | None
+
+
+def _layer(block: Block) -> _Layer:
+    before = isinstance(block.residual, PreNorm)
+    norms = (block.norm1, block.norm_cross, block.norm2)
+    own, cross, last = norms if before else (None, None, None)
+    feed = block.feed_forward
+    gate = feed.gate
+    up = Product(
+        feed.up.weight.detach(),
+        _plain(feed.up.bias),
+        last,  # type: ignore[arg-type]
+        feed.activation,
+        None if gate is None else gate.weight.detach(),
+        None if gate is None else _plain(gate.bias),
+    )
+    return _Layer(
+        _attention(block.attention, own),
+        None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
+        up,
+        Product(feed.down.weight.detach(), _plain(feed.down.bias)),
+        (None, None, None) if before else norms,
+    )
+
+
+def _attention(part: MultiHeadAttention, norm: nn.Module | None, *, memory: bool = False) -> _Attention:
+    q, k, v = part.q_proj, part.k_proj, part.v_proj
+    return _Attention(
+        _side_by_side((q,) if memory else (q, k, v), norm),
+        Product(part.o_proj.weight.detach(), _plain(part.o_proj.bias)),
+        part.d_head**-0.5 if isinstance(part.scores, ScaledDot) else 1.0,
+        part.n_heads,
+        part.n_kv_heads,
+        part.d_head,
+        _side_by_side((k, v), None) if memory else None,
+    )
+
+
+def _side_by_side(parts: tuple[nn.Linear, ...], norm: nn.Module | None) -> Product:
+    if len(parts) == 1:
+        return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)  # type: ignore[arg-type]
+    weight = torch.cat([part.weight.detach() for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
+    return Product(weight, bias, norm)  # type: ignore[arg-type]
+
+
+def _plain(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
+
+
+def quick_kernels() -> Any:
+    """Without cuDNN's attention, which prepares itself anew for every length: prompts come in all of them."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
