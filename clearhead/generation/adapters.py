@@ -11,9 +11,7 @@ that is the same for all.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +20,12 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
+from clearhead.generation.program import why_not
 from clearhead.generation.prompts import Prompt, padded, rows_of
+from clearhead.generation.quiet import evaluating
+from clearhead.generation.recorded import kept_of
 from clearhead.generation.stepper import Grouped, Stepper
 from clearhead.masks import Mask, padding
 from clearhead.models.decoder import Decoder
@@ -32,9 +34,8 @@ from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
 from clearhead.positions.learned import LearnedPositions
 
-__all__ = ["evaluating", "stepper_for"]
+__all__ = ["stepper_for"]
 
-_EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; beyond, it grows
 
 
@@ -70,16 +71,18 @@ def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max
         _check_room(kind, len(row), max_new, f"prompt {place}")
     lengths = [len(row) for row in rows]
 
-    def stepper(own: Sequence[Tensor]) -> Stepper:
+    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         longest = max(len(row) for row in own)
         cached = use_cache and not (
             isinstance(kind, Decoder) and looks_ahead(kind.config.mask, longest, longest + max_new)
         )
+        if cached and isinstance(kind, Decoder) and why_not(kind) is None:
+            return Fast(kind, kept_of(kind), own, max_new, alone=alone)
         return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
     can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.mask)
     if can_move or len(set(lengths)) == 1:
-        return stepper(rows)
+        return stepper(rows, True)
     return _by_length(rows, stepper)
 
 
@@ -141,7 +144,7 @@ class _Continue(_ModelStepper):
 
     def _hide(self, before: Tensor) -> None:
         self._before = before
-        self._mask = padding(torch.full_like(before, _EVERYTHING_AFTER), before=before)
+        self._mask = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
 
     def _forward(self, ids: Tensor) -> Tensor:
         arguments: dict[str, Any] = {"cache": self._cache}
@@ -183,10 +186,13 @@ def _reading(
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
         alike = not kind.config.encoder_mask.depends_on_length
 
-    def stepper(own: Sequence[Tensor]) -> Stepper:
+    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
+        if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
+            begun = torch.tensor(first, device=own[0].device)
+            return Fast(kind, kept_of(kind.decoder), [begun] * len(own), max_new, source=own, alone=alone)
         return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
-    return stepper(rows) if alike else _by_length(rows, stepper)
+    return stepper(rows, True) if alike else _by_length(rows, stepper)
 
 
 class _Read(_ModelStepper):
@@ -225,40 +231,13 @@ class _Read(_ModelStepper):
 # ---------------------------------------------------------------------- what both need
 
 
-@contextmanager
-def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """The parts of a model in evaluation mode; afterwards, whatever happened, each in the mode it was in.
-
-    Several threads may run one model: the last of them to end gives its parts their mode back.
-    """
-    with _LOCK:
-        held = [part for part in parts if part.training or part in _HELD]
-        for part in held:
-            _HELD[part] = _HELD.get(part, 0) + 1
-            part.training = False
-    try:
-        yield
-    finally:
-        with _LOCK:
-            for part in held:
-                _HELD[part] -= 1
-                if not _HELD[part]:
-                    del _HELD[part]
-                    part.training = True
-
-
-_LOCK = threading.Lock()
-_HELD: dict[nn.Module, int] = {}
-"""Parts that were in training mode, and how many are running them now."""
-
-
 def _by_length(rows: Sequence[Tensor], stepper: Any) -> Stepper:
     """Prompts of one length at a time, for patterns that padding would change."""
     groups: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(len(row), []).append(place)
     members = list(groups.values())
-    return Grouped([stepper([rows[place] for place in group]) for group in members], members)
+    return Grouped([stepper([rows[place] for place in group], False) for group in members], members)
 
 
 def _cache(kind: nn.Module, prompt: int, max_new: int) -> KVCache | RecurrentCache:

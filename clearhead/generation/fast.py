@@ -16,16 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
-from clearhead.generation.adapters_quiet import evaluating
 from clearhead.generation.program import Memory, quick_kernels
 from clearhead.generation.prompts import padded
+from clearhead.generation.quiet import evaluating
 from clearhead.generation.recorded import Kept, Replay, bucket
 from clearhead.generation.room import Room
 from clearhead.masks import padding
 
-__all__ = ["Fast", "Search"]
+__all__ = ["EVERYTHING_AFTER", "Fast", "Search"]
 
-_EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
+EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
+
+
+def records(device: torch.device) -> bool:
+    """Whether steps on this device are of fixed shapes, to be recorded: on a GPU, where starting them is what takes long."""
+    return device.type == "cuda"
 
 
 class Search(Protocol):
@@ -47,10 +52,10 @@ class Fast:
         max_new: int,
         *,
         source: Sequence[Tensor] | None = None,
-        recordable: bool | None = None,
+        alone: bool = True,
     ) -> None:
         self.kept, self.program = kept, kept.program
-        self.recordable = self.program.device.type == "cuda" if recordable is None else recordable
+        self.recordable = alone and records(self.program.device)
         self.n_prompts = len(rows)
         extra = bucket(len(rows)) - len(rows) if self.recordable else 0
         rows = [*rows, *[rows[0]] * extra]
@@ -76,7 +81,7 @@ class Fast:
                 self._read_source(self._source)
             mask = positions = None
             if self._before is not None:
-                mask = padding(torch.full_like(self._before, _EVERYTHING_AFTER), before=self._before)
+                mask = padding(torch.full_like(self._before, EVERYTHING_AFTER), before=self._before)
                 if self.program.decoder.adds_positions:
                     place = torch.arange(self._ids.shape[1], device=self._ids.device)
                     positions = (place - self._before[:, None]).clamp(min=0)  # padding's are never seen
@@ -156,13 +161,14 @@ class Fast:
         """The encoder reads the sources, padded on the right; a few lengths only where steps are recorded."""
         source = padded(rows, left=False)  # (B, S)
         lengths = torch.tensor([len(row) for row in rows], device=source.device)
-        room = max(16, bucket(source.shape[1])) if self.recordable else source.shape[1]
-        ragged = len({len(row) for row in rows}) > 1 or room != source.shape[1]
-        source = torch.nn.functional.pad(source, (0, room - source.shape[1]))
-        mask = padding(lengths) if ragged else None
+        S = source.shape[1]
+        mask = padding(lengths) if len({len(row) for row in rows}) > 1 else None
         model: Any = self._model
         memory = model.encode(source, mask=mask)
+        room = max(16, bucket(S)) if self.recordable else S
+        if room > S:
+            mask, memory = padding(lengths), torch.nn.functional.pad(memory, (0, 0, 0, room - S))
         self._memory = self.program.remember(memory, mask)
         self._memory_hidden = None
-        if ragged:
+        if mask is not None:
             self._memory_hidden = torch.arange(room, device=source.device) >= lengths[:, None]

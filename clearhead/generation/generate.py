@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from clearhead.errors import ConfigError, DtypeError
-from clearhead.generation.adapters import evaluating, stepper_for
+from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
 from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
 from clearhead.generation.prompts import Prompt
+from clearhead.generation.quiet import evaluating
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import Stepper, check_max_new, stop_ids
 from clearhead.generation.walk import collect, walk
@@ -97,7 +98,7 @@ def search(
         )
     if isinstance(how, Beam):
         return beam_search(stepper, how, max_new=max_new, stops=stops)
-    return collect(walk(stepper, how, max_new=max_new, stops=stops), stops)
+    return collect(stepper, how, max_new=max_new, stops=stops)
 
 
 def _refuse_beam(how: How) -> None:

@@ -51,17 +51,17 @@ class Store(Protocol):
         ...
 
 
-def why_not(decoder: nn.Module, *, max_positions: int) -> str | None:
+def why_not(model: Decoder | EncoderDecoder) -> str | None:
     """Why the program would not be the same as the model, or None if it is."""
-    if type(decoder) is not Decoder:
-        return f"a {type(decoder).__name__} is not a Decoder"
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         return "hooks on all modules are watching"
-    for path, part in decoder.named_modules():
+    for path, part in model.named_modules():
         if part._forward_hooks or part._forward_pre_hooks:
             return f"hooks are watching {path or 'the model'}"
+    decoder = model.decoder if isinstance(model, EncoderDecoder) else model
+    for path, part in decoder.named_modules():
         if type(part) not in _KNOWN or "forward" in vars(part):
-            return f"{path} is a {type(part).__name__} that was not built here"
+            return f"{path or 'the decoder'} is a {type(part).__name__} that was not built here"
         if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
             return f"{path} {reason}"
     weights = list(decoder.parameters())

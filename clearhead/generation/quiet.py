@@ -1,0 +1,38 @@
+"""Running a model quietly: in evaluation mode while it runs, and afterwards as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+__all__ = ["evaluating"]
+
+
+@contextmanager
+def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """The parts of a model in evaluation mode; afterwards, whatever happened, each in the mode it was in.
+
+    Several threads may run one model: the last of them to end gives its parts their mode back.
+    """
+    with _LOCK:
+        held = [part for part in parts if part.training or part in _HELD]
+        for part in held:
+            _HELD[part] = _HELD.get(part, 0) + 1
+            part.training = False
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for part in held:
+                _HELD[part] -= 1
+                if not _HELD[part]:
+                    del _HELD[part]
+                    part.training = True
+
+
+_LOCK = threading.Lock()
+_HELD: dict[nn.Module, int] = {}
+"""Parts that were in training mode, and how many are running them now."""
