@@ -69,7 +69,7 @@ class Fast:
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
         self._memory: Memory | None = None
         self._memory_hidden: Tensor | None = None
-        self._share = 1
+        self._share, self._beams = 1, False
         self.room: Room | None = None
 
     # ------------------------------------------------------------------ the three methods of a stepper
@@ -113,7 +113,7 @@ class Fast:
 
     def branch(self, width: int) -> None:
         """Every prompt becomes `width` rows, which `reorder` keeps together. Called once, after `begin`."""
-        self._share = width
+        self._share, self._beams = width, True
 
     # ------------------------------------------------------------------ rooms and recordings
 
@@ -153,7 +153,11 @@ class Fast:
 
     def _settle(self, room: Room) -> None:
         room.load(
-            self._kept_tokens, before=self._before, memory=self._memory, memory_hidden=self._memory_hidden
+            self._kept_tokens,
+            before=self._before,
+            memory=self._memory,
+            memory_hidden=self._memory_hidden,
+            beams=self._beams,
         )
         self.room, self._kept_tokens = room, []
 

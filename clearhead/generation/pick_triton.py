@@ -52,6 +52,7 @@ def _together(values, places, sums, ids, log_probs, n, K: tl.constexpr, NP: tl.c
 
 
 def launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    logits = logits.contiguous()  # of a prompt: the last of many rows
     R, V = logits.shape
     block = min(_STRETCH, triton.next_power_of_2(V))
     n = triton.cdiv(V, block)

@@ -104,6 +104,7 @@ class Room:
         before: Tensor | None = None,
         memory: Memory | None = None,
         memory_hidden: Tensor | None = None,
+        beams: bool = False,
     ) -> None:
         """Takes over what reading the prompt has made: keys and values (B, K, T, D), each for R/B rows."""
         B, T = kept[0][0].shape[0], kept[0][0].shape[2]
@@ -123,7 +124,7 @@ class Room:
             for mine, given in zip(self.memory, new, strict=True):
                 mine[0].copy_(given[0]), mine[1].copy_(given[1])
             self.memory_hidden = _into(self.memory_hidden, memory_hidden)
-        if self.recordable and self.share > 1:
+        if self.recordable and beams:
             own = self.own[:, None].expand(-1, self.places)
             self.parents = _into(self.parents, own.contiguous())
 
@@ -202,10 +203,11 @@ class Room:
             for layer, old in enumerate(kept):
                 if self.parents is not None:
                     old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
-                new = self._empty(len(rows))
-                # (S, R, K, D) lies in one piece on the CPU
-                torch.index_select(old.permute(2, 0, 1, 3)[:used], 1, rows, out=new.permute(2, 0, 1, 3)[:used])
-                kept[layer] = new
+                kept[layer] = new = self._empty(len(rows))
+                if self.recordable:
+                    new[:, :, :used] = old[:, :, :used].index_select(0, rows)
+                else:  # straight into its place: what is in use lies in one piece
+                    torch.index_select(old.permute(2, 0, 1, 3)[:used], 1, rows, out=new.permute(2, 0, 1, 3)[:used])
         if self.before is not None:
             self.before = self.before.index_select(0, rows)
         if len(rows) != self.rows or self.share == 1:
