@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.bench.engine import Maker, Row, Setting, by_rate, by_time, seconds_of
-from clearhead.generation import generate
+from clearhead.errors import MissingDependencyError
+from clearhead.generation import Beam, Greedy, How, generate
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.presets import gpt2
 from clearhead.positions import Learned
@@ -30,7 +31,10 @@ def _gpt2(setting: Setting, max_len: int = 1024) -> Decoder:
 
 def _peer(setting: Setting, model: Decoder) -> Any:
     """transformers' GPT-2 of the same sizes."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise MissingDependencyError(f"the peer is transformers' GPT-2, which cannot be imported: {error}") from error
 
     config = model.config
     sizes = GPT2Config(
@@ -116,5 +120,32 @@ def first_token(setting: Setting) -> Iterator[Row]:
     yield by_time("first token after 64, warm", "ms", 1e3 * seconds, "goal", 30.0, 1.0)
 
 
-ON_GPU: tuple[Maker, ...] = (decode_batch_1, decode_batch_32, read_prompt, first_token)
+def _translate(setting: Setting, how: How, name: str, goal: float) -> Iterator[Row]:
+    from clearhead import pretrained
+    from clearhead.data.translation import read_pairs
+
+    if setting.data is None:
+        return
+    trained = pretrained.load("en-es", device=setting.device)
+    sentences = read_pairs(setting.data / "train.tsv.xz").sources[: 32 if setting.trial else 10_000]
+    (seconds,) = seconds_of(setting, lambda: pretrained.translate(trained, sentences, how=how), repeats=3)
+    yield by_time(f"translate {len(sentences):,} sentences, {name}", "s", seconds, "goal", goal, 1.0)
+
+
+def translate_greedy(setting: Setting) -> Iterator[Row]:
+    yield from _translate(setting, Greedy(), "greedy", 3.0)
+
+
+def translate_beam(setting: Setting) -> Iterator[Row]:
+    yield from _translate(setting, Beam(5), "beam 5", 8.0)
+
+
+ON_GPU: tuple[Maker, ...] = (
+    decode_batch_1,
+    decode_batch_32,
+    read_prompt,
+    first_token,
+    translate_greedy,
+    translate_beam,
+)
 ON_CPU: tuple[Maker, ...] = (decode_cpu,)

@@ -136,9 +136,7 @@ class _Search:
         P, W, device = logits.shape[0], self.beam.width, logits.device
         self.n_prompts = getattr(self.stepper, "n_prompts", P)
         dtype = wide(logits[:0]).dtype
-        self.live, self.pool, self.answers = (
-            _Sequences.empty(P, W, self.max_new, dtype, device) for _ in range(3)
-        )
+        self.live, self.pool, self.answers = (_Sequences.empty(P, W, self.max_new, dtype, device) for _ in range(3))
         self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=device)
         self.n = torch.zeros(1, dtype=torch.int64, device=device)
         self.open = torch.arange(P, device=device)  # (P,) which prompt each row of the state is
@@ -247,7 +245,9 @@ class _Search:
         A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it
         most.
         """
-        kindest = self.divisors[-1:] if self.beam.length_penalty >= 0 else self.divisors[(self.n + 1).clamp(max=self.max_new)]
+        kindest = (
+            self.divisors[-1:] if self.beam.length_penalty >= 0 else self.divisors[(self.n + 1).clamp(max=self.max_new)]
+        )
         bar = self.pool.scores[:, self.beam.n_best - 1]
         return (bar > -math.inf) & (bar >= self.live.scores.amax(1) / kindest)
 
@@ -272,7 +272,9 @@ class _Search:
                 self.stepper.reorder(self.moved)
             return
         self._answer(self.done)
-        rows = self.moved if self.moved is not None else torch.arange(still.numel() * self.beam.width, device=still.device)
+        rows = (
+            self.moved if self.moved is not None else torch.arange(still.numel() * self.beam.width, device=still.device)
+        )
         self.stepper.reorder(rows.view(-1, self.beam.width)[still].flatten())
         self.live, self.pool = self.live.prompts(still), self.pool.prompts(still)
         self.open, self.n_ended, self.wrong_at = self.open[still], self.n_ended[still], self.wrong_at[still]

@@ -2,7 +2,7 @@
 launch puts the stretches of a row together."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _together(values, places, sums, ids, log_probs, n, K: tl.constexpr, NP: tl.c
     totals = tl.load(sums + (row * n + part) * 2 + 1, mask=there, other=0.0)
     top = tl.max(tops, axis=0)
     lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
-    c = tl.arange(0, CP)  # the candidates lie in the order of their stretches, so that of equals the first is the earlier
+    c = tl.arange(
+        0, CP
+    )  # the candidates lie in the order of their stretches, so that of equals the first is the earlier
     x = tl.load(values + row * n * K + c, mask=c < n * K, other=-float("inf"))
     for i in tl.static_range(K):
         best = tl.argmax(x, axis=0)

@@ -8,7 +8,7 @@ program finds in the cache.
 """
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
     N = product.weight.shape[0]
     norm = product.norm
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
-    kernel, BN, BK, warps = _shape(R, N, M, norm is not None, product.gate is not None)
+    kernel, BN, BK, warps, stages = _shape(R, N, M, norm is not None, product.gate is not None)
     shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
     number = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
     kernel[(triton.cdiv(N, BN),)](
@@ -175,7 +175,7 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
         R=R, RP=max(triton.next_power_of_2(R), 1 if R <= _FEW else 16), BN=BN, BK=BK,
         NORM=number, HAS_SHIFT=shift is not None, HAS_BIAS=product.bias is not None, GATED=product.gate is not None,
         ACT=activation_number(product.activation), HAS_RESIDUAL=residual is not None,
-        num_warps=warps,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -192,8 +192,8 @@ def _shape(R: int, N: int, M: int, whole: bool, gated: bool):
         BN = 16
         while BN > 1 and (BN * BK > _STRIP or triton.cdiv(N, BN) < _PROGRAMS):
             BN //= 2
-        return _by_element, BN, BK, 8 if BN * BK > 8192 else 4
+        return _by_element, BN, BK, 8 if BN * BK > 8192 else 4, 2
     BN = 64
     while BN > 16 and triton.cdiv(N, BN) < _PROGRAMS:
         BN //= 2
-    return _by_tile, BN, 64 if M <= 64 else 128, 4
+    return _by_tile, BN, 64 if M <= 64 else 128, 4, 3

@@ -20,7 +20,7 @@ from torch import Tensor
 from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
 
-__all__ = ["Places", "Turn", "attend_newest", "attend_newest_reference", "attend_memory"]
+__all__ = ["Places", "Turn", "attend_memory", "attend_newest", "attend_newest_reference"]
 
 
 class Places(NamedTuple):

@@ -5,7 +5,7 @@ is written and read again within a launch. Where the cache is cut into stretches
 together: it knows itself by a counter, and sets that back to 0 for the next launch."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["launch"]
 _PROGRAMS = 256  # as many keep a GPU busy; fewer heads than that share out the cache
 _BLOCK = 64  # places read at once
 _STRETCHES = 16  # at most
+_WARPS = 4
 _COUNTERS: dict[torch.device, Tensor] = {}
 
 
@@ -145,7 +146,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         H=H, K=K, D=D, DP=wide, HALF=0 if turn is None else turn.cos.shape[1],
         HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None,
         BLOCK=min(_BLOCK, triton.next_power_of_2(S)), STRETCH=stretch, STRETCHES=stretches,
-        num_warps=4,
+        num_warps=_WARPS,
     )  # fmt: skip
     return out
 
