@@ -24,7 +24,7 @@ from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
 from clearhead.generation.prompts import Prompt, padded, rows_of
-from clearhead.generation.quiet import evaluating
+from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import kept_of
 from clearhead.generation.stepper import Grouped, Stepper
 from clearhead.masks import Mask, padding
@@ -66,7 +66,7 @@ def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max
         raise ConfigError(
             "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs to"
         )
-    rows = rows_of(prompt, kind.config.vocab_size, _device(kind))
+    rows = rows_of(prompt, kind.config.vocab_size)
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
     lengths = [len(row) for row in rows]
@@ -91,7 +91,7 @@ class _ModelStepper:
 
     def __init__(self, model: nn.Module, ids: Tensor, cache: KVCache | RecurrentCache | None) -> None:
         self._model = model
-        self._parts = list(model.modules())
+        self._parts = parts_of(model)
         self._ids = ids  # (R, T): all ids so far, or with a cache the newest
         self._cache = cache
 
@@ -133,7 +133,7 @@ class _Continue(_ModelStepper):
         rows: Sequence[Tensor],
         cache: KVCache | RecurrentCache | None,
     ) -> None:
-        super().__init__(model, padded(rows, left=True), cache)
+        super().__init__(model, padded(rows, left=True).to(_device(kind)), cache)
         self._adds_positions = isinstance(kind, Decoder) and kind.config.positions.kind == "added"
         T = self._ids.shape[1]
         before = [T - len(row) for row in rows]
@@ -175,7 +175,7 @@ def _reading(
     use_cache: bool,
 ) -> Stepper:
     config = kind.config
-    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size, _device(kind))
+    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
     first = _start(start, config.vocab_size)
     alike = True  # whether sources of different lengths may share a batch
     if isinstance(kind, EncoderDecoder):
@@ -188,7 +188,7 @@ def _reading(
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
-            begun = torch.tensor(first, device=own[0].device)
+            begun = torch.tensor(first)
             return Fast(kind, kept_of(kind.decoder), [begun] * len(own), max_new, source=own, alone=alone)
         return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
@@ -205,8 +205,8 @@ class _Read(_ModelStepper):
         start: Sequence[int],
         cache: KVCache | RecurrentCache | None,
     ) -> None:
-        self._source = padded(rows, left=False)  # (B, S)
-        device = self._source.device
+        device = _device(model)
+        self._source = padded(rows, left=False).to(device)  # (B, S)
         super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding

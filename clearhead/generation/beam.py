@@ -21,6 +21,7 @@ from clearhead.errors import ConfigError
 from clearhead.generation.choices import Beam
 from clearhead.generation.fast import Fast
 from clearhead.generation.pick import likeliest
+from clearhead.generation.recorded import bucket
 from clearhead.generation.result import Generated
 from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
 
@@ -39,7 +40,7 @@ def beam_search(stepper: Stepper, beam: Beam, *, max_new: int, stops: tuple[int,
         return search.result()
     advance, leave = search.advance, lambda: None
     if isinstance(stepper, Fast):
-        found, advance, leave = stepper.session(("beam", beam, max_new, stops), search)
+        found, advance, leave = stepper.session(("beam", beam, search.room, stops), search)
         assert isinstance(found, _Search)
         found.take_over(search)
         search = found
@@ -125,6 +126,7 @@ class _Search:
         self.stepper, self.beam, self.max_new, self.stops = stepper, beam, max_new, stops
         self.runs_ahead = isinstance(stepper, Fast) and stepper.recordable
         self.filler = stops[0] if stops else 0
+        self.room = bucket(max_new) if self.runs_ahead else max_new  # ids that a sequence has room for
         self.made = self.seen = 0  # steps, and those that the host has looked at
         self.is_over = False
 
@@ -136,7 +138,7 @@ class _Search:
         P, W, device = logits.shape[0], self.beam.width, logits.device
         self.n_prompts = getattr(self.stepper, "n_prompts", P)
         dtype = wide(logits[:0]).dtype
-        self.live, self.pool, self.answers = (_Sequences.empty(P, W, self.max_new, dtype, device) for _ in range(3))
+        self.live, self.pool, self.answers = (_Sequences.empty(P, W, self.room, dtype, device) for _ in range(3))
         self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=device)
         self.n = torch.zeros(1, dtype=torch.int64, device=device)
         self.open = torch.arange(P, device=device)  # (P,) which prompt each row of the state is
@@ -144,7 +146,7 @@ class _Search:
         self.n_ended = torch.zeros(P, dtype=torch.int64, device=device)
         self.wrong_at = torch.full((P,), -1, device=device)  # the step at which no id could be chosen
         # n**length_penalty as Python computes it, for every n
-        powers = [1.0, *(float(n) ** self.beam.length_penalty for n in range(1, self.max_new + 1))]
+        powers = [1.0, *(float(min(n, self.max_new)) ** self.beam.length_penalty for n in range(1, self.room + 2))]
         self.divisors = torch.tensor(powers, dtype=torch.float64, device=device)
         self.start = torch.arange(P, device=device)[:, None] * W
         self._take_in(logits, torch.zeros(P, 1, dtype=torch.float64, device=device))
@@ -319,9 +321,10 @@ class _Search:
     def tensors(self) -> list[Tensor]:
         return [
             *(*self.live.parts(), *self.pool.parts(), *self.answers.parts()),
-            *(self.n, self.open, self.done, self.n_ended, self.wrong_at),
+            *(self.n, self.open, self.done, self.n_ended, self.wrong_at, self.divisors),
         ]
 
     def take_over(self, other: _Search) -> None:
         """What the host knows of another search, whose tensors have been taken over."""
         self.made, self.seen, self.is_over, self.n_prompts = other.made, other.seen, False, other.n_prompts
+        self.max_new = other.max_new

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, quick_kernels
 from clearhead.generation.prompts import padded
-from clearhead.generation.quiet import evaluating
+from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import Kept, Replay, bucket
 from clearhead.generation.room import Room
 from clearhead.masks import padding
@@ -59,8 +59,8 @@ class Fast:
         self.n_prompts = len(rows)
         extra = bucket(len(rows)) - len(rows) if self.recordable else 0
         rows = [*rows, *[rows[0]] * extra]
-        self._model, self._parts = model, list(model.modules())
-        self._ids = padded(rows, left=True)  # (B, T)
+        self._model, self._parts = model, parts_of(model)
+        self._ids = padded(rows, left=True).to(self.program.device)  # (B, T)
         T = self._ids.shape[1]
         before = [T - len(row) for row in rows]
         self._before = torch.tensor(before, device=self._ids.device) if any(before) else None
@@ -91,7 +91,8 @@ class Fast:
             return logits
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        with torch.inference_mode():
+        quick = quick_kernels() if self._ids.is_cuda and not self.recordable else nullcontext()
+        with torch.inference_mode(), quick:
             if self.room is None:
                 self._settle(self._new_room())
             assert self.room is not None
@@ -163,7 +164,7 @@ class Fast:
 
     def _read_source(self, rows: Sequence[Tensor]) -> None:
         """The encoder reads the sources, padded on the right; a few lengths only where steps are recorded."""
-        source = padded(rows, left=False)  # (B, S)
+        source = padded(rows, left=False).to(self.program.device)  # (B, S)
         lengths = torch.tensor([len(row) for row in rows], device=source.device)
         S = source.shape[1]
         mask = padding(lengths) if len({len(row) for row in rows}) > 1 else None

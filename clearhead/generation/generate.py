@@ -14,7 +14,7 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
 from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
 from clearhead.generation.prompts import Prompt
-from clearhead.generation.quiet import evaluating
+from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import Stepper, check_max_new, stop_ids
 from clearhead.generation.walk import collect, walk
@@ -50,7 +50,7 @@ def generate(
     check_max_new(max_new)
     stop_ids(stop)
     stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
-    with evaluating(list(model.modules())):
+    with evaluating(parts_of(model)):
         return search(stepper, how=how, max_new=max_new, stop=stop)
 
 

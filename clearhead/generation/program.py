@@ -10,6 +10,7 @@ that are not the ones that were built, a mask that moves. Keys and values go to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +23,10 @@ from torch.nn.modules import module as torch_modules
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.attention.scores import Dot, ScaledDot
 from clearhead.attention.weights import Softmax
+from clearhead.generation.quiet import parts_of
 from clearhead.layers import Block, FeedForward, PreNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, normed
+from clearhead.layers.few_rows import few_rows_reference as many_rows
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -33,10 +36,13 @@ from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rota
 __all__ = ["Program", "Store", "why_not"]
 
 _KNOWN = (
-    (Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding)
-    + (LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias)
-    + (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList)
+    *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
+    *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
+    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
+
+
+Rows = Callable[..., Tensor]
 
 
 class Store(Protocol):
@@ -55,16 +61,17 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     """Why the program would not be the same as the model, or None if it is."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         return "hooks on all modules are watching"
-    for path, part in model.named_modules():
+    for part in parts_of(model):
         if part._forward_hooks or part._forward_pre_hooks:
-            return f"hooks are watching {path or 'the model'}"
+            return f"hooks are watching a {type(part).__name__}"
     decoder = model.decoder if isinstance(model, EncoderDecoder) else model
-    for path, part in decoder.named_modules():
+    parts = parts_of(decoder)
+    for part in parts:
         if type(part) not in _KNOWN or "forward" in vars(part):
-            return f"{path or 'the decoder'} is a {type(part).__name__} that was not built here"
+            return f"a {type(part).__name__} was not built here"
         if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
-            return f"{path} {reason}"
-    weights = list(decoder.parameters())
+            return f"an attention layer {reason}"
+    weights = [weight for part in parts for weight in part._parameters.values() if weight is not None]
     if len({(w.dtype, w.device) for w in weights}) != 1:
         return "its weights have several dtypes or devices"
     if any(type(w) is not nn.Parameter for w in weights):
@@ -129,18 +136,21 @@ class Program:
         self.d_head = config.head_width
         self.mask = config.mask
 
-    def step(self, ids: Tensor, added: Tensor | None, store: Store) -> Tensor:
-        """One token (R,) a row; `added` are its rows of positions, where those are added. The next logits (R, V)."""
+    def step(self, ids: Tensor, added: Tensor | None, store: Store, rows: Rows = few_rows) -> Tensor:
+        """One token (R,) a row; `added` are its rows of positions, where those are added. The next logits (R, V).
+
+        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
+        """
         x = self._placed(F.embedding(ids, self.embedding.weight), added)
         for i, layer in enumerate(self.layers):
             own = layer.own
-            qkv = few_rows(x, own.q).view(len(x), -1, own.d_head)
-            x = self._joined(store.attend(i, qkv, own.scale).flatten(1), own.out, x, layer.norms[0])
+            qkv = rows(x, own.q).view(len(x), -1, own.d_head)
+            x = self._joined(store.attend(i, qkv, own.scale).flatten(1), own.out, x, layer.norms[0], rows)
             if (cross := layer.cross) is not None:
-                q = few_rows(x, cross.q).view(len(x), -1, cross.d_head)
-                x = self._joined(store.attend_memory(i, q, cross.scale).flatten(1), cross.out, x, layer.norms[1])
-            x = self._joined(few_rows(x, layer.up), layer.down, x, layer.norms[2])
-        return few_rows(x, self.logits)
+                q = rows(x, cross.q).view(len(x), -1, cross.d_head)
+                x = self._joined(store.attend_memory(i, q, cross.scale).flatten(1), cross.out, x, layer.norms[1], rows)
+            x = self._joined(rows(x, layer.up), layer.down, x, layer.norms[2], rows)
+        return rows(x, self.logits)
 
     def read(
         self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
@@ -156,20 +166,20 @@ class Program:
         places = torch.arange(T, device=ids.device)
         for i, layer in enumerate(self.layers):
             own = layer.own
-            qkv = few_rows(x, own.q).view(B, T, -1, own.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            qkv = many_rows(x, own.q).view(B, T, -1, own.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
             q, k, v = qkv.split((own.n_heads, own.n_kv_heads, own.n_kv_heads), dim=1)
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
             out = attend(q, k, v, everything, bias=bias)
-            x = self._joined(out.transpose(1, 2).reshape(B * T, -1), own.out, x, layer.norms[0])
+            x = self._joined(out.transpose(1, 2).reshape(B * T, -1), own.out, x, layer.norms[0], many_rows)
             if (cross := layer.cross) is not None:
                 assert memory is not None  # who has cross-attention was given one
-                q = few_rows(x, cross.q).view(B, T, -1, cross.d_head).transpose(1, 2)
+                q = many_rows(x, cross.q).view(B, T, -1, cross.d_head).transpose(1, 2)
                 out = attend(q, *memory.kept[i], memory.mask)
-                x = self._joined(out.transpose(1, 2).reshape(B * T, -1), cross.out, x, layer.norms[1])
-            x = self._joined(few_rows(x, layer.up), layer.down, x, layer.norms[2])
-        return few_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
+                x = self._joined(out.transpose(1, 2).reshape(B * T, -1), cross.out, x, layer.norms[1], many_rows)
+            x = self._joined(many_rows(x, layer.up), layer.down, x, layer.norms[2], many_rows)
+        return many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
 
     def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
         """A memory (B, S, M) as each layer's cross-attention reads it."""
@@ -179,7 +189,7 @@ class Program:
             cross = layer.cross
             assert cross is not None
             assert cross.memory is not None
-            both_ = few_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
             kept.append(tuple(x.transpose(1, 2) for x in both_.unbind(2)))
         return Memory(kept, mask)
 
@@ -190,8 +200,8 @@ class Program:
             x = x + added
         return x if self.entrance is None else normed(x, self.entrance)
 
-    def _joined(self, x: Tensor, product: Product, residual: Tensor, norm: nn.Module | None) -> Tensor:
-        x = few_rows(x, product, residual)
+    def _joined(self, x: Tensor, product: Product, residual: Tensor, norm: nn.Module | None, rows: Rows) -> Tensor:
+        x = rows(x, product, residual)
         return x if norm is None else normed(x, norm)  # type: ignore[arg-type]
 
 

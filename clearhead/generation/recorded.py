@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.generation.program import Program
+from clearhead.generation.quiet import parts_of
 from clearhead.models.decoder import Decoder
 
 __all__ = ["Kept", "Replay", "bucket", "kept_of"]
@@ -65,7 +66,8 @@ _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 def kept_of(decoder: Decoder) -> Kept:
     """What is kept of this decoder; made anew where its weights have changed."""
-    state = [_identity(weight) for weight in decoder.parameters()]
+    parts = parts_of(decoder)
+    state = [_identity(weight) for part in parts for weight in part._parameters.values() if weight is not None]
     kept = _KEPT.get(decoder)
     if kept is None or kept.state != state or None in state:
         kept = _KEPT[decoder] = Kept(decoder, state)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, turned, weighed
 from clearhead.generation.program import Memory, Program
+from clearhead.layers.few_rows import few_rows, few_rows_reference
 from clearhead.masks import Mask
 from clearhead.masks.geometry import Region
 from clearhead.masks.operators import And, Or
@@ -28,6 +29,8 @@ from clearhead.masks.structural import Causal, Window
 from clearhead.positions._angles import angles
 
 __all__ = ["Room", "reach"]
+
+_WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
 
 
 def reach(mask: Mask) -> int | None:
@@ -44,7 +47,7 @@ def reach(mask: Mask) -> int | None:
 class Room:
     """Keys and values of R rows, `places` of them, for sequences of up to `limit` tokens.
 
-    `moving` says that rows keep their places and only parents change, as a recorded step needs; it is the way of GPUs.
+    `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs.
     """
 
     def __init__(self, program: Program, rows: int, places: int, limit: int, *, recordable: bool) -> None:
@@ -64,6 +67,7 @@ class Room:
         self.memory_hidden: Tensor | None = None  # (B, S)
         self._tables(program, limit)
         nearest = Region.nearest(0, limit - 1, limit)
+        self._multiply = few_rows if limit >= _WORTH_COMPILING else few_rows_reference
         self._sees_itself = program.mask.verdict(nearest) is True
         self._now = Places(self.length, self.length, None, None)
         self._turn: Turn | None = None
@@ -144,7 +148,7 @@ class Room:
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
         self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(ids, added, self)
+        logits = self.program.step(ids, added, self, self._multiply)
         self.length += 1
         self.n += 1
         return logits
@@ -181,7 +185,7 @@ class Room:
         keys[:, :, slot], values[:, :, slot] = k, v
         keys, values, bias = keys[:, :, :used], values[:, :, :used], self._now.bias
         if bias is not None and not self._sees_itself:
-            return weighed(q, keys, values, bias, torch.zeros(used, dtype=torch.bool), scale)
+            return weighed(q, keys, values, bias, torch.zeros(used, dtype=torch.bool, device=q.device), scale)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(
             q[:, :, None], keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != K

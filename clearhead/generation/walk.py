@@ -20,6 +20,7 @@ from clearhead.generation.choices import Greedy, Sample
 from clearhead.generation.fast import Fast
 from clearhead.generation.filters import draw, probabilities
 from clearhead.generation.pick import likeliest, log_probs_of
+from clearhead.generation.recorded import bucket
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
 
@@ -65,7 +66,7 @@ def _begun(
     if not isinstance(stepper, Fast) or state.done or max_new == 1:
         return state, state.advance, lambda: None
     constants = (how.temperature, how.top_k, how.top_p, how.min_p) if isinstance(how, Sample) else None
-    found, advance, leave = stepper.session(("walk", constants, max_new, stops), state)
+    found, advance, leave = stepper.session(("walk", constants, state.room, stops), state)
     assert isinstance(found, Walk)
     found.take_over(state)
     return found, advance, leave
@@ -87,6 +88,7 @@ class Walk:
         self.stepper, self.how, self.stops, self.max_new = stepper, how, stops, max_new
         self.runs_ahead = isinstance(stepper, Fast) and stepper.recordable
         self.filler = stops[0] if stops else 0
+        self.room = bucket(max_new) if self.runs_ahead else max_new  # lines that are kept of the results
         self.made = self.seen = 0  # steps, and those that the host has looked at
         self.done = False
         self.rows: Tensor | None = None  # (R,) which prompt each row is; None: row i is prompt i
@@ -115,14 +117,14 @@ class Walk:
         self.newest = torch.zeros(R, dtype=torch.int64, device=device)
         self.wrong = torch.zeros(R, dtype=torch.bool, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ids = torch.full((self.max_new, R), self.filler, device=device)
-        self.log_probs = torch.zeros(self.max_new, R, dtype=wide(logits[:0]).dtype, device=device)
-        self.ran = torch.zeros(self.max_new, R, dtype=torch.bool, device=device)
+        self.ids = torch.full((self.room, R), self.filler, device=device)
+        self.log_probs = torch.zeros(self.room, R, dtype=wide(logits[:0]).dtype, device=device)
+        self.ran = torch.zeros(self.room, R, dtype=torch.bool, device=device)
         self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=device)
         self.luck = torch.zeros(0, device=device)
         if isinstance(self.how, Sample):
             # A number of each prompt's own: no row's luck depends on how many others there are, or how long.
-            step, row = torch.arange(self.max_new)[:, None], torch.arange(R)
+            step, row = torch.arange(self.room)[:, None], torch.arange(R)
             self.luck = draws.uniform64(_LUCK, self.how.seed, step, row).to(device)
         return logits
 
@@ -135,7 +137,7 @@ class Walk:
         return ids, log_probs_of(logits, ids[:, None]).squeeze(1)
 
     def _write(self, whole: Tensor, row: Tensor) -> None:
-        """Puts a row (R,) into line `at` of (max_new, B); those of prompts that have left keep their fillers."""
+        """Puts a row (R,) into line `at` of (room, B); those of prompts that have left keep their fillers."""
         if self.rows is None:
             whole.index_copy_(0, self.at, row[None])
         else:
@@ -192,3 +194,4 @@ class Walk:
     def take_over(self, other: Walk) -> None:
         """What the host knows of another walk, whose tensors have been taken over."""
         self.made, self.seen, self.done, self.n_prompts = other.made, other.seen, other.done, other.n_prompts
+        self.max_new = other.max_new
