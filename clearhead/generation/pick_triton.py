@@ -12,13 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clearhead._launch import early, wait
+
 __all__ = ["launch"]
 
 _STRETCH = 4096
 
 
 @triton.jit
-def _stretches(logits, values, places, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr):
+def _stretches(logits, values, places, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * V + j, mask=j < V, other=-float("inf")).to(tl.float32)
@@ -34,7 +37,11 @@ def _stretches(logits, values, places, sums, V, n, K: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _together(values, places, sums, ids, log_probs, n, K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr):
+def _together(
+    values, places, sums, ids, log_probs, n,
+    K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, NP)
     there = part < n
@@ -64,9 +71,9 @@ def launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     sums = torch.empty(R, n, 2, dtype=torch.float32, device=device)
     ids = torch.empty(R, k, dtype=torch.int64, device=device)
     log_probs = torch.empty(R, k, dtype=torch.float32, device=device)
-    _stretches[(R, n)](logits, values, places, sums, V, n, K=k, BLOCK=block, num_warps=4)
+    _stretches[(R, n)](logits, values, places, sums, V, n, K=k, BLOCK=block, num_warps=4, **early(logits))
     _together[(R,)](
         values, places, sums, ids, log_probs, n,
-        K=k, NP=triton.next_power_of_2(n), CP=triton.next_power_of_2(n * k), num_warps=1,
+        K=k, NP=triton.next_power_of_2(n), CP=triton.next_power_of_2(n * k), num_warps=1, **early(logits),
     )  # fmt: skip
     return ids, log_probs

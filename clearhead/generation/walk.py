@@ -98,10 +98,9 @@ class Walk:
         """One more id for every running row."""
         logits = self.stepper.step(self.newest) if self.made else self._begin()
         ids, log_probs = self._choose(logits)
-        self._write(self.ids, ids.masked_fill(~self.running, self.filler))
-        self._write(self.log_probs, log_probs.masked_fill(~self.running, 0.0))
+        self._write(self.ids, torch.where(self.running, ids, self.filler))
+        self._write(self.log_probs, torch.where(self.running, log_probs, 0.0))
         self._write(self.ran, self.running)
-        self.wrong.logical_or_(~log_probs.isfinite() & self.running)
         self.newest.copy_(ids)
         if self.stops:
             self.running.logical_and_((ids[:, None] != self.stop_ids).all(1))
@@ -115,7 +114,6 @@ class Walk:
         self.n_prompts = getattr(self.stepper, "n_prompts", R)
         self.running = torch.arange(R, device=device) < self.n_prompts
         self.newest = torch.zeros(R, dtype=torch.int64, device=device)
-        self.wrong = torch.zeros(R, dtype=torch.bool, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.ids = torch.full((self.room, R), self.filler, device=device)
         self.log_probs = torch.zeros(self.room, R, dtype=wide(logits[:0]).dtype, device=device)
@@ -145,7 +143,8 @@ class Walk:
 
     def look(self) -> None:
         """Looks at the numbers: raises where an id had to be chosen from nothing, and drops rows that have ended."""
-        n_wrong, n_running = torch.stack((self.wrong.sum(), self.running.sum())).tolist()
+        strange = ~self.log_probs[self.seen : self.made].isfinite()
+        n_wrong, n_running = torch.stack((strange.sum(), self.running.sum())).tolist()
         if n_wrong:
             self._complain()
         self.seen = self.made
@@ -155,11 +154,11 @@ class Walk:
         kept = self.running.nonzero().squeeze(-1)
         self.stepper.reorder(kept)
         self.rows = kept if self.rows is None else self.rows[kept]
-        self.newest, self.running, self.wrong = self.newest[kept], self.running[kept], self.wrong[kept]
+        self.newest, self.running = self.newest[kept], self.running[kept]
 
     def _complain(self) -> None:
         """The first step at which something went wrong, and the first prompt there."""
-        strange = ~self.log_probs[: self.made].isfinite() & self.ran[: self.made]
+        strange = ~self.log_probs[: self.made].isfinite()
         step, row = strange.nonzero()[0].tolist()
         raise no_choice(row, step)
 
@@ -187,8 +186,7 @@ class Walk:
 
     def tensors(self) -> list[Tensor]:
         return [
-            *(self.running, self.newest, self.wrong, self.at, self.ids, self.log_probs, self.ran),
-            *(self.stop_ids, self.luck),
+            *(self.running, self.newest, self.at, self.ids, self.log_probs, self.ran, self.stop_ids, self.luck),
         ]
 
     def take_over(self, other: Walk) -> None:
