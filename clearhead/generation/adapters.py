@@ -26,6 +26,7 @@ from clearhead.generation.program import why_not
 from clearhead.generation.prompts import Prompt, padded, rows_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import kept_of
+from clearhead.generation.slide import Sliding
 from clearhead.generation.stepper import Grouped, Stepper
 from clearhead.masks import Mask, padding
 from clearhead.models.decoder import Decoder
@@ -40,7 +41,13 @@ _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; be
 
 
 def stepper_for(
-    model: nn.Module, prompt: Prompt, *, start: int | Sequence[int] | None, max_new: int, use_cache: bool
+    model: nn.Module,
+    prompt: Prompt,
+    *,
+    start: int | Sequence[int] | None,
+    max_new: int,
+    use_cache: bool,
+    slide: bool = False,
 ) -> Stepper:
     """The stepper of a model that goes on from `prompt`; everything that can be refused is refused here."""
     kind = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -53,13 +60,15 @@ def stepper_for(
         )
     if start is not None:
         raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
-    return _continuing(model, kind, prompt, max_new, use_cache)
+    return _continuing(model, kind, prompt, max_new, use_cache, slide)
 
 
 # ---------------------------------------------------------------------- models that continue
 
 
-def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool) -> Stepper:
+def _continuing(
+    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool
+) -> Stepper:
     if isinstance(kind, Recurrent) and not isinstance(kind.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
     if isinstance(kind, Decoder) and kind.config.cross_attention:
@@ -67,8 +76,30 @@ def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max
             "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs to"
         )
     rows = rows_of(prompt, kind.config.vocab_size)
+    table = getattr(kind, "positions", None)
+    longest = max(len(row) for row in rows)
+    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > len(table.weight):
+        return Sliding(
+            rows,
+            len(table.weight),
+            lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
+            lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
+        )
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
+    return _continued(model, kind, rows, max_new, use_cache)
+
+
+def _continued(
+    model: nn.Module,
+    kind: Decoder | Recurrent,
+    rows: Sequence[Tensor],
+    max_new: int,
+    use_cache: bool,
+    *,
+    alone: bool = True,
+) -> Stepper:
+    """The stepper of rows that have been looked at; `alone`: it is not a part of another one."""
     lengths = [len(row) for row in rows]
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
@@ -82,7 +113,7 @@ def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max
 
     can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.mask)
     if can_move or len(set(lengths)) == 1:
-        return stepper(rows, True)
+        return stepper(rows, alone)
     return _by_length(rows, stepper)
 
 
@@ -274,7 +305,8 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
         raise ShapeError(
             f"{what} has {length} ids and max_new is {max_new}, which needs {length + max_new - 1} "
             f"positions, but the model's table of learned positions has {room} rows; "
-            f"give max_new={room - length + 1} or less, or a shorter prompt"
+            f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over the "
+            f"last {room} ids"
         )
 
 

@@ -33,6 +33,7 @@ def generate(
     stop: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
+    slide: bool = False,
 ) -> Generated:
     """Up to `max_new` new ids for each prompt, chosen as `how` says, ending early after a `stop` id.
 
@@ -42,14 +43,17 @@ def generate(
     A decoder goes on from its prompts. An encoder-decoder reads its prompts (the sources) and writes after
     `start`, an id or several. `prompt` is a (B, T) tensor, or a list of rows of any lengths; padding is added
     and hidden inside, and each row gets what it would get alone. `use_cache=False` computes everything anew
-    at every step: the same ids, slower.
+    at every step: the same ids, slower. `slide=True` lets a decoder with learned positions go on beyond the last of
+    them, over the last ids that there are positions for; other positions go on by themselves.
+
+    The fast way is taken where it is the same: a model that is watched or changed is called as it is.
 
     The model is in evaluation mode while it runs and in its former mode afterwards.
     """
     check_how(how)
     check_max_new(max_new)
     stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
     with evaluating(parts_of(model)):
         return search(stepper, how=how, max_new=max_new, stop=stop)
 
@@ -63,6 +67,7 @@ def stream(
     stop: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
+    slide: bool = False,
 ) -> Iterator[Step]:
     """The same as `generate`, one step at a time: each `Step` holds the newest id of every row.
 
@@ -76,7 +81,7 @@ def stream(
     _refuse_beam(how)
     check_max_new(max_new)
     stops = stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
     return walk(stepper, how, max_new=max_new, stops=stops)
 
 
