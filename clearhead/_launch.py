@@ -5,6 +5,8 @@ its weights arrive. Where the GPU can (from Hopper on), a kernel that follows an
 nobody writes, its weights, and then waits for the one before (`wait`). Whoever is launched `early` must wait before
 it touches anything else."""
 
+# Triton's functions have no Python types.
+# ruff: noqa: ANN202
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
-from clearhead.bench.results import write
+from clearhead.bench import results
 
 __all__ = ["Maker", "Row", "Setting", "by_rate", "by_time", "line", "makers", "measure", "seconds_of"]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(results.Row):
     """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that is wanted."""
 
+    derived = ("holds",)
     work: str
     unit: str
     ours: float
@@ -35,9 +35,6 @@ class Row:
     @property
     def holds(self) -> bool:
         return self.ratio >= self.wanted
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds}
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def measure(
             rows.append(row)
             on_row(row)
             if out is not None:
-                write(out, rows)
+                results.write(out, rows)
     return rows
 
 

@@ -90,7 +90,7 @@ def _why_not_attention(part: MultiHeadAttention) -> str | None:
         return f"has {type(part.scores).__name__} scores"
     if not isinstance(part.weights, Softmax) or part.weights.temperature != 1.0:
         return "does not weigh by a softmax of temperature 1"
-    if part.impl != "auto" or not (part.rotary is None or type(part.rotary) is Rotary):
+    if part.impl != "auto":
         return "is computed in a way that was asked for"
     return None
 
@@ -105,7 +105,17 @@ class _Attention:
     n_heads: int
     n_kv_heads: int
     d_head: int
+    norms: tuple[nn.Module | None, nn.Module | None] = (None, None)  # of every head's query and key
     memory: Product | None = None  # of a cross-attention: k and v side by side
+
+    def headed(self, qkv: Tensor) -> Tensor:
+        """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
+        if self.norms[0] is None and self.norms[1] is None:
+            return qkv
+        keys = 0 if self.memory is not None else self.n_kv_heads
+        q, k, v = qkv.split((self.n_heads, keys, keys), dim=-2)
+        q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))  # type: ignore[arg-type]
+        return torch.cat((q, k, v), dim=-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +134,15 @@ class Program:
         config = decoder.config
         self.decoder = decoder
         self.embedding = decoder.embedding
-        weight = decoder.embedding.weight if decoder.head is None else decoder.head.weight
+        weight = decoder.vocabulary()
         self.device, self.dtype = weight.device, weight.dtype
         last = decoder.norm if isinstance(decoder.norm, (nn.LayerNorm, nn.RMSNorm)) else None
         self.logits = Product(weight.detach(), norm=last)
         first = decoder.embedding_norm
         self.entrance = first if isinstance(first, (nn.LayerNorm, nn.RMSNorm)) else None
-        self.rotary = decoder.blocks[0].attention.rotary if len(decoder.blocks) else None  # type: ignore[union-attr]
+        self.rotary = config.positions if isinstance(config.positions, Rotary) else None
         self.layers = [_layer(block) for block in decoder.blocks]  # type: ignore[arg-type]
-        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
+        self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
 
@@ -144,10 +154,10 @@ class Program:
         x = self._placed(F.embedding(ids, self.embedding.weight), added)
         for i, layer in enumerate(self.layers):
             own = layer.own
-            qkv = rows(x, own.q).view(len(x), -1, own.d_head)
+            qkv = own.headed(rows(x, own.q).view(len(x), -1, own.d_head))
             x = self._joined(store.attend(i, qkv, own.scale).flatten(1), own.out, x, layer.norms[0], rows)
             if (cross := layer.cross) is not None:
-                q = rows(x, cross.q).view(len(x), -1, cross.d_head)
+                q = cross.headed(rows(x, cross.q).view(len(x), -1, cross.d_head))
                 x = self._joined(store.attend_memory(i, q, cross.scale).flatten(1), cross.out, x, layer.norms[1], rows)
             x = self._joined(rows(x, layer.up), layer.down, x, layer.norms[2], rows)
         return rows(x, self.logits)
@@ -166,7 +176,7 @@ class Program:
         places = torch.arange(T, device=ids.device)
         for i, layer in enumerate(self.layers):
             own = layer.own
-            qkv = many_rows(x, own.q).view(B, T, -1, own.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            qkv = own.headed(many_rows(x, own.q).view(B, T, -1, own.d_head)).transpose(1, 2)  # (B, H + 2K, T, D)
             q, k, v = qkv.split((own.n_heads, own.n_kv_heads, own.n_kv_heads), dim=1)
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
@@ -175,8 +185,9 @@ class Program:
             x = self._joined(out.transpose(1, 2).reshape(B * T, -1), own.out, x, layer.norms[0], many_rows)
             if (cross := layer.cross) is not None:
                 assert memory is not None  # who has cross-attention was given one
-                q = many_rows(x, cross.q).view(B, T, -1, cross.d_head).transpose(1, 2)
-                out = attend(q, *memory.kept[i], memory.mask)
+                q = cross.headed(many_rows(x, cross.q).view(B, T, -1, cross.d_head)).transpose(1, 2)
+                k, v = memory.kept[i]
+                out = attend(q, k, v, memory.mask)
                 x = self._joined(out.transpose(1, 2).reshape(B * T, -1), cross.out, x, layer.norms[1], many_rows)
             x = self._joined(many_rows(x, layer.up), layer.down, x, layer.norms[2], many_rows)
         return many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
@@ -190,7 +201,10 @@ class Program:
             assert cross is not None
             assert cross.memory is not None
             both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
-            kept.append(tuple(x.transpose(1, 2) for x in both_.unbind(2)))
+            k, v = both_.unbind(2)
+            norm = cross.norms[1]
+            k = k if norm is None else normed(k, norm)  # type: ignore[arg-type]
+            kept.append((k.transpose(1, 2), v.transpose(1, 2)))
         return Memory(kept, mask)
 
     def _placed(self, x: Tensor, added: Tensor | None) -> Tensor:
@@ -222,7 +236,7 @@ def _layer(block: Block) -> _Layer:
     up = Product(
         feed.up.weight.detach(),
         _plain(feed.up.bias),
-        last,  # type: ignore[arg-type]
+        last,
         feed.activation,
         None if gate is None else gate.weight.detach(),
         None if gate is None else _plain(gate.bias),
@@ -245,6 +259,7 @@ def _attention(part: MultiHeadAttention, norm: nn.Module | None, *, memory: bool
         part.n_heads,
         part.n_kv_heads,
         part.d_head,
+        (part.q_norm, part.k_norm),
         _side_by_side((k, v), None) if memory else None,
     )
 
@@ -253,8 +268,10 @@ def _side_by_side(parts: tuple[nn.Linear, ...], norm: nn.Module | None) -> Produ
     if len(parts) == 1:
         return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)  # type: ignore[arg-type]
     weight = torch.cat([part.weight.detach() for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    return Product(weight, bias, norm)  # type: ignore[arg-type]
+    if all(part.bias is None for part in parts):
+        return Product(weight, None, norm)  # type: ignore[arg-type]
+    biases = [weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
+    return Product(weight, torch.cat(biases), norm)  # type: ignore[arg-type]
 
 
 def _plain(x: Tensor | None) -> Tensor | None:

@@ -26,7 +26,6 @@ from clearhead.masks import Mask
 from clearhead.masks.geometry import Region
 from clearhead.masks.operators import And, Or
 from clearhead.masks.structural import Causal, Window
-from clearhead.positions._angles import angles
 
 __all__ = ["Room", "reach"]
 
@@ -95,9 +94,13 @@ class Room:
             bias = positions(1, self.places, self.places - 1, device)[:, 0]  # (H, S): the last is at distance 0
             self.bias_at = bias.float().flip(-1).contiguous()
         if (rotary := program.rotary) is not None:
-            angle = angles(torch.arange(limit, device=device), rotary.turned_width(program.d_head), rotary.base)
+            # What a turn makes of (1, 0) is its cosine and its sine.
             wide = torch.promote_types(program.dtype, torch.float32)
-            self.cos, self.sin = angle.cos().to(wide), angle.sin().to(wide)
+            n = rotary.turned_width(program.d_head) // 2
+            probe = torch.zeros(limit, program.d_head, dtype=wide, device=device)
+            probe[:, :n] = 1.0
+            turn = rotary.rotate(probe, torch.arange(limit, device=device))
+            self.cos, self.sin = turn[:, :n].contiguous(), turn[:, n : 2 * n].contiguous()
 
     # ------------------------------------------------------------------ a sequence begins
 
@@ -125,8 +128,8 @@ class Room:
             new = [(k.contiguous(), v.contiguous()) for k, v in memory.kept]
             if not self.memory or self.memory[0][0].shape != new[0][0].shape:
                 self.memory = new
-            for mine, given in zip(self.memory, new, strict=True):
-                mine[0].copy_(given[0]), mine[1].copy_(given[1])
+            for (k, v), (new_k, new_v) in zip(self.memory, new, strict=True):
+                k.copy_(new_k), v.copy_(new_v)
             self.memory_hidden = _into(self.memory_hidden, memory_hidden)
         if self.recordable and beams:
             own = self.own[:, None].expand(-1, self.places)

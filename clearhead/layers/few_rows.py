@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
-from clearhead.layers.feedforward import GELU, Activation, ReLU, SwiGLU
+from clearhead.layers.feedforward import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
 __all__ = ["Product", "few_rows", "few_rows_reference", "normed"]
 
@@ -42,7 +42,8 @@ def few_rows(
     x: Float[Tensor, "R M"], product: Product, residual: Float[Tensor, "R N"] | None = None
 ) -> Float[Tensor, "R N"]:
     """residual + activation(norm(x) Wᵀ + b)."""
-    if len(x) <= MOST_ROWS and runs_triton(x) and x.dtype in (torch.bfloat16, torch.float16, torch.float32):
+    can = len(x) <= MOST_ROWS and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    if can and runs_triton(x) and activation_number(product.activation) is not None:
         from clearhead.layers.few_rows_triton import launch
 
         return launch(x, product, residual)
@@ -68,10 +69,12 @@ def normed(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
     return F.rms_norm(x, list(norm.normalized_shape), norm.weight, norm.eps)
 
 
-def activation_number(activation: Activation | None) -> int:
-    """Activations as the kernel knows them."""
+def activation_number(activation: Activation | None) -> int | None:
+    """Activations as the kernel knows them; None: it does not."""
     if activation is None:
         return 0
-    if isinstance(activation, GELU):
+    if isinstance(activation, (GELU, GeGLU)):
         return 3 if activation.tanh else 2
+    if isinstance(activation, SiLU):
+        return 4 if activation.slope == 1 else None
     return {ReLU: 1, SwiGLU: 4}[type(activation)]

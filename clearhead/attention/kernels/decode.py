@@ -1,7 +1,7 @@
 """Attention of one new token a row over a cache of fixed room: the newest key and value are written, then all are read.
 
 The cache is (R, K, room, D) and never moves. Which of its places counts is said by numbers that lie on the device: the
-newest token goes to place `slot`, `count` places are in use, a `bias` row shifts or hides (−∞) single places, and with
+newest token goes to place `slot`, `used` places are in use, a `bias` row shifts or hides (−∞) single places, and with
 `parents` the key at place j of row r is found in row parents[r, j], so that beams change places without a copy. So one
 step is the same operators at every length. `attend_newest` runs the Triton kernel where it can and the reference,
 which is the definition, elsewhere.
@@ -27,7 +27,7 @@ class Places(NamedTuple):
     """Which places of a cache a step writes and reads; everything is on the device."""
 
     slot: Tensor  # () int64: where the newest token goes
-    count: Tensor  # () int64: how many places are in use, the newest included
+    used: Tensor  # () int64: how many places are in use, the newest included
     bias: Tensor | None  # (R or 1, H or 1, S) float32, added to the scores; −∞ hides a place
     parents: Tensor | None  # (R, S) int32: the row in which a place's key and value are found; None: its own
 
@@ -77,7 +77,7 @@ def attend_newest_reference(
     if places.parents is not None:
         row, place = places.parents.long(), torch.arange(S, device=k.device)
         k, v = (x.transpose(1, 2)[row, place].transpose(1, 2) for x in (k, v))
-    hidden = torch.arange(S, device=k.device) >= places.count  # (S,)
+    hidden = torch.arange(S, device=k.device) >= places.used  # (S,)
     return weighed(q, k, v, places.bias, hidden, scale)
 
 

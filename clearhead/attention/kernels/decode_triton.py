@@ -137,7 +137,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         counters = _counters(R * H, qkv.device)
     bias, parents = places.bias, places.parents
     _attend[(R * H, stretches)](
-        qkv, k, v, out, places.slot, places.count,
+        qkv, k, v, out, places.slot, places.used,
         out if bias is None else bias,
         out if parents is None else parents,
         out if turn is None else turn.cos,
