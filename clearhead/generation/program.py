@@ -24,9 +24,10 @@ from clearhead.attention import MultiHeadAttention, attend
 from clearhead.attention.scores import Dot, ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
-from clearhead.layers import Block, FeedForward, PreNorm, TokenEmbedding
+from clearhead.layers import Block, FeedForward, Parallel, PostNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, normed
 from clearhead.layers.few_rows import few_rows_reference as many_rows
+from clearhead.layers.norms import PlusOneRMSNorm
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -38,11 +39,12 @@ __all__ = ["Program", "Store", "why_not"]
 _KNOWN = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
     *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
-    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
+    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
 
 
 Rows = Callable[..., Tensor]
+TorchNorm = nn.LayerNorm | nn.RMSNorm
 
 
 class Store(Protocol):
@@ -105,7 +107,7 @@ class _Attention:
     n_heads: int
     n_kv_heads: int
     d_head: int
-    norms: tuple[nn.Module | None, nn.Module | None] = (None, None)  # of every head's query and key
+    norms: tuple[TorchNorm | None, TorchNorm | None] = (None, None)  # of every head's query and key
     memory: Product | None = None  # of a cross-attention: k and v side by side
 
     def headed(self, qkv: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ class _Attention:
             return qkv
         keys = 0 if self.memory is not None else self.n_kv_heads
         q, k, v = qkv.split((self.n_heads, keys, keys), dim=-2)
-        q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))  # type: ignore[arg-type]
+        q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))
         return torch.cat((q, k, v), dim=-2)
 
 
@@ -124,7 +126,11 @@ class _Layer:
     cross: _Attention | None
     up: Product
     down: Product
-    norms: tuple[nn.Module | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
+    norms: tuple[TorchNorm | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
+    parallel: bool  # every branch reads what entered the block
+
+
+Attend = Callable[[int, _Attention, Tensor], Tensor]
 
 
 class Program:
@@ -136,12 +142,10 @@ class Program:
         self.embedding = decoder.embedding
         weight = decoder.vocabulary()
         self.device, self.dtype = weight.device, weight.dtype
-        last = decoder.norm if isinstance(decoder.norm, (nn.LayerNorm, nn.RMSNorm)) else None
-        self.logits = Product(weight.detach(), norm=last)
-        first = decoder.embedding_norm
-        self.entrance = first if isinstance(first, (nn.LayerNorm, nn.RMSNorm)) else None
+        self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
+        self.entrance = _norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
-        self.layers = [_layer(block) for block in decoder.blocks]  # type: ignore[arg-type]
+        self.layers = [_layer(block) for block in decoder.blocks if isinstance(block, Block)]
         self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
@@ -152,45 +156,58 @@ class Program:
         `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
         """
         x = self._placed(F.embedding(ids, self.embedding.weight), added)
-        for i, layer in enumerate(self.layers):
-            own = layer.own
-            qkv = own.headed(rows(x, own.q).view(len(x), -1, own.d_head))
-            x = self._joined(store.attend(i, qkv, own.scale).flatten(1), own.out, x, layer.norms[0], rows)
-            if (cross := layer.cross) is not None:
-                q = cross.headed(rows(x, cross.q).view(len(x), -1, cross.d_head))
-                x = self._joined(store.attend_memory(i, q, cross.scale).flatten(1), cross.out, x, layer.norms[1], rows)
-            x = self._joined(rows(x, layer.up), layer.down, x, layer.norms[2], rows)
+        x = self._through(
+            x,
+            rows,
+            lambda i, own, qkv: store.attend(i, qkv, own.scale),
+            lambda i, cross, q: store.attend_memory(i, q, cross.scale),
+        )
         return rows(x, self.logits)
 
     def read(
         self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """A prompt (B, T): the logits (B, V) after it, and each layer's keys and values (B, K, T, D)."""
-        (B, T), kept = ids.shape, []
+        B, T = ids.shape
+        kept: list[tuple[Tensor, Tensor]] = []
         decoder = self.decoder
-        x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
         bias: Any = None
         if decoder.positions is not None and not decoder.adds_positions:
             bias = decoder.positions(T, T, 0, ids.device)
         everything = both(self.mask, mask)
         places = torch.arange(T, device=ids.device)
-        for i, layer in enumerate(self.layers):
-            own = layer.own
-            qkv = own.headed(many_rows(x, own.q).view(B, T, -1, own.d_head)).transpose(1, 2)  # (B, H + 2K, T, D)
-            q, k, v = qkv.split((own.n_heads, own.n_kv_heads, own.n_kv_heads), dim=1)
+
+        def own(i: int, part: _Attention, qkv: Tensor) -> Tensor:
+            heads = qkv.view(B, T, -1, part.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            q, k, v = heads.split((part.n_heads, part.n_kv_heads, part.n_kv_heads), dim=1)
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
-            out = attend(q, k, v, everything, bias=bias)
-            x = self._joined(out.transpose(1, 2).reshape(B * T, -1), own.out, x, layer.norms[0], many_rows)
-            if (cross := layer.cross) is not None:
-                assert memory is not None  # who has cross-attention was given one
-                q = cross.headed(many_rows(x, cross.q).view(B, T, -1, cross.d_head)).transpose(1, 2)
-                k, v = memory.kept[i]
-                out = attend(q, k, v, memory.mask)
-                x = self._joined(out.transpose(1, 2).reshape(B * T, -1), cross.out, x, layer.norms[1], many_rows)
-            x = self._joined(many_rows(x, layer.up), layer.down, x, layer.norms[2], many_rows)
+            return attend(q, k, v, everything, bias=bias).transpose(1, 2).reshape(B * T, -1, part.d_head)
+
+        def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
+            assert memory is not None  # who has cross-attention was given one
+            k, v = memory.kept[i]
+            out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask)
+            return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
+
+        x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
+        x = self._through(x, many_rows, own, cross)
         return many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
+
+    def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
+        """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
+        for i, layer in enumerate(self.layers):
+            entered = x
+            for part, attends, norm in ((layer.own, own, layer.norms[0]), (layer.cross, cross, layer.norms[1])):
+                if part is None:
+                    continue
+                heads = rows(entered if layer.parallel else x, part.q).view(len(x), -1, part.d_head)
+                x = rows(attends(i, part, part.headed(heads)).flatten(1), part.out, x)
+                x = x if norm is None else normed(x, norm)
+            x = rows(rows(entered if layer.parallel else x, layer.up), layer.down, x)
+            x = x if layer.norms[2] is None else normed(x, layer.norms[2])
+        return x
 
     def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
         """A memory (B, S, M) as each layer's cross-attention reads it."""
@@ -203,7 +220,7 @@ class Program:
             both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
             k, v = both_.unbind(2)
             norm = cross.norms[1]
-            k = k if norm is None else normed(k, norm)  # type: ignore[arg-type]
+            k = k if norm is None else normed(k, norm)
             kept.append((k.transpose(1, 2), v.transpose(1, 2)))
         return Memory(kept, mask)
 
@@ -213,10 +230,6 @@ class Program:
         if added is not None:
             x = x + added
         return x if self.entrance is None else normed(x, self.entrance)
-
-    def _joined(self, x: Tensor, product: Product, residual: Tensor, norm: nn.Module | None, rows: Rows) -> Tensor:
-        x = rows(x, product, residual)
-        return x if norm is None else normed(x, norm)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,9 +241,9 @@ class Memory:
 
 
 def _layer(block: Block) -> _Layer:
-    before = isinstance(block.residual, PreNorm)
-    norms = (block.norm1, block.norm_cross, block.norm2)
-    own, cross, last = norms if before else (None, None, None)
+    after = isinstance(block.residual, PostNorm)
+    norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
+    own, cross, last = (None, None, None) if after else norms
     feed = block.feed_forward
     gate = feed.gate
     up = Product(
@@ -246,11 +259,12 @@ def _layer(block: Block) -> _Layer:
         None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
         up,
         Product(feed.down.weight.detach(), _plain(feed.down.bias)),
-        (None, None, None) if before else norms,
+        tuple(norms) if after else (None, None, None),
+        isinstance(block.residual, Parallel),
     )
 
 
-def _attention(part: MultiHeadAttention, norm: nn.Module | None, *, memory: bool = False) -> _Attention:
+def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> _Attention:
     q, k, v = part.q_proj, part.k_proj, part.v_proj
     return _Attention(
         _side_by_side((q,) if memory else (q, k, v), norm),
@@ -259,19 +273,28 @@ def _attention(part: MultiHeadAttention, norm: nn.Module | None, *, memory: bool
         part.n_heads,
         part.n_kv_heads,
         part.d_head,
-        (part.q_norm, part.k_norm),
+        (_norm(part.q_norm), _norm(part.k_norm)),
         _side_by_side((k, v), None) if memory else None,
     )
 
 
-def _side_by_side(parts: tuple[nn.Linear, ...], norm: nn.Module | None) -> Product:
+def _side_by_side(parts: tuple[nn.Linear, ...], norm: TorchNorm | None) -> Product:
     if len(parts) == 1:
-        return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)  # type: ignore[arg-type]
+        return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)
     weight = torch.cat([part.weight.detach() for part in parts])
     if all(part.bias is None for part in parts):
-        return Product(weight, None, norm)  # type: ignore[arg-type]
+        return Product(weight, None, norm)
     biases = [weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
-    return Product(weight, torch.cat(biases), norm)  # type: ignore[arg-type]
+    return Product(weight, torch.cat(biases), norm)
+
+
+def _norm(norm: nn.Module | None) -> TorchNorm | None:
+    """The norm as torch's module: one that scales by 1 + weight becomes one that scales by the sum."""
+    if isinstance(norm, PlusOneRMSNorm):
+        plain = nn.RMSNorm(norm.normalized_shape, eps=norm.eps, device=norm.weight.device, dtype=norm.weight.dtype)
+        plain.weight.copy_(1 + norm.weight)
+        return plain
+    return norm if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) else None
 
 
 def _plain(x: Tensor | None) -> Tensor | None:

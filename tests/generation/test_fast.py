@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from clearhead.attention import Biases
 from clearhead.generation import adapters, fast, generate, stream
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.fast import Fast
 from clearhead.generation.recorded import bucket, kept_of
 from clearhead.generation.room import reach
-from clearhead.layers import GELU, PostNorm, ReLU, RMSNorm, SwiGLU
+from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.masks import blocks, causal, every, full, prefix, stride, window
-from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
 from tests.generation.test_models import CONTINUING, READING, STRATEGIES, assert_equal
 
@@ -29,12 +30,18 @@ FURTHER = {
     "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
     "rms-swiglu": lambda: decoder(norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(fraction=0.5), bias=False),
     "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
+    "parallel": lambda: decoder(
+        residual=Parallel(), norm=RMSNorm(plus_one=True), qk_norm=RMSNorm(), activation=GeGLU()
+    ),
+    "some-biases": lambda: decoder(bias=Biases(k=False, out=False), activation=SiLU(slope=1.7)),
+    "stretched": lambda: decoder(positions=Rotary(stretch=Yarn(factor=3.0, trained_len=9))),
     "ring": lambda: decoder(mask=causal() & window(4, 0), positions=Rotary()),
     "ring-learned": lambda: decoder(mask=window(3, 0)),
     "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
     "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
     "sometimes-nothing": lambda: decoder(mask=causal() & stride(3) & every(2)),
     "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
+    "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
     "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
 }
 NOT_TAKEN = {"lstm", "gru", "ahead", "after-step", "before-step"}
