@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,6 +23,14 @@ def has_tangent(*tensors: Tensor | None) -> bool:
         return False
     # A transform inside of another one hides the outer one's tangent.
     return any(x is not None and (_is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+
+
+def runs_triton(x: Tensor) -> bool:
+    """Whether Triton's kernels can run on it: on a GPU, or anywhere in Triton's interpreter."""
+    return _HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _is_wrapped(x: Tensor) -> bool:

@@ -165,3 +165,24 @@ def generation(
         )
     ]
     console.print(table(("with the cache, s", "without, s", "times faster", "same ids"), cells))
+
+
+@bench.command()
+def engine(
+    out: Annotated[Path, typer.Option(help="The results file; written after every row.")] = Path("engine.json"),
+    data: Annotated[Path | None, typer.Option(help="The folder of the pairs that the translator is timed on.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only the rows whose maker has this in its name.")] = None,
+    trial: Annotated[bool, typer.Option("--trial", help="Tiny sizes: whether it runs, not how fast.")] = False,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Decoding and training beside their peers, and against what the machine can do."""
+    from clearhead.bench.engine import Setting, line, measure
+    from clearhead.bench.results import machine, versions
+
+    setting = Setting(device_here(device), data, trial)
+    rows = measure(setting, out, only=only, on_row=lambda row: None if json else print(line(row), flush=True))
+    if json:
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        return
+    console.print(f"results written to {out}", markup=False, soft_wrap=True)

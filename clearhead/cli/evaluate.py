@@ -10,6 +10,7 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 
 
 @app.command()
@@ -19,6 +20,8 @@ def evaluate(
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,
     limit: Annotated[int | None, typer.Option(help="Only the first examples.", min=1)] = None,
+    device: Device = AUTO,
+    dtype: Dtype = FLOAT32,
     json: Json = False,
 ) -> None:
     """Loss, perplexity and accuracy on data that the model has not seen; BLEU and chrF for translation.
@@ -30,7 +33,7 @@ def evaluate(
     from clearhead import pretrained
     from clearhead.generation import Greedy
 
-    trained = pretrained.load(model)
+    trained = pretrained.load(model, **placed(device, dtype))
     how = searching(beam, length_penalty, Greedy())
     with Progress(console=console, transient=True, disable=json) as progress:
         bar = progress.add_task("evaluating", total=None)

@@ -11,6 +11,7 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
+from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def look(
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,
+    device: Device = AUTO,
+    dtype: Dtype = FLOAT32,
     json: Json = False,
 ) -> None:
     """Look inside a run: a translation, a text, a sorting, or a picture, with what attends to what.
@@ -63,7 +66,7 @@ def look(
     from clearhead.look import at, save_page
     from clearhead.pretrained.translate import DEFAULT
 
-    trained = pretrained.load(model)
+    trained = pretrained.load(model, **placed(device, dtype))
     album = at(trained, given, how=searching(beam, length_penalty, DEFAULT), data=data)
     picture = choose(album, layer)
     if head is not None:

@@ -11,6 +11,7 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
+from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def translate(
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = LENGTH_PENALTY,
     look: Annotated[bool, typer.Option("--look", help="Show the cross-attention beside each translation.")] = False,
+    device: Device = AUTO,
+    dtype: Dtype = FLOAT32,
     json: Json = False,
 ) -> None:
     """Translate sentences with a trained model (English to Spanish comes in the box)."""
@@ -34,7 +37,7 @@ def translate(
     from clearhead.pretrained.translate import DEFAULT
 
     texts = _texts(text, file)
-    trained = pretrained.load(model)
+    trained = pretrained.load(model, **placed(device, dtype))
     made = pretrained.translations(trained, texts, how=searching(beam, length_penalty, DEFAULT))
     if json:
         show_json([{"source": one.source, "target": one.target} for one in made])

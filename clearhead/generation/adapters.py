@@ -11,9 +11,7 @@ that is the same for all.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +20,13 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
+from clearhead.generation.program import why_not
 from clearhead.generation.prompts import Prompt, padded, rows_of
+from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.generation.recorded import kept_of
+from clearhead.generation.slide import Sliding
 from clearhead.generation.stepper import Grouped, Stepper
 from clearhead.masks import Mask, padding
 from clearhead.models.decoder import Decoder
@@ -32,14 +35,19 @@ from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
 from clearhead.positions.learned import LearnedPositions
 
-__all__ = ["evaluating", "stepper_for"]
+__all__ = ["stepper_for"]
 
-_EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; beyond, it grows
 
 
 def stepper_for(
-    model: nn.Module, prompt: Prompt, *, start: int | Sequence[int] | None, max_new: int, use_cache: bool
+    model: nn.Module,
+    prompt: Prompt,
+    *,
+    start: int | Sequence[int] | None,
+    max_new: int,
+    use_cache: bool,
+    slide: bool = False,
 ) -> Stepper:
     """The stepper of a model that goes on from `prompt`; everything that can be refused is refused here."""
     kind = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -52,34 +60,60 @@ def stepper_for(
         )
     if start is not None:
         raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
-    return _continuing(model, kind, prompt, max_new, use_cache)
+    return _continuing(model, kind, prompt, max_new, use_cache, slide)
 
 
 # ---------------------------------------------------------------------- models that continue
 
 
-def _continuing(model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool) -> Stepper:
+def _continuing(
+    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool
+) -> Stepper:
     if isinstance(kind, Recurrent) and not isinstance(kind.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
     if isinstance(kind, Decoder) and kind.config.cross_attention:
         raise ConfigError(
             "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs to"
         )
-    rows = rows_of(prompt, kind.config.vocab_size, _device(kind))
+    rows = rows_of(prompt, kind.config.vocab_size)
+    table = getattr(kind, "positions", None)
+    longest = max(len(row) for row in rows)
+    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > len(table.weight):
+        return Sliding(
+            rows,
+            len(table.weight),
+            lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
+            lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
+        )
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
+    return _continued(model, kind, rows, max_new, use_cache)
+
+
+def _continued(
+    model: nn.Module,
+    kind: Decoder | Recurrent,
+    rows: Sequence[Tensor],
+    max_new: int,
+    use_cache: bool,
+    *,
+    alone: bool = True,
+) -> Stepper:
+    """The stepper of rows that have been looked at; `alone`: it is not a part of another one."""
     lengths = [len(row) for row in rows]
 
-    def stepper(own: Sequence[Tensor]) -> Stepper:
+    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         longest = max(len(row) for row in own)
         cached = use_cache and not (
             isinstance(kind, Decoder) and looks_ahead(kind.config.mask, longest, longest + max_new)
         )
+        if cached and isinstance(kind, Decoder) and why_not(kind) is None:
+            return Fast(kind, kept_of(kind), own, max_new, alone=alone)
         return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
     can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.mask)
     if can_move or len(set(lengths)) == 1:
-        return stepper(rows)
+        return stepper(rows, alone)
     return _by_length(rows, stepper)
 
 
@@ -88,7 +122,7 @@ class _ModelStepper:
 
     def __init__(self, model: nn.Module, ids: Tensor, cache: KVCache | RecurrentCache | None) -> None:
         self._model = model
-        self._parts = list(model.modules())
+        self._parts = parts_of(model)
         self._ids = ids  # (R, T): all ids so far, or with a cache the newest
         self._cache = cache
 
@@ -130,7 +164,7 @@ class _Continue(_ModelStepper):
         rows: Sequence[Tensor],
         cache: KVCache | RecurrentCache | None,
     ) -> None:
-        super().__init__(model, padded(rows, left=True), cache)
+        super().__init__(model, padded(rows, left=True).to(_device(kind)), cache)
         self._adds_positions = isinstance(kind, Decoder) and kind.config.positions.kind == "added"
         T = self._ids.shape[1]
         before = [T - len(row) for row in rows]
@@ -141,7 +175,7 @@ class _Continue(_ModelStepper):
 
     def _hide(self, before: Tensor) -> None:
         self._before = before
-        self._mask = padding(torch.full_like(before, _EVERYTHING_AFTER), before=before)
+        self._mask = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
 
     def _forward(self, ids: Tensor) -> Tensor:
         arguments: dict[str, Any] = {"cache": self._cache}
@@ -172,7 +206,7 @@ def _reading(
     use_cache: bool,
 ) -> Stepper:
     config = kind.config
-    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size, _device(kind))
+    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
     first = _start(start, config.vocab_size)
     alike = True  # whether sources of different lengths may share a batch
     if isinstance(kind, EncoderDecoder):
@@ -183,10 +217,13 @@ def _reading(
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
         alike = not kind.config.encoder_mask.depends_on_length
 
-    def stepper(own: Sequence[Tensor]) -> Stepper:
+    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
+        if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
+            begun = torch.tensor(first)
+            return Fast(kind, kept_of(kind.decoder), [begun] * len(own), max_new, source=own, alone=alone)
         return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
-    return stepper(rows) if alike else _by_length(rows, stepper)
+    return stepper(rows, True) if alike else _by_length(rows, stepper)
 
 
 class _Read(_ModelStepper):
@@ -199,8 +236,8 @@ class _Read(_ModelStepper):
         start: Sequence[int],
         cache: KVCache | RecurrentCache | None,
     ) -> None:
-        self._source = padded(rows, left=False)  # (B, S)
-        device = self._source.device
+        device = _device(model)
+        self._source = padded(rows, left=False).to(device)  # (B, S)
         super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding
@@ -225,40 +262,13 @@ class _Read(_ModelStepper):
 # ---------------------------------------------------------------------- what both need
 
 
-@contextmanager
-def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """The parts of a model in evaluation mode; afterwards, whatever happened, each in the mode it was in.
-
-    Several threads may run one model: the last of them to end gives its parts their mode back.
-    """
-    with _LOCK:
-        held = [part for part in parts if part.training or part in _HELD]
-        for part in held:
-            _HELD[part] = _HELD.get(part, 0) + 1
-            part.training = False
-    try:
-        yield
-    finally:
-        with _LOCK:
-            for part in held:
-                _HELD[part] -= 1
-                if not _HELD[part]:
-                    del _HELD[part]
-                    part.training = True
-
-
-_LOCK = threading.Lock()
-_HELD: dict[nn.Module, int] = {}
-"""Parts that were in training mode, and how many are running them now."""
-
-
 def _by_length(rows: Sequence[Tensor], stepper: Any) -> Stepper:
     """Prompts of one length at a time, for patterns that padding would change."""
     groups: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(len(row), []).append(place)
     members = list(groups.values())
-    return Grouped([stepper([rows[place] for place in group]) for group in members], members)
+    return Grouped([stepper([rows[place] for place in group], False) for group in members], members)
 
 
 def _cache(kind: nn.Module, prompt: int, max_new: int) -> KVCache | RecurrentCache:
@@ -295,7 +305,8 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
         raise ShapeError(
             f"{what} has {length} ids and max_new is {max_new}, which needs {length + max_new - 1} "
             f"positions, but the model's table of learned positions has {room} rows; "
-            f"give max_new={room - length + 1} or less, or a shorter prompt"
+            f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over the "
+            f"last {room} ids"
         )
 
 

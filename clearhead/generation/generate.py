@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from clearhead.errors import ConfigError, DtypeError
-from clearhead.generation.adapters import evaluating, stepper_for
+from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
 from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
 from clearhead.generation.prompts import Prompt
+from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import Stepper, check_max_new, stop_ids
 from clearhead.generation.walk import collect, walk
@@ -32,6 +33,7 @@ def generate(
     stop: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
+    slide: bool = False,
 ) -> Generated:
     """Up to `max_new` new ids for each prompt, chosen as `how` says, ending early after a `stop` id.
 
@@ -41,15 +43,18 @@ def generate(
     A decoder goes on from its prompts. An encoder-decoder reads its prompts (the sources) and writes after
     `start`, an id or several. `prompt` is a (B, T) tensor, or a list of rows of any lengths; padding is added
     and hidden inside, and each row gets what it would get alone. `use_cache=False` computes everything anew
-    at every step: the same ids, slower.
+    at every step: the same ids, slower. `slide=True` lets a decoder with learned positions go on beyond the last of
+    them, over the last ids that there are positions for; other positions go on by themselves.
+
+    The fast way is taken where it is the same: a model that is watched or changed is called as it is.
 
     The model is in evaluation mode while it runs and in its former mode afterwards.
     """
     check_how(how)
     check_max_new(max_new)
     stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
-    with evaluating(list(model.modules())):
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
+    with evaluating(parts_of(model)):
         return search(stepper, how=how, max_new=max_new, stop=stop)
 
 
@@ -62,6 +67,7 @@ def stream(
     stop: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
+    slide: bool = False,
 ) -> Iterator[Step]:
     """The same as `generate`, one step at a time: each `Step` holds the newest id of every row.
 
@@ -75,7 +81,7 @@ def stream(
     _refuse_beam(how)
     check_max_new(max_new)
     stops = stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache)
+    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
     return walk(stepper, how, max_new=max_new, stops=stops)
 
 
@@ -97,7 +103,7 @@ def search(
         )
     if isinstance(how, Beam):
         return beam_search(stepper, how, max_new=max_new, stops=stops)
-    return collect(walk(stepper, how, max_new=max_new, stops=stops), stops)
+    return collect(stepper, how, max_new=max_new, stops=stops)
 
 
 def _refuse_beam(how: How) -> None:

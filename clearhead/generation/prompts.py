@@ -20,8 +20,13 @@ __all__ = ["Prompt", "padded", "rows_of"]
 Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
 
 
-def rows_of(prompt: Prompt, vocab_size: int, device: torch.device) -> list[Tensor]:
-    """The prompts as 1-D int64 tensors on `device`, none of them empty, every id inside the vocabulary."""
+def rows_of(prompt: Prompt, vocab_size: int) -> list[Tensor]:
+    """The prompts as 1-D int64 tensors on the CPU, none of them empty, every id inside the vocabulary.
+
+    They are put side by side there, and go to the model's device in one piece.
+    """
+    if isinstance(prompt, Tensor):
+        prompt = prompt.cpu()
     rows = [_row(row, place) for place, row in enumerate(_split(prompt))]
     if not rows:
         raise ShapeError("there are no prompts; expected at least one row of ids")
@@ -30,7 +35,7 @@ def rows_of(prompt: Prompt, vocab_size: int, device: torch.device) -> list[Tenso
             raise ShapeError(
                 f"prompt {place} is empty; expected at least one id to go on from, such as a start-of-text id"
             )
-    low, high = (int(end) for end in torch.aminmax(torch.cat([row.to(device) for row in rows])))
+    low, high = (int(end) for end in torch.aminmax(torch.cat(rows)))
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         place = next(i for i, row in enumerate(rows) if bool((row == wrong).any()))
@@ -38,7 +43,7 @@ def rows_of(prompt: Prompt, vocab_size: int, device: torch.device) -> list[Tenso
             f"prompt {place} holds the id {wrong}, but the model's vocabulary is 0 … {vocab_size - 1}; "
             "check that the tokenizer and the model belong together"
         )
-    return [row.to(device) for row in rows]
+    return rows
 
 
 def padded(rows: Sequence[Tensor], *, left: bool) -> Tensor:
@@ -79,4 +84,4 @@ def _row(row: Any, place: int) -> Tensor:
         raise DtypeError(f"prompt {place} is {row.dtype}; expected token ids, torch.int64 (or int32)")
     if row.dim() != 1:
         raise ShapeError(f"prompt {place} has shape {tuple(row.shape)}; expected one row of ids, (length,)")
-    return row.long()
+    return row.long().cpu()

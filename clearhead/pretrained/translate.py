@@ -50,7 +50,6 @@ def translations(
     batch and a little more. An empty text stays empty."""
     trained.require("translation")
     tokenizer = trained.tokenizer
-    device = next(trained.model.parameters()).device
     rows = [row for row, text in enumerate(texts) if text.strip()]
     results = [Translated(text, "", (), ()) for text in texts]
     if not rows:
@@ -62,9 +61,10 @@ def translations(
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         ids, found = sources.padded(torch.tensor(part), fill=tokenizer.pad_id)
-        prompt = [ids[i, : int(found[i])].to(device) for i in range(len(part))]
+        prompt = [row[:n] for row, n in zip(ids, found.tolist(), strict=True)]
         limit = 2 * max(lengths[i] for i in part) + 8 if max_new is None else max_new
         made = generate(trained.model, prompt, how=how, max_new=limit, start=tokenizer.bos_id, stop=tokenizer.eos_id)
+        made = made.to("cpu")  # once, and not number by number
         for row, i in enumerate(part):
             target = tokenizer.decode(made.sequence(row).tolist()).strip()
             written = made.sequence(row, with_stop=True).tolist()

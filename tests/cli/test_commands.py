@@ -204,13 +204,23 @@ class TestModels:
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
         for seed in range(5):
             how = ["日本", "--model", tmp_path, "--max-new", 60, "--temperature", 1, "--seed", seed]
-            assert cli("generate", *how).out == cli("generate", *how, "--json").json["text"] + "\n"
+            assert cli("generate", *how).out == "日本" + cli("generate", *how, "--json").json["text"] + "\n"
 
     def test_generate_says_where_the_model_ends(self, cli):
         ran = cli("generate", "A" * 251, "--max-new", 9)
-        assert len(ran.out.rstrip("\n")) <= 5
+        assert ran.out.startswith("A" * 251)
+        assert len(ran.out.rstrip("\n")) <= 256
         assert "shakespeare reads at most 256 tokens" in ran.err
+        slid = cli("generate", "A" * 251, "--max-new", 9, "--slide", "--json").json
+        assert slid["tokens"] == 9
         assert "at most" not in cli("generate", "A" * 251).err  # nobody asked for more
+
+    def test_where_a_model_runs(self, cli):
+        plain = cli("generate", "D A A", "--model", "sort-dedup").out
+        for options in (("--device", "cpu"), ("--dtype", "float64"), ("--device", "auto", "--dtype", "bfloat16")):
+            assert cli("generate", "D A A", "--model", "sort-dedup", *options).out == plain
+        assert cli("evaluate", "sort-dedup", "--limit", 8, "--dtype", "float64", "--json").json["examples"] == 8
+        assert cli("translate", "I love you.", "--dtype", "float64").out == cli("translate", "I love you.").out
 
     def test_evaluate(self, cli):
         result = cli("evaluate", "sort-dedup", "--limit", 64, "--json").json
@@ -234,6 +244,8 @@ class TestModels:
             (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
             (["generate", ""], "the prompt is empty: give some text"),
             (["translate", "Hi", "--beam", "2", "--length-penalty", "1000"], "usual are 0 to 2"),
+            (["translate", "Hi", "--dtype", "int8"], "expected one of float32"),
+            (["translate", "Hi", "--device", "tpu"], "expected cpu or cuda"),
             (["models", "nope"], "there is no model"),
             (["data", "nope"], "nope"),
         ],

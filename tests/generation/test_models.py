@@ -239,3 +239,35 @@ def test_lower_precisions_score_in_float32(dtype):
     result = generate(model, prompts(VOCAB), how=Beam(3), max_new=5, stop=STOP)
     assert result.log_probs.dtype == result.scores.dtype == torch.float32
     assert result.log_probs.isfinite().all()
+
+
+@pytest.mark.parametrize("how", STRATEGIES[:2], ids=lambda how: type(how).__name__)
+def test_sliding_reads_the_last_ids_that_there_are_positions_for(how):
+    torch.manual_seed(3)
+    model = lively(decoder().config.replace(positions=Learned(max_len=11), max_len=11).build())
+    rows = prompts(VOCAB, (5, 2, 14))
+    result = generate(model, rows, how=how, max_new=17, slide=True)
+    uniform = torch.stack([uniform64(601, 2, t, torch.arange(len(rows))) for t in range(17)])
+    for row, prompt in enumerate(rows):
+        ids = prompt.tolist()
+        for t in range(17):
+            with torch.no_grad():
+                logits = model.eval()(torch.tensor([ids[-11:]]))[:, -1]
+            greedy = int(logits.argmax())
+            ids.append(greedy if how == Greedy() else int(draw(probabilities(logits, how), uniform[t, row, None])))
+        assert result.sequence(row).tolist() == ids[len(prompt) :]
+
+
+def test_sliding_changes_nothing_where_everything_fits():
+    for model in (decoder(), decoder(positions=Rotary())):
+        rows = prompts(VOCAB)
+        assert_equal(generate(model, rows, max_new=9, slide=True), generate(model, rows, max_new=9))
+
+
+def test_positions_without_a_table_go_on_beyond_the_trained_length():
+    for positions in (Rotary(), ALiBi(), RelativeBias(bidirectional=False)):
+        model = decoder(positions=positions, max_len=8)
+        assert_equal(
+            generate(model, prompts(VOCAB), max_new=19),
+            generate(model, prompts(VOCAB), max_new=19, use_cache=False),
+        )

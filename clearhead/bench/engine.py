@@ -1,0 +1,114 @@
+"""The engine beside its peers: every row is one kind of work, done by us and by a peer in one run.
+
+A row is made by a small function that yields it (`Maker`); `makers` lists them by device. Where the goal is an absolute
+number the peer is the goal itself, and where it is a ceiling of the machine the peer is that ceiling, so that one
+question remains for every row: is the ratio at least what is wanted? Ratios are written so that more is better."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from clearhead.bench import results
+
+__all__ = ["Maker", "Row", "Setting", "by_rate", "by_time", "line", "makers", "measure", "seconds_of"]
+
+
+@dataclass(frozen=True)
+class Row(results.Row):
+    """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that is wanted."""
+
+    derived = ("holds",)
+    work: str
+    unit: str
+    ours: float
+    peer: str
+    peer_value: float
+    ratio: float
+    wanted: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio >= self.wanted
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row may ask about the run: the device, where data lie, and whether sizes are cut down to a trial."""
+
+    device: str
+    data: Path | None = None  # the folder of en-es, where there is one
+    trial: bool = False  # tiny sizes that show that a row works, and measure nothing
+
+    def synchronise(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+Maker = Callable[[Setting], Iterator[Row]]
+
+
+def by_rate(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
+    """A row of rates: more is better."""
+    return Row(work, unit, ours, peer, peer_value, ours / peer_value, wanted)
+
+
+def by_time(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
+    """A row of times or sizes: less is better."""
+    return Row(work, unit, ours, peer, peer_value, peer_value / ours, wanted)
+
+
+def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3) -> list[float]:
+    """The median time of each call. They take turns, so that a slow spell of the machine hits all of them alike."""
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()  # what prepares itself once is not counted
+    for _ in range(1 if setting.trial else repeats):
+        for call, own in zip(calls, times, strict=True):
+            setting.synchronise()
+            start = time.perf_counter()
+            call()
+            setting.synchronise()
+            own.append(time.perf_counter() - start)
+    return [median(own) for own in times]
+
+
+def makers(device: str) -> tuple[Maker, ...]:
+    """The rows of a device, decoding first."""
+    from clearhead.bench import engine_decode
+
+    return engine_decode.ON_GPU if device == "cuda" else engine_decode.ON_CPU
+
+
+def measure(
+    setting: Setting,
+    out: Path | None = None,
+    *,
+    only: str | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """All rows of the setting's device (or those whose work contains `only`), written to `out` as they come."""
+    rows: list[Row] = []
+    for make in makers(setting.device):
+        if only is not None and only not in make.__name__:
+            continue
+        for row in make(setting):
+            rows.append(row)
+            on_row(row)
+            if out is not None:
+                results.write(out, rows)
+    return rows
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    verdict = "" if row.holds else "   NOT REACHED"
+    return (
+        f"{row.work}: {row.ours:,.4g} {row.unit}, {row.peer} {row.peer_value:,.4g}: "
+        f"{row.ratio:.2f} × (wanted {row.wanted:g}){verdict}"
+    )

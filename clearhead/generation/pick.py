@@ -1,0 +1,58 @@
+"""The likeliest ids of each row, and their log-probabilities: what greedy decoding and beam search ask of logits.
+
+Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's operators do.
+
+    R rows   V vocabulary   k ids of each row
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead._numbers import runs_triton
+from clearhead._shapes import Float, Int
+from clearhead.generation.stepper import wide
+
+__all__ = ["likeliest", "log_probs_of"]
+
+_MOST = 32  # ids that the kernel finds
+
+
+def likeliest(
+    logits: Float[Tensor, "R V"], k: int, *, recordable: bool = False
+) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
+    """Where the k largest logits of each row stand, largest first, and their log-probabilities."""
+    if k <= _MOST and runs_triton(logits) and logits.dtype != torch.float64:
+        from clearhead.generation.pick_triton import launch
+
+        return launch(logits, k)
+    if k == 1:
+        places = logits.argmax(-1, keepdim=True)
+    elif recordable:
+        places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    else:
+        places = _best(logits, k)
+    return places, log_probs_of(logits, places)
+
+
+def log_probs_of(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float[Tensor, "R k"]:
+    """log softmax(logits) at some ids, in float32 or wider."""
+    logits = wide(logits)
+    return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+
+
+def _best(x: Tensor, k: int) -> Tensor:
+    """`topk` leaves open which of equals it takes, and in which order: rows that have some are looked at again."""
+    values, places = x.topk(min(k + 1, x.shape[1]), dim=1)
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
+    places = places[:, :k]
+    if bool(tied.any()):
+        x, least = x[tied], values[tied, k - 1 : k]
+        among = max(k, int((x >= least).sum(1).max()))
+        near = x.topk(among, dim=1).indices.sort(dim=1).values  # all that could be taken, in their own order
+        order = x.gather(1, near).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        places[tied] = near.gather(1, order)
+    return places

@@ -1,0 +1,306 @@
+"""A decoder as a straight line of operators: what its modules compute, without calling them.
+
+`Program` walks a `Decoder` once, takes its parameters along (q, k and v side by side, so that one product makes all
+three), and runs the line for the prompt and then for one token a row. It knows every decoder that this project's
+configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
+that are not the ones that were built, a mask that moves. Keys and values go to a store (`room.py`), which also attends.
+
+    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as torch_modules
+
+from clearhead.attention import MultiHeadAttention, attend
+from clearhead.attention.scores import Dot, ScaledDot
+from clearhead.attention.weights import Softmax
+from clearhead.generation.quiet import parts_of
+from clearhead.layers import Block, FeedForward, Parallel, PostNorm, TokenEmbedding
+from clearhead.layers.few_rows import Product, few_rows, normed
+from clearhead.layers.few_rows import few_rows_reference as many_rows
+from clearhead.layers.norms import PlusOneRMSNorm
+from clearhead.masks import Mask
+from clearhead.models.decoder import Decoder
+from clearhead.models.encoder_decoder import EncoderDecoder
+from clearhead.models.stack import both
+from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
+
+__all__ = ["Program", "Store", "why_not"]
+
+_KNOWN = (
+    *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
+    *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
+    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
+)
+
+
+Rows = Callable[..., Tensor]
+TorchNorm = nn.LayerNorm | nn.RMSNorm
+
+
+class Store(Protocol):
+    """Keeps keys and values of every layer, and attends one new token a row over them."""
+
+    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
+        """qkv (R, H + 2K, D): keeps the newest keys and values; the queries' (R, H, D)."""
+        ...
+
+    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """Queries (R, H, D) over the memory that was kept for the layer."""
+        ...
+
+
+def why_not(model: Decoder | EncoderDecoder) -> str | None:
+    """Why the program would not be the same as the model, or None if it is."""
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+        return "hooks on all modules are watching"
+    for part in parts_of(model):
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"hooks are watching a {type(part).__name__}"
+    decoder = model.decoder if isinstance(model, EncoderDecoder) else model
+    parts = parts_of(decoder)
+    for part in parts:
+        if type(part) not in _KNOWN or "forward" in vars(part):
+            return f"a {type(part).__name__} was not built here"
+        if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
+            return f"an attention layer {reason}"
+    weights = [weight for part in parts for weight in part._parameters.values() if weight is not None]
+    if len({(w.dtype, w.device) for w in weights}) != 1:
+        return "its weights have several dtypes or devices"
+    if any(type(w) is not nn.Parameter for w in weights):
+        return "its weights are not plain parameters"
+    device = weights[0].device.type
+    if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
+        return f"it runs under autocast or on {device}"
+    mask = decoder.config.mask
+    if not mask.is_structural or mask.depends_on_length:
+        return f"{mask} holds tensors or changes with the length"
+    return None
+
+
+def _why_not_attention(part: MultiHeadAttention) -> str | None:
+    if type(part.scores) not in (Dot, ScaledDot):
+        return f"has {type(part.scores).__name__} scores"
+    if not isinstance(part.weights, Softmax) or part.weights.temperature != 1.0:
+        return "does not weigh by a softmax of temperature 1"
+    if part.impl != "auto":
+        return "is computed in a way that was asked for"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """Projections and sizes of one attention layer."""
+
+    q: Product  # of a self-attention: q, k and v side by side
+    out: Product
+    scale: float
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    norms: tuple[TorchNorm | None, TorchNorm | None] = (None, None)  # of every head's query and key
+    memory: Product | None = None  # of a cross-attention: k and v side by side
+
+    def headed(self, qkv: Tensor) -> Tensor:
+        """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
+        if self.norms[0] is None and self.norms[1] is None:
+            return qkv
+        keys = 0 if self.memory is not None else self.n_kv_heads
+        q, k, v = qkv.split((self.n_heads, keys, keys), dim=-2)
+        q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))
+        return torch.cat((q, k, v), dim=-2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    own: _Attention
+    cross: _Attention | None
+    up: Product
+    down: Product
+    norms: tuple[TorchNorm | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
+    parallel: bool  # every branch reads what entered the block
+
+
+Attend = Callable[[int, _Attention, Tensor], Tensor]
+
+
+class Program:
+    """The line of one decoder. It shares the decoder's parameters, but for the joined q, k, v, which are copies."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.embedding = decoder.embedding
+        weight = decoder.vocabulary()
+        self.device, self.dtype = weight.device, weight.dtype
+        self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
+        self.entrance = _norm(decoder.embedding_norm)
+        self.rotary = config.positions if isinstance(config.positions, Rotary) else None
+        self.layers = [_layer(block) for block in decoder.blocks if isinstance(block, Block)]
+        self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
+        self.d_head = config.head_width
+        self.mask = config.mask
+
+    def step(self, ids: Tensor, added: Tensor | None, store: Store, rows: Rows = few_rows) -> Tensor:
+        """One token (R,) a row; `added` are its rows of positions, where those are added. The next logits (R, V).
+
+        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
+        """
+        x = self._placed(F.embedding(ids, self.embedding.weight), added)
+        x = self._through(
+            x,
+            rows,
+            lambda i, own, qkv: store.attend(i, qkv, own.scale),
+            lambda i, cross, q: store.attend_memory(i, q, cross.scale),
+        )
+        return rows(x, self.logits)
+
+    def read(
+        self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """A prompt (B, T): the logits (B, V) after it, and each layer's keys and values (B, K, T, D)."""
+        B, T = ids.shape
+        kept: list[tuple[Tensor, Tensor]] = []
+        decoder = self.decoder
+        bias: Any = None
+        if decoder.positions is not None and not decoder.adds_positions:
+            bias = decoder.positions(T, T, 0, ids.device)
+        everything = both(self.mask, mask)
+        places = torch.arange(T, device=ids.device)
+
+        def own(i: int, part: _Attention, qkv: Tensor) -> Tensor:
+            heads = qkv.view(B, T, -1, part.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            q, k, v = heads.split((part.n_heads, part.n_kv_heads, part.n_kv_heads), dim=1)
+            if self.rotary is not None:
+                q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
+            kept.append((k, v))
+            return attend(q, k, v, everything, bias=bias).transpose(1, 2).reshape(B * T, -1, part.d_head)
+
+        def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
+            assert memory is not None  # who has cross-attention was given one
+            k, v = memory.kept[i]
+            out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask)
+            return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
+
+        x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
+        x = self._through(x, many_rows, own, cross)
+        return many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
+
+    def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
+        """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
+        for i, layer in enumerate(self.layers):
+            entered = x
+            for part, attends, norm in ((layer.own, own, layer.norms[0]), (layer.cross, cross, layer.norms[1])):
+                if part is None:
+                    continue
+                heads = rows(entered if layer.parallel else x, part.q).view(len(x), -1, part.d_head)
+                x = rows(attends(i, part, part.headed(heads)).flatten(1), part.out, x)
+                x = x if norm is None else normed(x, norm)
+            x = rows(rows(entered if layer.parallel else x, layer.up), layer.down, x)
+            x = x if layer.norms[2] is None else normed(x, layer.norms[2])
+        return x
+
+    def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
+        """A memory (B, S, M) as each layer's cross-attention reads it."""
+        B, S = memory.shape[:2]
+        kept = []
+        for layer in self.layers:
+            cross = layer.cross
+            assert cross is not None
+            assert cross.memory is not None
+            both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            k, v = both_.unbind(2)
+            norm = cross.norms[1]
+            k = k if norm is None else normed(k, norm)
+            kept.append((k.transpose(1, 2), v.transpose(1, 2)))
+        return Memory(kept, mask)
+
+    def _placed(self, x: Tensor, added: Tensor | None) -> Tensor:
+        if self.embedding.scaled:
+            x = x * self.embedding.scale
+        if added is not None:
+            x = x + added
+        return x if self.entrance is None else normed(x, self.entrance)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count."""
+
+    kept: list[Any]
+    mask: Mask | None
+
+
+def _layer(block: Block) -> _Layer:
+    after = isinstance(block.residual, PostNorm)
+    norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
+    own, cross, last = (None, None, None) if after else norms
+    feed = block.feed_forward
+    gate = feed.gate
+    up = Product(
+        feed.up.weight.detach(),
+        _plain(feed.up.bias),
+        last,
+        feed.activation,
+        None if gate is None else gate.weight.detach(),
+        None if gate is None else _plain(gate.bias),
+    )
+    return _Layer(
+        _attention(block.attention, own),
+        None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
+        up,
+        Product(feed.down.weight.detach(), _plain(feed.down.bias)),
+        tuple(norms) if after else (None, None, None),
+        isinstance(block.residual, Parallel),
+    )
+
+
+def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> _Attention:
+    q, k, v = part.q_proj, part.k_proj, part.v_proj
+    return _Attention(
+        _side_by_side((q,) if memory else (q, k, v), norm),
+        Product(part.o_proj.weight.detach(), _plain(part.o_proj.bias)),
+        part.d_head**-0.5 if isinstance(part.scores, ScaledDot) else 1.0,
+        part.n_heads,
+        part.n_kv_heads,
+        part.d_head,
+        (_norm(part.q_norm), _norm(part.k_norm)),
+        _side_by_side((k, v), None) if memory else None,
+    )
+
+
+def _side_by_side(parts: tuple[nn.Linear, ...], norm: TorchNorm | None) -> Product:
+    if len(parts) == 1:
+        return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    if all(part.bias is None for part in parts):
+        return Product(weight, None, norm)
+    biases = [weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
+    return Product(weight, torch.cat(biases), norm)
+
+
+def _norm(norm: nn.Module | None) -> TorchNorm | None:
+    """The norm as torch's module: one that scales by 1 + weight becomes one that scales by the sum."""
+    if isinstance(norm, PlusOneRMSNorm):
+        plain = nn.RMSNorm(norm.normalized_shape, eps=norm.eps, device=norm.weight.device, dtype=norm.weight.dtype)
+        plain.weight.copy_(1 + norm.weight)
+        return plain
+    return norm if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) else None
+
+
+def _plain(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
+
+
+def quick_kernels() -> Any:
+    """Without cuDNN's attention, which prepares itself anew for every length: prompts come in all of them."""
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

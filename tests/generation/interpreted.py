@@ -1,0 +1,108 @@
+"""Run by `test_fast.py` in a process of its own, with TRITON_INTERPRET=1: each kernel against its reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from clearhead.attention.kernels.decode import Places, Turn, attend_newest, attend_newest_reference
+from clearhead.generation import Beam, generate
+from clearhead.generation.pick import likeliest, log_probs_of
+from clearhead.layers import GELU, ReLU, SwiGLU
+from clearhead.layers.few_rows import Product, few_rows, few_rows_reference
+
+
+def a_norm(kind, width):
+    norm = kind(width)
+    with torch.no_grad():
+        for weight in norm.parameters():
+            weight.normal_()
+    return norm
+
+
+def products():
+    for rows, norm, activation in (
+        (1, nn.LayerNorm, GELU(tanh=True)),
+        (3, nn.RMSNorm, SwiGLU()),
+        (1, None, None),
+        (11, nn.LayerNorm, ReLU()),
+        (11, nn.RMSNorm, SwiGLU()),
+        (37, None, GELU()),
+    ):
+        M, N = 71, 38
+        gated = isinstance(activation, SwiGLU)
+        product = Product(
+            torch.randn(N, M),
+            None if activation is None else torch.randn(N),
+            None if norm is None else a_norm(norm, M),
+            activation,
+            torch.randn(N, M) if gated else None,
+            torch.randn(N) if gated else None,
+        )
+        x = torch.randn(rows, M)
+        residual = torch.randn(rows, N) if rows != 3 else None
+        wanted = few_rows_reference(x, product, residual)
+        torch.testing.assert_close(few_rows(x, product, residual), wanted, rtol=1e-4, atol=1e-4)
+
+
+def attention():
+    for R, H, K, D, S, biased, shared, turning in (
+        (1, 3, 3, 20, 300, 0, False, 0),
+        (2, 6, 2, 16, 130, 1, True, 8),
+        (3, 4, 4, 16, 70, 2, True, 4),
+    ):
+        qkv, keys, values = torch.randn(R, H + 2 * K, D), torch.randn(R, K, S, D), torch.randn(R, K, S, D)
+        slot, count = torch.tensor(S // 3), torch.tensor(S // 3 + 1 if biased < 2 else S - 2)
+        keys[:, :, int(count) :] = values[:, :, int(count) :] = math.nan  # what no program may read
+        bias = None
+        if biased:
+            bias = torch.randn(*((R, H) if biased == 1 else (1, 1)), S)
+            bias[..., ::3] = -math.inf
+        parents = torch.randint(R, (R, S), dtype=torch.int32) if shared else None
+        if parents is not None:
+            parents[:, int(slot)] = torch.arange(R)
+        angle = torch.randn(R if biased else 1, turning)
+        turn = Turn(angle.cos(), angle.sin()) if turning else None
+        places = Places(slot, count, bias, parents)
+        theirs = keys.clone(), values.clone()
+        found = attend_newest(qkv, keys, values, places, scale=0.3, turn=turn)
+        wanted = attend_newest_reference(qkv, *theirs, places, scale=0.3, turn=turn)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(keys, theirs[0], equal_nan=True)
+        torch.testing.assert_close(values, theirs[1], equal_nan=True)
+
+
+def picking():
+    logits = torch.randn(3, 2, 9001).round(decimals=1)[:, -1]  # with ties, and not in one piece
+    logits[1, ::2] = -math.inf
+    for k in (1, 7):
+        places, log_probs = likeliest(logits, k)
+        wanted = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        assert torch.equal(places, wanted)
+        torch.testing.assert_close(log_probs, log_probs_of(logits, wanted))
+    logits[2, 5] = math.nan
+    assert likeliest(logits, 1)[1][2].isnan()
+
+
+def whole_models():
+    """A search through all kernels at once, as a GPU runs it, against the model's own forward."""
+    from clearhead.generation import adapters, fast
+    from tests.generation.small import decoder, prompts
+
+    model, rows = decoder(n_heads=4, n_kv_heads=2).float(), prompts(23, (3, 5))
+    for how in (Beam(2), Beam(1)):
+        with torch.no_grad():
+            why_not, adapters.why_not = adapters.why_not, lambda _: "the plain way"
+            wanted = generate(model, rows, how=how, max_new=4, stop=7)
+            adapters.why_not, fast.records = why_not, lambda _: True
+            found = generate(model, rows, how=how, max_new=4, stop=7)
+        assert torch.equal(found.ids, wanted.ids)
+        torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    with torch.no_grad():
+        products(), attention(), picking(), whole_models()

@@ -1,0 +1,189 @@
+"""The fast way against the plain one: the same ids, log-probabilities and scores, for every model that it takes.
+
+On the CPU the fast way reads the places in use. What a GPU records, steps of fixed shapes over a room of fixed size, runs
+here too, without being recorded: `fixed` asks for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.attention import Biases
+from clearhead.generation import adapters, fast, generate, stream
+from clearhead.generation.adapters import stepper_for
+from clearhead.generation.fast import Fast
+from clearhead.generation.recorded import bucket, kept_of
+from clearhead.generation.room import reach
+from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
+from clearhead.masks import blocks, causal, every, full, prefix, stride, window
+from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
+from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
+from tests.generation.test_models import CONTINUING, READING, STRATEGIES, assert_equal
+
+MAX_NEW = 13
+FURTHER = {
+    "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
+    "rms-swiglu": lambda: decoder(norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(fraction=0.5), bias=False),
+    "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
+    "parallel": lambda: decoder(
+        residual=Parallel(), norm=RMSNorm(plus_one=True), qk_norm=RMSNorm(), activation=GeGLU()
+    ),
+    "some-biases": lambda: decoder(bias=Biases(k=False, out=False), activation=SiLU(slope=1.7)),
+    "stretched": lambda: decoder(positions=Rotary(stretch=Yarn(factor=3.0, trained_len=9))),
+    "ring": lambda: decoder(mask=causal() & window(4, 0), positions=Rotary()),
+    "ring-learned": lambda: decoder(mask=window(3, 0)),
+    "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
+    "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
+    "sometimes-nothing": lambda: decoder(mask=causal() & stride(3) & every(2)),
+    "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
+    "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
+    "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
+}
+NOT_TAKEN = {"lstm", "gru", "ahead", "after-step", "before-step"}
+CASES = [
+    *(("continue", name, build) for name, build in CONTINUING.items() if name not in NOT_TAKEN),
+    *(("read", name, build) for name, build in READING.items() if name not in NOT_TAKEN),
+    *(("read" if name.startswith("cross") else "continue", name, build) for name, build in FURTHER.items()),
+]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A context in which the plain way is taken."""
+
+    def run(call):
+        with monkeypatch.context() as patch:
+            patch.setattr(adapters, "why_not", lambda model: "the test asks for the plain way")
+            return call()
+
+    return run
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    monkeypatch.setattr(fast, "records", lambda device: True)
+
+
+def arguments(kind):
+    return (prompts(VOCAB), None) if kind == "continue" else (prompts(19), 4)
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_the_fast_way_gives_what_the_plain_way_gives(kind, name, build, how, plain):
+    model, (rows, start) = build(), arguments(kind)
+    options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
+    assert_equal(generate(model, rows, **options), plain(lambda: generate(model, rows, **options)))
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.usefixtures("fixed")
+def test_steps_of_fixed_shapes_give_the_same(kind, name, build, how, plain):
+    model, (rows, start) = build(), arguments(kind)
+    options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
+    wanted = plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), wanted)
+    again = generate(model, rows[::-1], **options)  # in the memory of the first, with other numbers in it
+    assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
+
+
+@pytest.mark.usefixtures("fixed")
+def test_streams_of_one_model_do_not_share_their_memory():
+    model = decoder()
+    first, second = [3, 1, 4], [1, 5, 9]
+    alone = [[int(step.ids[0]) for step in stream(model, row, max_new=30)] for row in (first, second)]
+    pairs = list(zip(stream(model, first, max_new=30), stream(model, second, max_new=30), strict=True))
+    assert [[int(step.ids[0]) for step in steps] for steps in zip(*pairs, strict=True)] == alone
+
+
+@pytest.mark.usefixtures("fixed")
+def test_a_stream_that_is_dropped_gives_its_memory_back():
+    model = decoder()
+    whole = generate(model, [3, 1, 4], max_new=30).ids[0, 0].tolist()
+    steps = stream(model, [3, 1, 4], max_new=30)
+    assert int(next(steps).ids[0]) == whole[0]
+    steps.close()
+    assert [int(step.ids[0]) for step in stream(model, [3, 1, 4], max_new=30)] == whole
+
+
+def test_changed_weights_are_seen(plain):
+    model = decoder()
+    rows = prompts(VOCAB)
+    first = generate(model, rows, max_new=9)
+    program = kept_of(model).program
+    with torch.no_grad():
+        model.blocks[0].attention.k_proj.weight.neg_()
+    assert kept_of(model).program is not program
+    second = generate(model, rows, max_new=9)
+    assert not torch.equal(first.ids, second.ids)
+    assert_equal(second, plain(lambda: generate(model, rows, max_new=9)))
+
+
+def taken(model, rows=((1, 2),), start=None):
+    stepper = stepper_for(model, [list(row) for row in rows], start=start, max_new=5, use_cache=True)
+    return isinstance(stepper, Fast)
+
+
+def test_who_is_watched_or_changed_takes_the_plain_way():
+    model = decoder()
+    assert taken(model)
+    handle = model.blocks[1].register_forward_hook(lambda *_: None)
+    assert not taken(model)
+    handle.remove()
+    assert taken(model)
+    model.blocks[0].attention.impl = "reference"
+    assert not taken(model)
+    model = decoder()
+    model.blocks[0].feed_forward.up = torch.nn.Sequential(model.blocks[0].feed_forward.up)
+    assert not taken(model)
+    pair = encoder_decoder()
+    assert taken(pair, start=4)
+    pair.encoder.blocks[0].register_forward_pre_hook(lambda *_: None)
+    assert not taken(pair, start=4)
+
+
+def test_a_window_keeps_the_window_only():
+    model = decoder(mask=causal() & window(4, 0), positions=Rotary())
+    stepper = stepper_for(model, [[3, 1, 4, 1, 5, 9, 2, 6]], start=None, max_new=20, use_cache=True)
+    stepper.begin()
+    stepper.step(torch.tensor([5]))
+    assert stepper.room.keys[0].shape[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"),
+    [
+        (causal(), None),
+        (window(3, 0), 4),
+        (causal() & window(7, 2), 8),
+        (causal() & (window(3, 0) | window(5, 0)), 6),
+        (causal() & (window(3, 0) | every(4)), None),
+        (window(3, 0) & blocks(5), 4),
+        (prefix(3) | causal(), None),
+        (full(), None),
+    ],
+)
+def test_how_far_back_a_mask_reaches(mask, wanted):
+    assert reach(mask) == wanted
+
+
+def test_buckets():
+    assert [bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
+        *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
+    ]
+
+
+def test_kernels_in_the_interpreter():
+    """The Triton kernels of a step, run by Triton's interpreter on tiny shapes, against their references."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.generation.interpreted"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
