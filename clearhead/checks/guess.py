@@ -80,7 +80,7 @@ def _unknown(module: Callable[..., Any], how: dict[str, Any]) -> Subject:
     if inputs is None:
         name = how.get("name") or getattr(module, "__name__", type(module).__name__)
         raise ConfigError(
-            f"it is not known what {name} reads; say inputs={INPUTS_IN_WORDS} "
+            f"cannot tell what {name} takes as input; pass inputs={INPUTS_IN_WORDS} "
             "(on the command line: --ids, --embeddings or --values)"
         )
     padding, caching, of_target = how.get("padding"), how.get("caching"), how.get("target_padding")

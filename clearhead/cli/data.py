@@ -130,7 +130,8 @@ def _list(known: Iterable[DataSet], json: bool) -> None:
     for item in known:
         console.print(f"[bold]{item.name}[/bold]  {item.task}, {_size(item.size)}, {item.licence}")
         console.print(f"  {item.description}", markup=False, soft_wrap=True)
-        console.print(f"  from {item.origin}; checked by {item.verified}", markup=False, soft_wrap=True)
+        checked = f"checked by {item.verified}" if item.remotes else "nothing to download"
+        console.print(f"  from {item.origin}; {checked}", markup=False, soft_wrap=True)
 
 
 def _size(size: int | None) -> str:

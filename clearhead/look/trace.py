@@ -256,8 +256,9 @@ class Trace:
         path = self._known(path, kind)
         if path not in asked:
             recorded = self.paths if kind == "weights" else sorted(asked)
+            what = "attention weights were" if kind == "weights" else f"{kind} was"
             raise ConfigError(
-                f"the {kind} of {path or 'the model'} is not recorded; recorded are: "
+                f"no {what} recorded for {path or 'the model'}; recorded: "
                 f"{', '.join(name or 'the model itself' for name in recorded) or 'none'}"
             )
         if path not in tapes and kind == "weights" and not self.paths:

@@ -156,7 +156,7 @@ def test_what_the_options_settle(run, arguments, status, verdict):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mine_to_check:GPT",), "clearhead: it is not known what GPT reads; say inputs=Ids(vocab_size), "),
+        (("mine_to_check:GPT",), "clearhead: cannot tell what GPT takes as input; pass inputs=Ids(vocab_size), "),
         (("mine_to_check:GPT", "--ids", "0"), "clearhead: vocab_size is 0; expected a whole number of at least 1"),
         (("mine_to_check:GPT", "--ids", "5", "--embeddings", "7"), "clearhead: a module reads one kind of input"),
         (("mine_to_check:GPT", "--values", "3,x"), "clearhead: --values is '3,x'; expected sizes with commas"),

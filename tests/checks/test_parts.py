@@ -296,7 +296,7 @@ def test_a_report_is_text_html_and_json():
     ("module", "how", "error", "message"),
     [
         (3, {}, DtypeError, "got a int; expected a PyTorch module or a function"),
-        (nn.Linear(3, 3), {}, ConfigError, "it is not known what Linear reads; say inputs=Ids"),
+        (nn.Linear(3, 3), {}, ConfigError, "cannot tell what Linear takes as input; pass inputs=Ids"),
         (nn.Linear(3, 3), {"inputs": 3}, ConfigError, "inputs is 3; expected Ids"),
         (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, ConfigError, "check knows no 'colour'"),
         (

@@ -283,7 +283,7 @@ def test_what_cannot_be_traced_is_refused():
         t.weights("blocks.0.attention")
     with pytest.raises(ConfigError, match=r"'x' is not recorded"):
         t.weights("x")
-    with pytest.raises(ConfigError, match=r"the output of blocks.0 is not recorded; recorded are: none"):
+    with pytest.raises(ConfigError, match=r"no output was recorded for blocks.0; recorded: none"):
         t.output("blocks.0")
     with pytest.raises(ConfigError, match=r'look\.trace\(model, "\*\*\.blocks\.\*\.output"\)'):
         t.norms()

@@ -3,7 +3,8 @@
     s = (scale · q·k + bias) / temperature     p = softmax(s)     out = Σ p v
 
 Each quantity comes with a bound on what a computation may lose that rounds its inputs' products to `unit` and has
-scores of `statistics` precision: the same sums over absolute values, to first order. Nothing here is the package's.
+scores of `statistics` precision: the same sums over absolute values, and for a weight what its score may be off by.
+Nothing here is the package's.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class _Row:
         slope, steep = v @ up, abs(v) @ abs(up)  # dL/dp and the same without signs
         d = p * (slope - p @ slope)
         whole = p * (steep + p @ steep)
-        share = np.divide(wrong, p, out=np.zeros_like(p), where=p > 0)
-        lost = whole * (share + share @ p + 2 * rounding.unit) + rounding.least * (1 + steep.max())
+        missed = wrong @ steep
+        lost = wrong * (steep + p @ steep + missed) + p * missed + 2 * rounding.unit * whole
+        lost += rounding.least * (1 + steep.max())
         # At temperature 0 and ∞ the weights do not depend on the scores.
         warm = 1 / temperature if 0 < temperature < np.inf else 0.0
         self.inner = float(max(steep.max(), (whole * max(warm, 1.0)).max(), (abs(k) @ abs(q)).max() if warm else 0.0))
@@ -117,8 +119,15 @@ class _Row:
             self.unsure = bool((near != (p > 0)).any() or (near.sum() > 1 and off[near].max() > 0))
             p /= p.sum()
             return p, p * rounding.unit
-        p = np.exp((score - largest) / temperature)
+        s = (score - largest) / temperature
+        p = np.exp(s)
         p /= p.sum()
-        shaky = np.where(p > 0, off / temperature, 0.0)
-        wrong = p * (shaky + (p * shaky).sum() + rounding.unit) + rounding.least
-        return p, np.where(np.isnan(wrong), np.inf, wrong)
+        # A weight lies between what it would be with its own score raised and all others lowered, and the reverse.
+        top = (s + off / temperature).max()
+        if not np.isfinite(top):
+            return p, np.ones_like(p)
+        high, low = (np.exp(s + sign * off / temperature - top) for sign in (1, -1))
+        most = high / (high + (low.sum() - low))
+        least = low / (low + (high.sum() - high))
+        wrong = np.nan_to_num(np.maximum(most - p, p - least), nan=1.0)
+        return p, wrong + p * rounding.unit + rounding.least

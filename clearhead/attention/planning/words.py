@@ -46,16 +46,15 @@ def _lists(lists: Lists) -> str:
     full = int(lists.full.sum(dtype=torch.int64)) * lists.M
     busy = int((lists.total > 0).sum())
     rows = "neighbouring queries" if lists.rows is None else "queries that look alike"
-    how = "listed one by one" if lists.pool is not None else f"in at most {lists.segments.shape[1]} progressions"
-    tests = "no tests"
-    if lists.bounds is not None:
-        tests = "an interval for each query"
-    elif lists.bits is not None:
-        tests = "a bit for each pair"
-    return (
-        f"{busy:,} blocks of {lists.M} {rows}, up to {lists.longest:,} keys each, {how}: "
-        f"{full:,} pairs without a test, {lists.pairs - full:,} with {tests}"
-    )
+    runs = lists.segments.shape[1]
+    how = "listed one by one" if lists.pool is not None else "in 1 run" if runs == 1 else f"in up to {runs} runs"
+    by = "an interval for each query" if lists.bounds is not None else "a bit for each pair"
+    tested = f"{full:,} pairs need no test, {lists.pairs - full:,} are tested by {by}"
+    if lists.bounds is None and lists.bits is None:
+        tested = "no pair is tested"
+    elif not full:
+        tested = f"every pair is tested, by {by}"
+    return f"{busy:,} blocks of {lists.M} {rows}, up to {lists.longest:,} keys each, {how}: {tested}"
 
 
 def draw(plan: Plan, cells: int = 32) -> Drawing:
