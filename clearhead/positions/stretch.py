@@ -83,7 +83,7 @@ class Yarn(Value):
         return frequencies * (1 - slow + slow / self.factor)
 
     def _pair_with(self, turns: float, pairs: int, base: float) -> float:
-        """Which pair turns so often in a text of the trained length: where base^(−i/pairs) · trained_len is 2π · turns."""
+        """Which pair i turns so often in a text of the trained length: base^(−i/pairs) · trained_len = 2π · turns."""
         return pairs * math.log(self.trained_len / (turns * 2 * math.pi)) / math.log(base)
 
     @property

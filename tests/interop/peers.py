@@ -44,7 +44,6 @@ class Peer:
     output: str = "logits"
     # transformers computes rotary angles and RMS norms in float32 whatever the model's dtype is.
     in_float32: bool = False
-    is_watched: bool = False  # has a word that only a cost that watches the module counts
     options: dict[str, Any] = field(default_factory=dict)
     of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
 
@@ -167,7 +166,7 @@ BERT = {
     "type_vocab_size": 3,
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
-TOKENS = {"inputs": words, "output": "last_hidden_state", "is_watched": True}
+TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
     "image_size": (6, 9),
@@ -219,7 +218,6 @@ PEERS: dict[str, Peer] = {
             "attention_bias": True,
         },
         in_float32=True,
-        is_watched=True,
     ),
     "llama linear": Peer(
         "LlamaForCausalLM",
@@ -227,7 +225,7 @@ PEERS: dict[str, Peer] = {
         LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
         in_float32=True,
     ),
-    "qwen2": Peer("Qwen2ForCausalLM", "Qwen2Config", LLAMA, in_float32=True, is_watched=True),
+    "qwen2": Peer("Qwen2ForCausalLM", "Qwen2Config", LLAMA, in_float32=True),
     "qwen2 yarn": Peer(
         "Qwen2ForCausalLM",
         "Qwen2Config",
@@ -245,18 +243,16 @@ PEERS: dict[str, Peer] = {
             "max_window_layers": 0,
         },
         in_float32=True,
-        is_watched=True,
     ),
-    "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True, is_watched=True),
-    "gpt_neox": Peer("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, in_float32=True, is_watched=True),
+    "qwen3": Peer("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {"head_dim": 10}, in_float32=True),
+    "gpt_neox": Peer("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, in_float32=True),
     "gpt_neox serial": Peer(
         "GPTNeoXForCausalLM",
         "GPTNeoXConfig",
         NEOX | {"use_parallel_residual": False, "attention_bias": False},
         in_float32=True,
-        is_watched=True,
     ),
-    "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True, is_watched=True),
+    "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True),
     "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
     "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -145,7 +143,5 @@ def test_look_sees_their_attention(peer, saved):
 def test_cost_counts_every_weight(peer, saved):
     theirs, folder = saved
     ours = interop.load(folder)
-    if find_spec("clearhead.costs.transformers") and getattr(peer, "is_watched", False):
-        pytest.skip("the mirror of the models in costs does not know this word; watching the module will")
     predicted = cost(ours.config, tokens=7) if hasattr(ours.config, "vocab_size") else cost(ours.config)
     assert int(predicted.parameters) == sum(weight.numel() for weight in theirs.parameters())

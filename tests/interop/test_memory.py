@@ -16,7 +16,7 @@ SIZES = {"d_model": 256, "n_heads": 4, "bias": False, "norm": RMSNorm(), "activa
 LARGE = DecoderConfig(vocab_size=20_011, n_layers=11, d_ff=1024, tied=False, **SIZES)
 SMALL = DecoderConfig(vocab_size=11, n_layers=1, d_ff=7, tied=False, **SIZES)
 
-# Everything that loading imports is in memory before the count begins; every page of the model is touched before it ends.
+# What loading imports is in memory before the count begins; every page of the model is touched before it ends.
 MEASURE = """
 import pathlib, re, sys, torch
 from clearhead import interop

@@ -31,7 +31,7 @@ def word_for(choice: object, words: Mapping[str, Any]) -> str:
     raise StorageError(f"there is no word for {choice} in a transformers configuration")
 
 
-# The keys of a way to stretch rotary angles, by our fields; those of a family's own `max_position_embeddings` are no part.
+# The keys of each way to stretch rotary angles, and our fields for them.
 _STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
     "linear": (Linear, {"factor": "factor"}),
     "llama3": (
