@@ -141,10 +141,10 @@ def translate_beam(setting: Setting) -> Iterator[Row]:
 
 
 ON_GPU: tuple[Maker, ...] = (
-    decode_batch_1,
-    decode_batch_32,
     read_prompt,
     first_token,
+    decode_batch_1,
+    decode_batch_32,
     translate_greedy,
     translate_beam,
 )

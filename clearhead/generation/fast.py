@@ -8,6 +8,7 @@ are rounded up, so that a recording serves again: rows are filled up with copies
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -68,7 +69,7 @@ class Fast:
         self._limit = T + max_new
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
         self._memory: Memory | None = None
-        self._memory_hidden: Tensor | None = None
+        self._memory_bias: Tensor | None = None
         self._share, self._beams = 1, False
         self.room: Room | None = None
 
@@ -109,8 +110,8 @@ class Fast:
             if self._memory is not None:
                 pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self._memory.kept]
                 self._memory = Memory(pairs, None)
-                if self._memory_hidden is not None:
-                    self._memory_hidden = self._memory_hidden.index_select(0, rows)
+                if self._memory_bias is not None:
+                    self._memory_bias = self._memory_bias.index_select(0, rows)
 
     def branch(self, width: int) -> None:
         """Every prompt becomes `width` rows, which `reorder` keeps together. Called once, after `begin`."""
@@ -149,7 +150,7 @@ class Fast:
                 limit = max(self._limit, min(limit, len(table)))
         if not make:
             shape = None if self._memory is None else tuple(self._memory.kept[0][0].shape)
-            return rows, limit, shape, self._before is None, self._memory_hidden is None
+            return rows, limit, shape, self._before is None, self._memory_bias is None
         return Room(self.program, rows, limit, limit, recordable=self.recordable)
 
     def _settle(self, room: Room) -> None:
@@ -157,7 +158,7 @@ class Fast:
             self._kept_tokens,
             before=self._before,
             memory=self._memory,
-            memory_hidden=self._memory_hidden,
+            memory_bias=self._memory_bias,
             beams=self._beams,
         )
         self.room, self._kept_tokens = room, []
@@ -174,6 +175,7 @@ class Fast:
         if room > S:
             mask, memory = padding(lengths), torch.nn.functional.pad(memory, (0, 0, 0, room - S))
         self._memory = self.program.remember(memory, mask)
-        self._memory_hidden = None
+        self._memory_bias = None
         if mask is not None:
-            self._memory_hidden = torch.arange(room, device=source.device) >= lengths[:, None]
+            hidden = torch.arange(room, device=source.device) >= lengths[:, None]
+            self._memory_bias = memory.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None]  # (B, 1, S)

@@ -29,9 +29,7 @@ def likeliest(
         from clearhead.generation.pick_triton import launch
 
         return launch(logits, k)
-    if k == 1:
-        places = logits.argmax(-1, keepdim=True)
-    elif recordable:
+    if recordable:
         places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     else:
         places = _best(logits, k)
@@ -45,8 +43,8 @@ def log_probs_of(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float
 
 
 def _best(x: Tensor, k: int) -> Tensor:
-    """`topk` leaves open which of equals it takes, and in which order: rows that have some are looked at again."""
-    values, places = x.topk(min(k + 1, x.shape[1]), dim=1)
+    """(R, k): `topk` leaves open which of equals it takes, and in which order: rows that have some are looked at again."""
+    values, places = _topk(x, min(k + 1, x.shape[1]))
     tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
     places = places[:, :k]
     if bool(tied.any()):
@@ -56,3 +54,25 @@ def _best(x: Tensor, k: int) -> Tensor:
         order = x.gather(1, near).sort(dim=1, descending=True, stable=True).indices[:, :k]
         places[tied] = near.gather(1, order)
     return places
+
+
+def _topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`topk` along a row. The k largest lie in the k pieces whose largest are largest, and finding those is much quicker.
+
+    Where a piece that is left out has one as large as the last, so have k others that are not: the last two are equal.
+    """
+    R, V = x.shape
+    n = V // _PIECE
+    if n < 4 * k:
+        values, places = x.topk(k, dim=1)
+        return values, places
+    whole, rest = x[:, : n * _PIECE].unflatten(1, (n, _PIECE)), x[:, n * _PIECE :]
+    pieces = whole.amax(-1).topk(k, dim=1).indices  # (R, k)
+    near = whole.gather(1, pieces[..., None].expand(R, k, _PIECE)).flatten(1)
+    values, among = torch.cat((near, rest), dim=1).topk(k, dim=1)
+    piece = pieces.gather(1, among.div(_PIECE, rounding_mode="floor").clamp(max=k - 1))
+    places = piece * _PIECE + among % _PIECE
+    return values, torch.where(among < k * _PIECE, places, among + (n - k) * _PIECE)
+
+
+_PIECE = 64

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, turned, weighed
+from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
 from clearhead.generation.program import Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
 from clearhead.masks import Mask
@@ -62,8 +62,9 @@ class Room:
         self.place = torch.arange(self.places, device=device)
         self.own = torch.arange(rows, dtype=torch.int32, device=device)
         self.keys, self.values = ([self._empty(rows) for _ in program.layers] for _ in range(2))
+        self._spare: Tensor | None = None
         self.memory: list[tuple[Tensor, Tensor]] = []
-        self.memory_hidden: Tensor | None = None  # (B, S)
+        self.memory_bias: Tensor | None = None  # (B, 1, S)
         self._tables(program, limit)
         nearest = Region.nearest(0, limit - 1, limit)
         self._multiply = few_rows if limit >= _WORTH_COMPILING else few_rows_reference
@@ -110,7 +111,7 @@ class Room:
         *,
         before: Tensor | None = None,
         memory: Memory | None = None,
-        memory_hidden: Tensor | None = None,
+        memory_bias: Tensor | None = None,
         beams: bool = False,
     ) -> None:
         """Takes over what reading the prompt has made: keys and values (B, K, T, D), each for R/B rows."""
@@ -120,17 +121,18 @@ class Room:
         where = torch.arange(first, T, device=self.place.device) % self.places
         for layer, pair in enumerate(kept):
             for mine, given in zip((self.keys[layer], self.values[layer]), pair, strict=True):
-                mine.index_copy_(2, where, given[:, :, first:].repeat_interleave(self.share, dim=0))
+                given = given[:, :, first:]
+                mine.index_copy_(2, where, given if self.share == 1 else given.repeat_interleave(self.share, dim=0))
         self.n = T
         self.length.fill_(T)
         self.before = _into(self.before, None if before is None else before.repeat_interleave(self.share))
         if memory is not None:
-            new = [(k.contiguous(), v.contiguous()) for k, v in memory.kept]
-            if not self.memory or self.memory[0][0].shape != new[0][0].shape:
-                self.memory = new
-            for (k, v), (new_k, new_v) in zip(self.memory, new, strict=True):
-                k.copy_(new_k), v.copy_(new_v)
-            self.memory_hidden = _into(self.memory_hidden, memory_hidden)
+            if not self.memory or self.memory[0][0].shape != memory.kept[0][0].shape:
+                self.memory = [(k.contiguous(), v.contiguous()) for k, v in memory.kept]
+            else:
+                for (k, v), (new_k, new_v) in zip(self.memory, memory.kept, strict=True):
+                    k.copy_(new_k), v.copy_(new_v)
+            self.memory_bias = _into(self.memory_bias, memory_bias)
         if self.recordable and beams:
             own = self.own[:, None].expand(-1, self.places)
             self.parents = _into(self.parents, own.contiguous())
@@ -187,8 +189,8 @@ class Room:
         used, slot = min(self.n + 1, self.places), self.n % self.places
         keys[:, :, slot], values[:, :, slot] = k, v
         keys, values, bias = keys[:, :, :used], values[:, :, :used], self._now.bias
-        if bias is not None and not self._sees_itself:
-            return weighed(q, keys, values, bias, torch.zeros(used, dtype=torch.bool, device=q.device), scale)
+        if (bias is not None and not self._sees_itself) or few(q, keys):
+            return weighed(q, keys, values, bias, None, scale, never_empty=self._sees_itself)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(
             q[:, :, None], keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != K
@@ -196,7 +198,7 @@ class Room:
         return out[:, :, 0]
 
     def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        return attend_memory(q, *self.memory[layer], self.memory_hidden, scale=scale)
+        return attend_memory(q, *self.memory[layer], self.memory_bias, scale=scale)
 
     # ------------------------------------------------------------------ rows change places
 
@@ -208,20 +210,24 @@ class Room:
         used = min(self.n, self.places)
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                if self.parents is not None:
-                    old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
-                kept[layer] = new = self._empty(len(rows))
                 if self.recordable:
+                    if self.parents is not None:
+                        old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
+                    kept[layer] = new = self._empty(len(rows))
                     new[:, :, :used] = old[:, :, :used].index_select(0, rows)
-                else:  # straight into its place: what is in use lies in one piece
-                    torch.index_select(old.permute(2, 0, 1, 3)[:used], 1, rows, out=new.permute(2, 0, 1, 3)[:used])
+                    continue
+                spare = self._spare
+                new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
+                # What is in use lies in one piece, and goes straight to its place in a buffer that was left before.
+                torch.index_select(old.permute(2, 0, 1, 3)[:used], 1, rows, out=new.permute(2, 0, 1, 3)[:used])
+                kept[layer], self._spare = new, old
         if self.before is not None:
             self.before = self.before.index_select(0, rows)
         if len(rows) != self.rows or self.share == 1:
             prompts = rows[:: self.share] // self.share
             self.memory = [(k.index_select(0, prompts), v.index_select(0, prompts)) for k, v in self.memory]
-            if self.memory_hidden is not None:
-                self.memory_hidden = self.memory_hidden.index_select(0, prompts)
+            if self.memory_bias is not None:
+                self.memory_bias = self.memory_bias.index_select(0, prompts)
         self.rows = len(rows)
         self.own = torch.arange(self.rows, dtype=torch.int32, device=self.place.device)
         if self.parents is not None:

@@ -85,38 +85,59 @@ def attend_memory(
     q: Float[Tensor, "R H D"],
     k: Float[Tensor, "P K S D"],
     v: Float[Tensor, "P K S D"],
-    hidden: Tensor | None,
+    bias: Tensor | None,
     *,
     scale: float,
 ) -> Float[Tensor, "R H D"]:
-    """Attention over a memory that R/P neighbouring rows share; `hidden` (P, S) are the places that do not count.
+    """Attention over a memory that R/P neighbouring rows share; `bias` (P, 1, S) is −∞ at places that do not count.
 
     The rows of a prompt are the queries of one product, so that its memory is read once for all of them.
     """
     (R, H, D), P = q.shape, k.shape[0]
+    if R == P and few(q, k):
+        return weighed(q, k, v, bias, None, scale, never_empty=True)
     together = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
-    mask = None if hidden is None else ~hidden[:, None, None, :]
+    mask = None if bias is None else bias[:, :, None]
     out = torch.nn.functional.scaled_dot_product_attention(
         together, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1]
     )
     return out.transpose(1, 2).reshape(R, H, D)
 
 
-def weighed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor, scale: float) -> Tensor:
+def few(q: Float[Tensor, "R H D"], k: Float[Tensor, "R K S D"]) -> bool:
+    """Whether so few numbers are attended to that plain operators are quicker than a kernel that cuts work into pieces."""
+    return not q.is_cuda and q.shape[1] == k.shape[1] and k.numel() <= _FEW
+
+
+_FEW = 1 << 20
+
+
+def weighed(
+    q: Float[Tensor, "R H D"],
+    k: Float[Tensor, "R K S D"],
+    v: Float[Tensor, "R K S D"],
+    bias: Tensor | None,
+    hidden: Tensor | None,
+    scale: float,
+    *,
+    never_empty: bool = False,
+) -> Float[Tensor, "R H D"]:
     """softmax(q kᵀ · scale + bias) v without the hidden places; zeros where nothing is left."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
-    k, v = (x if groups == 1 else x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (k.to(wide) @ (q.to(wide) * scale)[..., None]).squeeze(-1)  # (R, H, S)
+    k, v = (x.to(wide) if groups == 1 else x.to(wide).repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = ((q.to(wide) * scale)[:, :, None] * k).sum(-1)  # (R, H, S)
     if bias is not None:
         scores = scores + bias
-    scores = scores.masked_fill(hidden, -math.inf)
-    scores = scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)
-    weights = scores.exp()
+    if hidden is None and (never_empty or bias is None):
+        return (scores.softmax(-1)[..., None] * v).sum(-2).to(q.dtype)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+        # A place that was never written may hold anything, and 0 · NaN is NaN.
+        v = v.masked_fill(hidden[..., None], 0.0)
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
-    # A place that was never written may hold anything, and 0 · NaN is NaN.
-    kept = v.to(wide).masked_fill(hidden[..., :, None], 0.0)
-    return (weights[..., None, :] @ kept).squeeze(-2).to(q.dtype)
+    return (weights[..., None] * v).sum(-2).to(q.dtype)
 
 
 def turned(x: Float[Tensor, "R heads D"], turn: Turn) -> Float[Tensor, "R heads D"]:

@@ -20,10 +20,9 @@ from clearhead.attention.kernels.decode import Places, Turn
 
 __all__ = ["launch"]
 
-_PROGRAMS = 256  # as many keep a GPU busy; fewer heads than that share out the cache
-_MANY = 192  # rows times heads from which on they keep it busy alone
+_PROGRAMS = 1024  # as many are to be there: fewer rows and heads share out the cache
+_MANY = 192  # rows times heads from which on blocks are long
 _STRETCHES = 16  # at most
-_WARPS = 4
 _COUNTERS: dict[torch.device, Tensor] = {}
 
 
@@ -150,7 +149,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         H=H, K=K, D=D, DP=wide, HALF=0 if turn is None else turn.cos.shape[1],
         HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None,
         BLOCK=block, STRETCH=stretch, STRETCHES=stretches,
-        num_warps=_WARPS, **early(qkv),
+        num_warps=2 if R * H >= _MANY else 4, **early(qkv),
     )  # fmt: skip
     return out
 
