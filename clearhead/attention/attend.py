@@ -64,6 +64,7 @@ def attend(
     _check(q, k, v, scores, weights)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
+        bias = _narrowed(bias, q.dtype)
     mask, position = _resolve(mask, offset, q, k)
     call = Call(q, k, v, mask, scores, weights, bias, position)
     return choose(call, impl).run(call)
@@ -83,6 +84,14 @@ def choose(call: Call, impl: str = "auto") -> Implementation:
         able = [name for name, way in _IMPLEMENTATIONS.items() if way.why_not(call) is None]
         raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
     return _IMPLEMENTATIONS[impl]
+
+
+def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float64 bias in float32, where the scores are. What is finite stays so: only −∞ may hide a query's last key."""
+    if bias.dtype != torch.float64 or dtype == torch.float64:
+        return bias
+    most = torch.finfo(torch.float32).max
+    return torch.where(bias.isinf(), bias, bias.clamp(-most, most)).float()
 
 
 def _autocast(x: Tensor) -> Tensor:

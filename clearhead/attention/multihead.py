@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
@@ -105,11 +104,8 @@ class MultiHeadAttention(nn.Module):
         if offset is not None and as_mask(mask).depends_on_length:
             raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         with nullcontext() if cache is None else cache.undone_on_error():
-            if key is None and cache is None and self._learns_compiled():
-                q, k, v = self._in_one_product(query)
-            else:
-                q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, offset)  # (B, H, T, D)
-                k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
+            q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, offset)  # (B, H, T, D)
+            k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
             learns = q.requires_grad or (bias is not None and bias.requires_grad)
             if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
                 # Backward wants them as they are, and the cache will write on beside them.
@@ -126,20 +122,6 @@ class MultiHeadAttention(nn.Module):
                 impl=self.impl,
             )  # (B, H, T, D)
         return self.o_proj(out.transpose(-2, -3).flatten(-2))
-
-    def _learns_compiled(self) -> bool:
-        """Whether this is traced for training, where nobody listens at the projections and one product is faster."""
-        biases = [layer.bias is None for layer in (self.q_proj, self.k_proj, self.v_proj)]
-        return torch.compiler.is_compiling() and torch.is_grad_enabled() and (all(biases) or not any(biases))
-
-    def _in_one_product(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of self-attention by one wide product instead of three; the weights stay three."""
-        layers = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([layer.weight for layer in layers])
-        bias = None if self.q_proj.bias is None else torch.cat([layer.bias for layer in layers])
-        q, k, v = F.linear(x, weight, bias).split([layer.out_features for layer in layers], dim=-1)
-        q, k = self._turned(q, self.n_heads, self.q_norm), self._turned(k, self.n_kv_heads, self.k_norm)
-        return q, k, self._split(v, self.n_kv_heads)
 
     def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, offset: int | None = None) -> Tensor:
         """Projected queries or keys (…, T, heads · D) as heads (…, heads, T, D), with norm and turned by position."""

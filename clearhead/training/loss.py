@@ -10,6 +10,9 @@ large as features and matrix are. Every other model is asked for logits.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +27,8 @@ from clearhead.data.ragged import round_up
 
 __all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
 
-# Logits at once, as many rows as a power of two can have: one half GiB in bfloat16.
-_AT_ONCE = 1 << 28
+# Logits at once: compiled they are held twice in bfloat16, 1 GiB each; otherwise several times in float32, 128 MiB each.
+_AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class Objective:
         """The same, with its functions compiled: for batches of one shape, or once for all shapes."""
         return dataclasses.replace(
             self,
+            at_once=_AT_ONCE_COMPILED if self.at_once == _AT_ONCE else self.at_once,
             of_logits=torch.compile(loss_of_logits, dynamic=not one_shape),
             of_chunk=torch.compile(_loss_and_gradient, dynamic=not one_shape),
         )
@@ -199,7 +203,13 @@ def _walk(
         logits = some @ matrix.T
         if bias is not None:
             logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
-        found, by_logits = of_chunk(logits, ys.flatten(), ws.flatten(), V, objective.smoothing, objective.consistency)
+        ys, ws = ys.flatten(), ws.flatten()
+        if _has_kernel(logits, objective):
+            from clearhead.training.loss_triton import loss_and_gradient
+
+            found, by_logits = loss_and_gradient(logits, ys, ws, V, objective.smoothing)
+        else:
+            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
         del logits
         total += found
         if learns:
@@ -207,6 +217,17 @@ def _walk(
             by_matrix += by_logits.T @ some
             by_bias += by_logits.sum(0, dtype=wide) if bias is not None else 0
     return total, [by_x, by_matrix, *([] if bias is None else [by_bias])]
+
+
+def _has_kernel(logits: Tensor, objective: Objective) -> bool:
+    """Whether a kernel of this room takes the chunk: on a GPU; elsewhere only where Triton's interpreter was asked for."""
+    asked = logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return asked and not objective.consistency and logits.dtype != torch.float64 and _is_there("triton")
+
+
+@functools.cache
+def _is_there(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def _loss_and_gradient(
@@ -217,7 +238,9 @@ def _loss_and_gradient(
     columns = torch.arange(logits.shape[-1], device=logits.device)
     real = columns < V
     z = z.masked_fill(~real, -torch.inf)
-    log_z = z.logsumexp(-1, keepdim=True)
+    # Written out, because a compiler makes one pass over the logits of largest and sum in this form, and no other.
+    largest = z.amax(-1, keepdim=True)
+    log_z = largest + (z - largest).exp().sum(-1, keepdim=True).log()
     log_p = z - log_z
     p = log_p.exp()
     is_label = columns == labels[:, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,6 +66,25 @@ def test_any_dtype_size_and_temperature(mask, shape, dtype, bias_dtype, size, te
     exact, plain, fast = in_ways(("reference", way), (2, 4, 2, 19, 23, 5, 7), dtype, **how)
     cooled = largest_score(bias, temperature)
     assert_errs_at_most_twice(fast, plain, exact, terms=28 * max(1.0, cooled), largest_score=cooled)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 0.0, 5.0])
+def test_a_number_that_only_float64_holds_hides_no_last_key(impl, temperature):
+    q, k, v = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)
+    least = torch.finfo(torch.float64).min
+    bias = torch.tensor([[least, least, -math.inf], [0.0, least, least]], dtype=torch.float64)
+    out = attend(q, k, v, bias=bias, weights=Softmax(temperature=temperature), impl=impl)
+    torch.testing.assert_close(out[0, 0, 0], v[0, 0, :2].mean(0))
+    torch.testing.assert_close(out[0, 0, 1], v[0, 0, 0])
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_bias_beside_the_largest_scores_stays_finite(impl, sign):
+    q, k, v = torch.full((1, 1, 2, 4), sign * 1e18), torch.full((1, 1, 3, 4), 1e18), torch.randn(1, 1, 3, 4)
+    out = attend(q, k, v, bias=torch.full((2, 3), sign * torch.finfo(torch.float32).max), impl=impl)
+    torch.testing.assert_close(out, v.mean(-2, keepdim=True).expand_as(out))
 
 
 @pytest.mark.parametrize("way", WAYS)

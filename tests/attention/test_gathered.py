@@ -216,6 +216,33 @@ def test_values_without_a_width_pass_zero_gradients(impl):
     assert not any(g.any() for g in gradients)
 
 
+@pytest.mark.parametrize("impl", ["auto", "fused", "gathered"])
+@pytest.mark.parametrize("lead", [(0, 2), (2, 0)], ids=str)
+def test_an_empty_batch_of_two_dimensions(lead, impl):
+    q, k, v = (torch.randn(*lead, 3, 5, 4) for _ in range(3))
+    mask = causal() & allow(torch.ones(*lead, 1, 5, 5, dtype=torch.bool))
+    for got in forward_backward((q, k, v), torch.randn(*lead, 3, 5, 4), impl, mask=mask):
+        assert got.shape == q.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("large", [1e4, 1e6, 1e15, 1e18])
+def test_large_scores_have_the_gradients_of_the_reference(large, dtype):
+    """A kernel whose backward pass computes scores anew finds others, where rounding one changes it by 1 or more."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        T, S, D = torch.randint(1, 9, (3,), generator=generator).tolist()
+        q, k = (torch.randn(1, 2, n, D, generator=generator, dtype=torch.float64) * large for n in (T, S))
+        q, k = (x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype) for x in (q, k))
+        v, up = (torch.randn(1, 2, n, 3, generator=generator, dtype=torch.float64).to(dtype) for n in (S, T))
+        bias = torch.randn(T, S, generator=generator) * large**1.5
+        options = {"mask": allow(torch.rand(T, S, generator=generator) < 0.5), "bias": bias}
+        options |= {"weights": Softmax(temperature=0.3)}
+        plain, fast = (forward_backward((q, k, v), up, impl, **options) for impl in ("reference", "auto"))
+        for p, f in zip(plain, fast, strict=True):
+            assert (p - f).abs().max() <= 1e-2 * p.abs().max().clamp(min=1)
+
+
 def test_results_repeat_bit_for_bit():
     q, k, v = (torch.randn(1, 2, 139, 7) for _ in range(3))
     first, second = (forward_backward([q, k, v], q, "gathered", mask=SMALL[1]) for _ in range(2))

@@ -237,3 +237,12 @@ def test_sizes_alone_are_enough_on_the_meta_device(mask, weights):
         assert out.is_meta
         assert out.shape == (2, 3, 5, 11)
         assert attend(q, q, v, mask, scores=scores, weights=weights, impl="reference").shape == out.shape
+
+
+def test_heads_of_a_group_may_cancel_in_half_precision():
+    """What each passes back to the key they share is beyond float16; their sum is 0."""
+    q = torch.tensor([[1.0], [-1.0]], dtype=torch.float16).reshape(1, 2, 1, 1)
+    k = torch.zeros(1, 1, 2, 1, dtype=torch.float16, requires_grad=True)
+    v = torch.tensor([300.0, -300.0], dtype=torch.float16).reshape(1, 1, 2, 1)
+    attend(q, k, v, impl="reference").backward(torch.full((1, 2, 1, 1), 6e4, dtype=torch.float16))
+    assert torch.equal(k.grad, torch.zeros_like(k))

@@ -198,7 +198,7 @@ class TestModels:
         texts = ["日本語のテキスト、日本の言葉", "être naïve à Noël"]
         tokenizer = train_bpe(texts * 3, 300)
         tokenizer.save(tmp_path)
-        recipe = presets.recipe("text").changed({"vocab_size": tokenizer.vocab_size})
+        recipe = presets.recipe("text").changed({"model.vocab_size": tokenizer.vocab_size})
         torch.manual_seed(3)
         storage.save(recipe.model.build(), tmp_path)
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
@@ -304,7 +304,7 @@ class TestTrain:
 
     def test_lists_presets(self, cli):
         names = {row["preset"] for row in cli("train", "--list", "--json").json}
-        assert {"small", "en-es", "digits-vit", "digits-conv", "shakespeare", "sort-dedup"} == names
+        assert {"small", "en-es", "digits-vit", "digits-conv", "shakespeare", "gpt2", "sort-dedup"} == names
 
     @pytest.mark.bad_input
     @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ are allowed, and are folded into B by implementations that want exactly four."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class Call:
 
 def four(x: Tensor) -> Tensor:
     """(…, H, T, D) with the leading dimensions folded into one."""
-    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+    return x if x.dim() == 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -95,7 +96,7 @@ def four_mask(mask: Tensor, lead: torch.Size) -> Tensor:
         mask = mask.unsqueeze(0)
     if len(lead) == 1:
         return mask if mask.dim() == 4 else mask.unsqueeze(0)
-    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    return mask.expand(*lead, *mask.shape[-3:]).reshape(math.prod(lead), *mask.shape[-3:])
 
 
 class Implementation(ABC):

@@ -50,7 +50,12 @@ class Fused(Implementation):
             return "derivatives in forward mode are taken of the reference alone"
         if 0 in (call.T, call.S, call.q.shape[-1]):
             return "there is nothing to attend to, or no width to compare by"
-        if call.q.device.type == "cpu" and scores_overflow(call, torch.float32, weights.temperature):
+        if call.q.device.type != "cpu":
+            return None
+        if torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)]):
+            if scores_overflow(call, call.wide, weights.temperature, again=True):
+                return "queries times keys are so large that the kernel's backward pass could find other scores"
+        elif scores_overflow(call, torch.float32, weights.temperature):
             return "queries times keys are beyond the range of float32"
         return None
 

@@ -27,15 +27,16 @@ class Reference(Implementation):
         return None
 
     def run(self, call: Call) -> Tensor:
-        q, k, v = call.q, *(one_for_each_query_head(x, call.groups) for x in (call.k, call.v))
         wide = statistics_dtype(call)
+        # Wide before they are shared out, so that what the heads of a group pass back is added up in wide numbers.
+        q, k, v = call.q.to(wide), *(one_for_each_query_head(x.to(wide), call.groups) for x in (call.k, call.v))
         bias = None if call.bias is None else call.bias.to(wide)
         with call.uncast():
-            scores = call.scores(q.to(wide), k.to(wide))  # (B, H, T, S)
+            scores = call.scores(q, k)  # (B, H, T, S)
             if bias is not None:
                 scores = scores + bias
             weights = call.weights(scores, _allowed(call, bias))  # (B, H, T, S)
-            return (weights @ v.to(wide)).to(v.dtype)  # (B, H, T, E); wide, so that no gradient of a weight overflows
+            return (weights @ v).to(call.v.dtype)  # (B, H, T, E)
 
 
 REFERENCE = Reference()
@@ -64,17 +65,22 @@ def statistics_dtype(call: Call) -> torch.dtype:
     return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
 
 
-def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0) -> bool:
+def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *, again: bool = False) -> bool:
     """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
     finite. `Bilinear` scores are |W| times as large.
+
+    A backward pass that computes the scores `again`, in another order, raises e to the difference: there the limit is
+    where rounding a score changes it by 1.
 
     Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
     """
     if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
         return False
-    if call.q.is_meta or call.q.dtype == torch.float16:  # at most 65504² · D
+    if call.q.is_meta or (call.q.dtype == torch.float16 and not again):  # at most 65504² · D
         return False
-    limit = torch.finfo(dtype).max / 4 * min(temperature, 1.0)
+    limit = (1 / torch.finfo(dtype).eps if again else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
+    if call.bias is not None:
+        limit *= torch.finfo(dtype).eps if not again else 1.0  # the largest bias there is may be added
     if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
         limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker

@@ -1,0 +1,63 @@
+"""From a text file to a BPE model, its text and its attention page: the three commands of the README, at small sizes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+BOOK = "".join(
+    f"The {kind} went to the {place} in the morning.\nIn the evening the {kind} came back.\n"
+    for kind in ("cat", "dog", "owl", "fox")
+    for place in ("river", "market", "hill", "garden", "sea")
+)
+SMALL = ["steps=60", "context=16", "max_len=32", "positions={type='Learned',max_len=32}", "d_model=32", "device=cpu"]
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK * 3)
+    return path
+
+
+def test_three_commands_from_a_text_to_its_attention_page(cli, book, tmp_path):
+    run, page = tmp_path / "runs/book", tmp_path / "page.html"
+    settings = [part for item in SMALL for part in ("--set", item)]
+    trained = cli("train", "text", "--data", book, "--set", "vocab_size=300", *settings, "--out", run)
+    assert trained.code == 0, trained.err
+    assert "waiting for data" in trained.out
+    assert json.loads((run / "model/tokenizer.json").read_text())["model"]["type"] == "BPE"
+    made = cli("generate", "The cat went", "--model", run, "--max-new", 9)
+    assert made.code == 0, made.err
+    assert made.out.strip()
+    looked = cli("look", run, "The cat went to the river", "--html", page)
+    assert looked.code == 0, looked.err
+    assert "<html" in page.read_text()
+
+
+def test_a_tokenizer_and_shards_by_command(cli, book, tmp_path):
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in BOOK.splitlines()))
+    assert cli("train-tokenizer", book, "--out", tmp_path / "tok", "--vocab-size", 300).code == 0
+    options = ("--tokenizer", tmp_path / "tok", "--out", tmp_path / "shards", "--processes", 1)
+    made = cli("data", "tokenize", book, tmp_path / "more.jsonl", *options, "--json")
+    assert made.code == 0, made.err
+    assert made.json["documents"] == 1 + len(BOOK.splitlines())
+    assert made.json["dtype"] == "uint16"
+    settings = [part for item in SMALL for part in ("--set", item)]
+    trained = cli("train", "text", "--data", tmp_path / "shards", *settings, "--out", tmp_path / "run", "--json")
+    assert trained.code == 0, trained.err
+    assert 0 <= trained.json["data_wait"] < 1
+    refused = cli("train", "text", "--data", book, "--set", "model.vocab_size=8000", "--out", tmp_path / "no")
+    assert refused.code == 1
+    assert "model.vocab_size=8000 has no effect" in refused.err
+    refused = cli("data", "tokenize", book, "--tokenizer", tmp_path, "--out", tmp_path / "x")
+    assert refused.code == 1
+    assert "tokenizer.json" in refused.err
+
+
+def test_data_still_lists_and_fetches_by_name(cli):
+    assert "shakespeare" in {item["name"] for item in cli("data", "--json").json}
+    refused = cli("data", "nobody-has-this")
+    assert refused.code == 1
+    assert "nobody-has-this" in refused.err
