@@ -80,9 +80,9 @@ def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3)
 
 def makers(device: str) -> tuple[Maker, ...]:
     """The rows of a device, decoding first."""
-    from clearhead.bench import engine_decode
+    from clearhead.bench import engine_decode, engine_training
 
-    return engine_decode.ON_GPU if device == "cuda" else engine_decode.ON_CPU
+    return (*engine_decode.ON_GPU, *engine_training.ON_GPU) if device == "cuda" else engine_decode.ON_CPU
 
 
 def measure(
