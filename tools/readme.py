@@ -12,9 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from clearhead.bench import cost as report
 from clearhead.bench.auto import again, read_rows
 from clearhead.bench.sparse_plot import draw_sparse
-from clearhead.bench import cost as report
 from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Move, Row, Shape, fits
-from clearhead.config import Config
 
 __all__ = ["Family", "Keys"]
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._version import __version__
+from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family
 from clearhead.interop.source import CONFIG, WEIGHTS
-from clearhead.config import Config
 
 __all__ = ["choose", "export", "tensors"]
 

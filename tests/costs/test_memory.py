@@ -7,8 +7,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.costs import cost
 from clearhead.bench.trial import measure
+from clearhead.costs import cost
 from clearhead.costs.subjects import example, set_impl
 from clearhead.masks import causal, window
 from clearhead.models.recurrent import LSTM
