@@ -3,6 +3,7 @@ machine (dots)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from clearhead.costs import AttentionSizes, Machine, cost
 from clearhead.costs.subjects import set_impl
 from clearhead.errors import ConfigError, MissingDependencyError
 
-__all__ = ["Growth", "Point", "growth", "plot_growth"]
+__all__ = ["Growth", "Point", "growth", "lengths", "plot_growth"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ def growth(
             points.append(Point(name, n, predicted.forward.value, predicted.time(machine).seconds, took))
             on_point(points[-1])
     return Growth(d, k, batch, machine, tuple(points))
+
+
+def lengths(least: int, most: int) -> list[int]:
+    """Powers of two from `least` to `most`, and `most` itself."""
+    powers = itertools.takewhile(lambda n: n < most, (least * 2**i for i in itertools.count()))
+    return [*powers, most]
 
 
 def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:

@@ -29,12 +29,7 @@ def synchronise(device: torch.device | str) -> None:
 
 
 def time_of(
-    call: Callable[[], object],
-    device: torch.device | str,
-    *,
-    seconds: float = 0.5,
-    least: int = 3,
-    busy: float = 0.0,
+    call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.5, least: int = 3, busy: float = 0.0
 ) -> float:
     """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but `least`, after two.
 
@@ -145,12 +140,7 @@ def _convolution_rates(
 
 
 def _attention_rates(
-    device: torch.device,
-    dtype: torch.dtype,
-    batch: int = 4,
-    heads: int = 16,
-    tokens: int = 4096,
-    width: int = 64,
+    device: torch.device, dtype: torch.dtype, batch: int = 4, heads: int = 16, tokens: int = 4096, width: int = 64
 ) -> tuple[float, float]:
     """Forward and backward of one long fused attention, by the products it is charged for: two, and five."""
     # (B, T, H, D) seen as (B, H, T, D), as the heads of a projection lie.
@@ -240,7 +230,7 @@ def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
     tiny = preset("tiny-decoder")
     assert isinstance(tiny, DecoderConfig)
     depths = [tiny, tiny.replace(n_layers=_DEEPER * tiny.n_layers)]
-    how: dict[str, Any] = {"tokens": 8, "batch": 1, "device": machine.device}
+    how: dict[str, Any] = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
     cases = [(config, how | {"training": training}) for training in (False, True) for config in depths]
     took = [[_measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
     fastest = [min(times) for times in zip(*took, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,8 +53,7 @@ def cost(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure",
-            help="Run it here too, and show the ratio; without a model: all that the project answers for.",
+            "--measure", help="Run it here too, and show the ratio; without a model: all that the project answers for."
         ),
     ] = False,
     out: Annotated[
@@ -121,10 +121,59 @@ def _subject(model: str | None, d_model: int | None, n_heads: int | None, others
     if model is not None:
         if d_model is not None or n_heads is not None or any(others.values()):
             raise ConfigError("got a model and the sizes of a layer; give one of them")
-        return model
+        return _named(model)
     if d_model is None or n_heads is None:
         raise ConfigError("give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8")
     return AttentionSizes(d_model, n_heads, **others)
+
+
+def _named(name: str) -> Any:
+    """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
+    import tomllib
+
+    from clearhead.costs import preset
+    from clearhead.errors import ConfigError
+    from clearhead.models import Config
+
+    path = Path(name)
+    if ":" in name and not path.exists():
+        return _made(name)
+    if path.is_dir():
+        files = [path / place for place in ("config.toml", "model/config.toml", "train.toml")]
+        path = next((file for file in files if file.exists()), path)
+        if path.is_dir():
+            raise ConfigError(
+                f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run"
+            )
+    if not path.is_file():
+        return preset(name)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    return Config.from_dict(data["model"] if "type" not in data and "model" in data else data)
+
+
+def _made(name: str) -> Any:
+    """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
+    import importlib
+    import sys
+
+    from torch import nn
+
+    from clearhead.costs.subjects import Model, built, model_of
+    from clearhead.errors import ConfigError
+
+    sys.path[:0] = [] if "" in sys.path else [""]  # a file in the folder where the command was given
+    where, _, what = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(where), what)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name} cannot be imported: {error}; expected package.module:factory") from error
+    is_made = isinstance(factory, nn.Module) or not callable(factory)
+    made: Any = factory if is_made else built(Model(name, factory))
+    made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    return replace(model_of(made, inputs), label=name)
 
 
 def _how(
@@ -280,7 +329,7 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     dtype = str(found.dtype).removeprefix("torch.")
     _say(f"{name}, {what}, {dtype}   {sizes}")
     columns = ["part", "parameters", "operations", "share", *(["backward", "kept"] if found.training else []), "moved"]
-    rows = found.products() if is_layer else found.parts
+    rows = _products(found) if is_layer else found.parts
     cells = [_cells(part, found, formulas) for part in (*rows, found.total)]
     console.print(table([*columns, *(["formula"] if formulas else [])], cells))
     _show_attention(found)
@@ -293,9 +342,8 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
     made_of = ", ".join(f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_made_of.items() if n.value)
     _say(f"peak: {found.memory.peak_when} ({made_of})")
-    _say(
-        f"most operations: {found.bottleneck} ({readable_count(found.operations.value)} in all); {found.n_launches:,} kernels"
-    )
+    whole = readable_count(found.operations.value)
+    _say(f"most operations: {found.bottleneck} ({whole} in all); {found.n_launches:,} kernels")
     if found.recomputed:
         _say(f"computed again on the way back: {readable_count(found.recomputed.value)} operations")
     for operator, times in found.unknown.items():
@@ -305,6 +353,20 @@ def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
         _say(f"{where}: a width is no multiple of 8, which a GPU multiplies several times more slowly in {dtype}")
     if formulas and found.why_no_formulas:
         _say(f"numbers stand where there is no formula: {found.why_no_formulas}")
+
+
+def _products(found: Cost) -> list[Part]:
+    """The parts of one attention layer, with its two products apart, as the equation has them."""
+    from clearhead.costs.formulas import Amount
+
+    here, none, rows = {look.path for look in found.log.looks}, Amount(0), []
+    for part in found.parts:
+        if part.name in here and part.forward:
+            half = replace(part, name="scores", forward=part.forward.part(2), backward=none)
+            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
+        else:
+            rows.append(part)
+    return rows
 
 
 def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:

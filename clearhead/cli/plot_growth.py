@@ -25,8 +25,7 @@ def growth(
     from rich.progress import Progress
 
     from clearhead.bench.growth import growth as measure_growth
-    from clearhead.bench.growth import plot_growth
-    from clearhead.costs.compare import lengths
+    from clearhead.bench.growth import lengths, plot_growth
 
     device = device_here(device)
     with writing(out, FIGURES):

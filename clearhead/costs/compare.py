@@ -9,7 +9,6 @@ overtakes another is solved for n.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -217,9 +216,3 @@ def patterns(
 def cache(subject: Any, lengths: Iterable[int], *, batch: int = 1, **how: Any) -> list[tuple[int, int]]:
     """(length, bytes) of the keys and values that a decoder keeps: it grows by the same amount with every token."""
     return [(n, cost(subject, tokens=n, batch=batch, **how).memory.cache.value) for n in lengths]
-
-
-def lengths(least: int, most: int) -> list[int]:
-    """Powers of two from `least` to `most`, and `most` itself."""
-    powers = itertools.takewhile(lambda n: n < most, (least * 2**i for i in itertools.count()))
-    return [*powers, most]

@@ -64,6 +64,10 @@ class Amount:
             return sympy.Integer(self.value)
         return self._reader.formula(self._select, self.value * self._over) / self._over
 
+    def part(self, n: int) -> Amount:
+        """Its n-th part, which must be a whole number."""
+        return Amount(self.value // n, self._select, self._reader, self._over * n)
+
     @property
     def latex(self) -> str:
         """The formula for TeX."""

@@ -255,7 +255,7 @@ def _loss_backward(call: Call) -> tuple[Kernel, ...]:
 def _sum(call: Call) -> tuple[Kernel, ...]:
     x, over = call["self"], call["dim"]
     rows = bool(over) and x.dim() > 1 and all(d % x.dim() != x.dim() - 1 for d in over)
-    return (Kernel(call.moved(), ceiling=Ceiling.ROW_SUM if rows else Ceiling.ORDINARY),)
+    return (Kernel(sizes(x), ceiling=Ceiling.ROW_SUM) if rows else Kernel(call.moved()),)
 
 
 _RULES: dict[str, Callable[[Call], tuple[Kernel, ...]]] = {

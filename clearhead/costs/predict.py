@@ -12,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from clearhead.costs.formulas import Probe, Reader
 from clearhead.costs.letters import letters_of, probe_of, repeats_of
 from clearhead.costs.result import Cost
-from clearhead.costs.subjects import AttentionSizes, Example, Model, Tokens, check_sizes, example, model_of, on_nothing
+from clearhead.costs.subjects import AttentionSizes, Example, Model, Tokens, example, model_of, on_nothing
 from clearhead.costs.watch import Log, watch
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.models import Config
+from clearhead.values import whole
 
 __all__ = ["cost"]
 
@@ -38,19 +39,16 @@ def cost(
 ) -> Cost:
     """What a module costs: parameters, operations, bytes moved, memory, kernels, part by part, with formulas.
 
-    `subject` is any module, a configuration, or a name: a preset, the folder of a model or a run, a TOML file,
-    package.module:factory. The real module runs forward (in training also backward) on tensors that have sizes and no
-    numbers, so nothing is computed and no memory is needed. `tokens` is the length; (source, target) where a model reads
-    one sequence and writes another. Models whose input has a fixed size, such as images, need none. `inputs` says what
-    a module reads where that cannot be told: `Ids(vocab_size)`, `Embeddings(width)` or `Values(shape)` of
-    `clearhead.checks`, or tensors as it takes them.
+    `subject` is any module, a configuration, or the name of a preset. The real module runs forward (in training also
+    backward) on tensors that have sizes and no numbers: nothing is computed, and no memory is needed. `tokens` is the
+    length; (source, target) where a model reads one sequence and writes another. Models whose input has a fixed size,
+    such as images, need none. `inputs` says what a module reads where that cannot be told: `Ids(vocab_size)`,
+    `Embeddings(width)` or `Values(shape)` of `clearhead.checks`, or tensors as it takes them.
 
-    `mask` is added to the model's own; attention is charged for the pairs that `impl` computes, and `pairs` also says how
-    many are allowed. `training` is one step: forward with dropout, backward, AdamW, all in `dtype`. `recompute="blocks"`
-    keeps of each block its input alone and runs it again on the way back. `device` ("cuda" or "cpu") decides which
-    kernels torch would run.
-    """
-    check_sizes(batch=batch)
+    `mask` is added to the model's own; attention is charged for the pairs that `impl` computes. `training` is one step:
+    forward with dropout, backward, AdamW, all in `dtype`. `recompute="blocks"` keeps of each block its input alone and
+    runs it again on the way back. `device` ("cuda" or "cpu") decides which kernels torch would run."""
+    whole(batch, "batch", least=1)
     _check_choices(dtype, impl, recompute)
     where = torch.device(device).type
     mask = None if mask is None else as_mask(mask)
@@ -63,7 +61,7 @@ def cost(
     log, given, repeats = _watched(model, fixed, batch, how)
     length = _checked_length(model.label, given, tokens, log)
     sizes = letters_of(model, length, batch, given.subject.source is not None)
-    sizes |= {letter: n for letter, n in repeats.values()} | _pairs_of(log)
+    sizes |= dict(repeats.values()) | _pairs_of(log)
 
     def again() -> Probe:
         other, other_length, other_batch, letters = probe_of(model, length, given.subject.max_len)

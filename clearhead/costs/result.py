@@ -4,8 +4,8 @@ with its formula. A part is a module, by its path; the layers of a list are one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from html import escape
 from typing import Any
 
@@ -208,17 +208,6 @@ class Cost:
         odd = (step.path for step in self.log.steps if any(k.ceiling is Ceiling.ODD for k in step.kernels))
         return tuple(dict.fromkeys(map(normal, odd)))
 
-    def products(self) -> tuple[Part, ...]:
-        """The parts of one attention layer, with its two products apart, as the equation has them."""
-        here, none, rows = {normal(look.path) for look in self.log.looks}, Amount(0), []
-        for part in self.parts:
-            if part.name not in here or not part.forward:
-                rows.append(part)
-                continue
-            half = replace(part, name="scores", forward=Amount(part.forward.value // 2), backward=none)
-            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
-        return tuple(rows)
-
     @cached_property
     def pairs(self) -> Pairs | None:
         """Of the self-attention that a mask is added to, where there is one."""
@@ -248,9 +237,9 @@ class Cost:
     @cached_property
     def memory(self) -> Memory:
         amount, at, zero = self.reader.amount, self.log.peak(), Amount(0)
-        weights, states = (amount(lambda log, n=n: _states(log, n)) for n in (1, ADAM))
+        weights, states = (amount(partial(_states, times=n)) for n in (1, ADAM))
         kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.lives(at))
-        made_of = {kind: amount(lambda log, kind=kind: _alive(log, at, kind)) for kind in kinds}
+        made_of = {kind: amount(partial(_alive, at=at, kind=kind)) for kind in kinds}
         cached = [self.caches and (not self.pair or "decoder" in look.path) for look in self.log.looks]
         return Memory(
             weights=weights,
@@ -301,7 +290,7 @@ class Cost:
             names = (Ceiling.ORDINARY.value if is_sum else own.value, own.value if is_sum else "bandwidth", "launches")
             for name, seconds in zip(names, machine.seconds(kernel, self.dtype), strict=True):
                 here[name] = here.get(name, 0.0) + seconds
-        return {name: (sum(here.values()), max(here, key=lambda n, h=here: h[n])) for name, here in spent.items()}
+        return {name: (sum(here.values()), max(here, key=here.__getitem__)) for name, here in spent.items()}
 
     @property
     def n_launches(self) -> int:

@@ -1,22 +1,12 @@
 """What is priced: a configuration, a module of anybody's, the sizes of one attention layer, or a name for one of them;
-and how it is called.
-
-How a foreign module is called is known to `checks`. A subject can be built again at other sizes where it is made from
-a configuration: formulas in all letters of the design are read from that. Of any other module the batch and the tokens
-alone can be changed.
-
-    B batch   T tokens   S source tokens   M width   H heads   K key heads   D head width   F feed-forward   V vocabulary
-"""
+and how it is called, which `checks` knows of foreign modules too."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,9 +20,9 @@ from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, V
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.models import PRESETS, Config
-from clearhead.values import did_you_mean
+from clearhead.values import did_you_mean, whole
 
-__all__ = ["AttentionSizes", "Example", "Model", "example", "model_of", "preset", "set_impl"]
+__all__ = ["AttentionSizes", "Example", "Model", "Tokens", "built", "example", "model_of", "on_nothing", "preset"]
 
 Tokens = int | tuple[int, int] | None
 
@@ -75,58 +65,29 @@ def preset(name: str) -> Config:
 
 
 def model_of(subject: Any, inputs: Any = None) -> Model:
-    """The model of a configuration, of a module, or of a name: a preset, a folder, a TOML file, package.module:factory."""
+    """The model of a configuration, of a module, or of a preset's name."""
     if isinstance(subject, Model):
         return subject
     if isinstance(subject, str):
-        found, own = named(subject)
-        made = model_of(found, own if inputs is None else inputs)
-        return made if isinstance(found, nn.Module) else replace(made, label=subject)
+        return replace(model_of(preset(subject), inputs), label=subject)
     if isinstance(subject, (Config, AttentionSizes)):
-        label = type(subject).__name__.removesuffix("Config")
-        return Model("MultiHeadAttention" if label == "AttentionSizes" else label, subject.build, subject, inputs)
+        is_layer = isinstance(subject, AttentionSizes)
+        label = "MultiHeadAttention" if is_layer else type(subject).__name__.removesuffix("Config")
+        return Model(label, subject.build, subject, inputs)
     if isinstance(subject, nn.Module):
         config = getattr(subject, "config", None)
         config = config if isinstance(config, Config) else None
         return Model(type(subject).__name__, lambda: subject, config, inputs, is_fresh=False)
-    raise ConfigError(
-        f"got a {type(subject).__name__}; expected a configuration, a module, or a name: a preset, a folder, "
-        "a TOML file or package.module:factory"
-    )
+    raise ConfigError(f"got a {type(subject).__name__}; expected a configuration, a module, or the name of a preset")
 
 
-def named(name: str) -> tuple[Any, Any]:
-    """What a name stands for, and its inputs where a factory gives them too."""
-    path = Path(name)
-    if ":" in name and not path.exists():
-        return _made(name)
-    if path.is_dir():
-        found = [path / place for place in ("config.toml", "model/config.toml", "train.toml")]
-        path = next((file for file in found if file.exists()), path)
-        if path.is_dir():
-            raise ConfigError(
-                f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run"
-            )
-    if path.is_file():
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
-        return Config.from_dict(data["model"] if "type" not in data and "model" in data else data), None
-    return preset(name), None
-
-
-def _made(name: str) -> tuple[Any, Any]:
-    """What the factory package.module:factory gives: a module (or configuration), or a pair of it and its inputs."""
-    where, _, what = name.partition(":")
+def built(model: Model, device: str = "meta") -> nn.Module:
+    """The module, made on this device; without memory for its weights, unless it reads numbers of theirs."""
     try:
-        factory = getattr(importlib.import_module(where), what)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name} cannot be imported: {error}; expected package.module:factory") from error
-    if isinstance(factory, nn.Module) or not callable(factory):
-        return factory, None
-    made: Any = built(Model(name, factory))
-    return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        with torch.device(device if model.is_fresh else "cpu"):
+            return model.build()
+    except (RuntimeError, NotImplementedError):
+        return model.build()
 
 
 def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str) -> nn.Module:
@@ -139,28 +100,15 @@ def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str
     done: dict[int, tuple[Tensor, Tensor]] = {}
 
     def empty(x: Tensor) -> Tensor:
-        kind = dtype if x.is_floating_point() else x.dtype
-        new = torch.empty_strided(x.shape, x.stride(), dtype=kind)
+        new = torch.empty_strided(x.shape, x.stride(), dtype=dtype if x.is_floating_point() else x.dtype)
         new = nn.Parameter(new, x.requires_grad) if isinstance(x, nn.Parameter) else new
         return done.setdefault(id(x), (x, new))[1]  # what two modules share stays one
 
     for part in made.modules():
-        for held in (part._parameters, part._buffers, vars(part)):
-            for name, x in held.items():
-                if isinstance(x, Tensor):
-                    held[name] = empty(x)
+        holders: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+        for held in holders:
+            held.update({name: empty(x) for name, x in held.items() if isinstance(x, Tensor)})
     return set_impl(made, impl)
-
-
-def built(model: Model, device: str = "meta") -> nn.Module:
-    """Built without memory for its weights, where it can be: some modules read numbers of theirs."""
-    if not model.is_fresh:
-        return model.build()
-    try:
-        with torch.device(device):
-            return model.build()
-    except (RuntimeError, NotImplementedError):
-        return model.build()
 
 
 def set_impl(model: nn.Module, impl: str) -> nn.Module:
@@ -201,8 +149,6 @@ def example(
     """Random inputs for a module, as it wants to be called."""
     if isinstance(inputs, (Tensor, tuple, list, Mapping)):
         return _given(model, inputs)
-    if "input_features" in _arguments(model) and inputs is None:
-        return _sound(model, label, tokens, batch, dtype, device)
     subject = _subject(model, label, inputs)
     source, target = _lengths(subject, label, model, tokens)
 
@@ -210,31 +156,29 @@ def example(
         if isinstance(what, Ids):
             return torch.randint(0, what.vocab_size, (batch, length), device=device)
         shape = (length, what.width) if isinstance(what, Embeddings) else what.shape
-        return torch.randn(batch, *shape, device=device, dtype=dtype)
+        x = torch.randn(batch, *shape, device=device, dtype=dtype)
+        return x.requires_grad_(isinstance(what, Embeddings))  # something before it learns
 
     x = draw(subject.inputs, target)
-    if isinstance(subject.inputs, Embeddings):
-        x.requires_grad_()  # something before it learns
     extra: dict[str, Any] = {} if mask is None else {_mask_name(model, label): mask}
-    other: list[Tensor] = []
+    other: Ids | Embeddings | Values | None = subject.source
+    if other is None and source != target:
+        other = subject.inputs  # an attention layer that looks elsewhere
     if _reads_memory(model):
-        extra["memory"] = torch.randn(batch, source, model.config.d_model, device=device, dtype=dtype).requires_grad_()
-        other = [extra["memory"]]
-    elif subject.source is not None:
-        other = [draw(subject.source, source)]
-    elif source != target and isinstance(subject.inputs, Embeddings):
-        other = [draw(subject.inputs, source).requires_grad_()]
-    targets = _targets(model, subject, batch, target, device)
-    given = Batch(x=x, source=other[0] if subject.source is not None else None)
+        other = Embeddings(model.config.d_model)  # type: ignore[union-attr, arg-type]
+    second = [] if other is None else [draw(other, source)]
+    if _reads_memory(model):
+        extra["memory"] = second[0]
+    first = subject.source is not None or "memory" in extra
 
     def call(module: nn.Module) -> Any:
-        if subject.source is not None and mask is not None:
-            return module(other[0], x, **extra)
-        if extra or (other and subject.source is None):
-            return module(x, *(other if "memory" not in extra else ()), **extra)
-        return subject.run(module, given)
+        if not extra and (subject.source is not None or not second):
+            return subject.run(module, Batch(x=x, source=second[0] if second else None))
+        ordered = [x, *second] if not first else [*second, x] if subject.source is not None else [x]
+        return module(*ordered, **extra)
 
-    return Example(subject, [x, *other, *([] if targets is None else [targets])], call, targets)
+    targets = _targets(model, subject, batch, target, device)
+    return Example(subject, [x, *second, *([] if targets is None else [targets])], call, targets)
 
 
 def _given(model: nn.Module, inputs: Any) -> Example:
@@ -242,38 +186,35 @@ def _given(model: nn.Module, inputs: Any) -> Example:
     args = [inputs] if isinstance(inputs, Tensor) else list(inputs) if isinstance(inputs, (tuple, list)) else []
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
-    subject = Subject(module=model, name=type(model).__name__, inputs=Values((1,)), run=lambda module, _: module(*args))
+    subject = Subject(module=model, name="", inputs=Values((1,)), run=lambda module, _: module(*args, **named))
     return Example(subject, tensors, lambda module: module(*args, **named))
 
 
-def _sound(model: Any, label: str, tokens: Tokens, batch: int, dtype: torch.dtype, device: Any) -> Example:
-    """Sound in, text out: the mel features of a whole window, as Whisper takes them, and `tokens` of its text."""
-    config = model.config
-    subject = Subject(
-        module=model, name=label, inputs=Ids(config.vocab_size), run=lambda m, b: m(b.x), caching=Caching(new=dict)
-    )
-    _, target = _lengths(subject, label, model, tokens)
-    sound = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, device=device, dtype=dtype)
-    ids = torch.randint(0, config.vocab_size, (batch, target), device=device)
-    targets = ids.flatten().clone()
-    return Example(
-        replace(subject, source=Ids(config.vocab_size)), [sound, ids, targets],
-        lambda m: m(input_features=sound, decoder_input_ids=ids, use_cache=False), targets,
-    )  # fmt: skip
-
-
-def _subject(model: nn.Module, label: str, inputs: Any) -> Subject:
+def _subject(model: Any, label: str, inputs: Any) -> Subject:
     if _reads_memory(model):
         return Subject(module=model, name=label, inputs=Ids(model.config.vocab_size), run=lambda m, b: m(b.x))
-    how = {} if inputs is None else {"inputs": inputs}
+    if "input_features" in _arguments(model) and inputs is None:
+        return _listener(model, label)
     try:
-        return subject_of(model, **how)
+        return subject_of(model, **({} if inputs is None else {"inputs": inputs}))
     except ConfigError:
         first = next((m for m in model.modules() if isinstance(m, (nn.Embedding, nn.Linear))), None)
         if first is None or inputs is not None:
             raise
         guess = Ids(first.num_embeddings) if isinstance(first, nn.Embedding) else Embeddings(first.in_features)
         return subject_of(model, inputs=guess)
+
+
+def _listener(model: Any, label: str) -> Subject:
+    """Sound in, text out: the mel features of a whole window, as Whisper takes them, and the tokens of its text."""
+    config = model.config
+    sound = Values((config.num_mel_bins, 2 * config.max_source_positions))
+
+    def run(module: nn.Module, given: Batch) -> Any:
+        return module(input_features=given.source, decoder_input_ids=given.x, use_cache=False)
+
+    how: dict[str, Any] = {"inputs": Ids(config.vocab_size), "source": sound, "caching": Caching(new=dict)}
+    return Subject(module=model, name=label, run=run, **how)
 
 
 def _reads_memory(model: nn.Module) -> bool:
@@ -296,21 +237,17 @@ def _targets(model: nn.Module, subject: Subject, batch: int, length: int, device
     """Right answers, where the module gives a choice: among the words at every place, or among classes."""
     config = getattr(model, "config", None)
     task = getattr(config, "task", None)
-    classes = (
-        getattr(task, "n_classes", None) or getattr(config, "n_classes", None) or getattr(model, "num_classes", None)
-    )
-    if classes is None and isinstance(subject.inputs, Values):
-        classes = getattr(config, "num_labels", None) if "labels" in _arguments(model) else None
+    told = (getattr(task, "n_classes", None), getattr(config, "n_classes", None), getattr(model, "num_classes", None))
+    classes = next((n for n in told if n), None)
+    if classes is None and isinstance(subject.inputs, Values) and "labels" in _arguments(model):
+        classes = getattr(config, "num_labels", None)
     if classes is not None:
         return torch.randint(0, classes, (batch,), device=device)
-    says = any(getattr(m, "out_features", None) == getattr(subject.inputs, "vocab_size", 0) for m in model.modules())
-    tied = hasattr(config, "tied") or hasattr(task, "tied")
-    if isinstance(subject.inputs, Ids) and (says or tied):
-        return torch.randint(0, subject.inputs.vocab_size, (batch * length,), device=device)
+    words = getattr(subject.inputs, "vocab_size", 0)
+    says = any(getattr(m, "out_features", None) == words for m in model.modules())
+    if words and (says or hasattr(config, "tied") or hasattr(task, "tied")):
+        return torch.randint(0, words, (batch * length,), device=device)
     return None
-
-
-# ---------------------------------------------------------------------- lengths
 
 
 def _lengths(subject: Subject, label: str, model: nn.Module, tokens: Tokens) -> tuple[int, int]:
@@ -319,28 +256,17 @@ def _lengths(subject: Subject, label: str, model: nn.Module, tokens: Tokens) -> 
         return 0, 0
     if tokens is None:
         raise ConfigError(f"tokens was not given; {label} needs a length, such as tokens=1000")
-    pair = subject.source is not None or _reads_memory(model) or isinstance(model, MultiHeadAttention)
+    source: Any = tokens
+    target: Any = tokens
     if isinstance(tokens, (tuple, list)):
-        if not pair:
+        if subject.source is None and not _reads_memory(model) and not isinstance(model, MultiHeadAttention):
             raise ConfigError(f"tokens is {tuple(tokens)}; {label} reads one sequence: expected one number")
         if len(tokens) != 2:
             raise ConfigError(f"tokens is {tuple(tokens)}; expected one number, or two: (source, target)")
-        check_sizes(source=tokens[0], target=tokens[1])
         source, target = tokens
-    else:
-        check_sizes(tokens=tokens)
-        source = target = tokens
-    longest = subject.max_len
-    if longest is not None and max(source if subject.source is not None else 0, target) > longest:
-        raise ShapeError(
-            f"{max(source, target)} tokens are more than the {longest} learned positions; shorten the input"
-        )
+        source = whole(source, "source", least=1)
+    target = whole(target, "tokens", least=1)
+    longest = max(target, 0 if subject.source is None or isinstance(subject.source, Values) else source)
+    if subject.max_len is not None and longest > subject.max_len:
+        raise ShapeError(f"{longest} tokens are more than the {subject.max_len} learned positions; shorten the input")
     return source, target
-
-
-def check_sizes(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; expected at least 1")

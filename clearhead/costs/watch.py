@@ -185,18 +185,11 @@ class Watch(TorchDispatchMode):
         self.log.blocks = list(blocks_of(model))
         with ExitStack() as stack:
             for path, module in model.named_modules():
-                enter: Any = partial(_enter, self.running, path or root)
+                enter: Any = lambda *_, path=path or root: self.running.append(path)  # noqa: E731
+                leave: Any = lambda *_: self.running.pop() and None  # noqa: E731
                 stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
-                stack.callback(module.register_forward_hook(partial(_leave, self.running), always_call=True).remove)
+                stack.callback(module.register_forward_hook(leave, always_call=True).remove)
             yield
-
-
-def _enter(running: list[str], path: str, *_: Any) -> None:
-    running.append(path)
-
-
-def _leave(running: list[str], *_: Any) -> None:
-    running.pop()
 
 
 def watch(
@@ -251,9 +244,10 @@ def _add_in_place(log: Log) -> None:
     by_death = {storage.died: storage for storage in log.storages if storage.died is not None}
     for moment, what in log.moments:
         made, gone = by_birth.get(moment), by_death.get(moment + 1)
-        if what.startswith("backward") and what.endswith(": add") and made is not None and gone is not None:
-            if gone.n_bytes == made.n_bytes and gone.born < moment:
-                made.born, gone.died = moment + 1, moment
+        if not what.startswith("backward") or not what.endswith(": add") or made is None or gone is None:
+            continue
+        if gone.n_bytes == made.n_bytes and gone.born < moment:
+            made.born, gone.died = moment + 1, moment
 
 
 # ---------------------------------------------------------------------- blocks that run again
@@ -276,14 +270,14 @@ def _recomputing(model: nn.Module, again: Callable[[], AbstractContextManager[An
     blocks = list(blocks_of(model).values())
     if not blocks:
         raise ConfigError(f"recompute='blocks' needs repeated layers in a list, and {type(model).__name__} has none")
-    how = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
 
     def run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with again():
             return forward(*args, **kwargs)
 
     for block in blocks:
-        block.forward = partial(checkpoint, partial(run, block.forward), **how)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, partial(run, block.forward), **how)
     try:
         yield
     finally:

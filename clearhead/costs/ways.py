@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.attention import attend
 from clearhead.attention.kernels.gathered import blocking_on, saves
@@ -64,7 +64,7 @@ class Look:
 
 def plan_on(device: str, mask: Mask, look: Look, dtype: torch.dtype) -> Plan:
     """The plan of a mask for a call of these sizes, cut as the device's kernels want it."""
-    with unset_fake_temporarily():
+    with _disable_current_modes():
         blocking = blocking_on(torch.device(device), dtype, look.width, look.width)
         return plan(mask, look.queries, look.keys, offset=_offset(mask, look), blocking=blocking)
 
@@ -146,7 +146,7 @@ class Ways(TorchFunctionMode):
             allowed, computed = (look.sequences * prime for prime in PAIR_LETTERS)
         else:
             made = self._plan(look, mask, q, how)
-            with unset_fake_temporarily():
+            with _disable_current_modes():
                 allowed = look.sequences * mask.count(look.queries, look.keys, offset=_offset(mask, look))
                 computed = 0 if made is None else look.sequences * made.computed
         return replace(look, allowed=allowed, computed=None if made is None else computed, plan=made)
@@ -159,7 +159,7 @@ class Ways(TorchFunctionMode):
         if impl == "auto" and look.queries * look.keys < WORTH_PLANNING:
             return None
         made = plan_on(self.device, mask, look, q.dtype)
-        with unset_fake_temporarily():
+        with _disable_current_modes():
             rates = rates_of(torch.device(self.device), q.dtype)
             backward = torch.is_grad_enabled() and q.requires_grad
             is_faster = impl == "gathered" or saves(made, look.batch * look.heads, look.width, backward, rates)
@@ -202,9 +202,10 @@ def _rms(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float |
 _ON_GPU: dict[Any, Callable[..., Tensor]] = {
     F.dropout: _dropout, torch.dropout: _dropout, F.rms_norm: _rms, torch.rms_norm: _rms,
 }  # fmt: skip
-# Whether sequences are packed (they are not), and whether a mask is causal (where torch asks, it is).
+# Whether sequences are packed (no), a mask is causal (where torch asks, yes), a bias hides keys (no).
 _TOLD: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),
+    ("clearhead.attention.kernels.reference", "_allowed", lambda call, bias: call.allowed()),
     (
         "torch.nn.modules.transformer",
         "_detect_is_causal_mask",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -11,20 +10,6 @@ from clearhead.bench import cost as catalogue
 from clearhead.bench.cost import Case, read, worst
 from clearhead.cli.app import run as run_command
 from clearhead.costs import cost
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process: exit status, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["clearhead", "cost", *arguments])
-        with pytest.raises(SystemExit) as ending:
-            run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
-
-    return call
 
 
 def test_one_layer(run):
@@ -81,10 +66,10 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
     [
         (("gpt2", "--tokens", "5", "--out", "x.json"), "clearhead: --out is for --measure without a model"),
         (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
-        (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected at least 1\n"),
+        (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected a whole number of at least 1\n"),
         (
             ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
-            "clearhead: d_model 512 does not divide into 7 heads",
+            "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
         ),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
         (("gpt2", "--tokens", "5", "--fit", "much"), "clearhead: 'much' is no size of memory"),
@@ -92,7 +77,7 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
         (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
         (
             ("gpt2", "--tokens", "5", "--source", "3"),
-            "clearhead: tokens is (3, 5); Decoder reads one sequence",
+            "clearhead: tokens is (3, 5); gpt2 reads one sequence",
         ),
         (("vit-small", "--source", "3"), "clearhead: --source is the length of what is read; give --tokens"),
         (

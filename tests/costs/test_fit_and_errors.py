@@ -75,11 +75,11 @@ def test_no_sizes_of_memory(text):
         (lambda: cost("gpt3", tokens=5), ConfigError, "there is no preset 'gpt3'; did you mean 'gpt2'?"),
         (lambda: preset("zzz"), ConfigError, "there is no preset 'zzz'; known are: base, big"),
         (lambda: cost("gpt2"), ConfigError, "tokens was not given"),
-        (lambda: cost("gpt2", tokens=-3), ConfigError, "tokens is -3; expected at least 1"),
+        (lambda: cost("gpt2", tokens=-3), ConfigError, "tokens is -3; expected a whole number of at least 1"),
         (lambda: cost("gpt2", tokens=3.5), ConfigError, "tokens is 3.5; expected a whole number"),
-        (lambda: cost("gpt2", tokens=3, batch=0), ConfigError, "batch is 0; expected at least 1"),
+        (lambda: cost("gpt2", tokens=3, batch=0), ConfigError, "batch is 0; expected a whole number of at least 1"),
         (lambda: cost("base", tokens=(3, 4, 5)), ConfigError, "expected one number, or two"),
-        (lambda: cost("base", tokens=(3, 0)), ConfigError, "target is 0; expected at least 1"),
+        (lambda: cost("base", tokens=(3, 0)), ConfigError, "tokens is 0; expected a whole number of at least 1"),
         (lambda: cost("gpt2", tokens=(3, 4)), ConfigError, "Decoder reads one sequence: expected one number"),
         (lambda: cost("bert-base", tokens=(3, 4)), ConfigError, "Encoder reads one sequence"),
         (
@@ -107,7 +107,7 @@ def test_no_sizes_of_memory(text):
         (
             lambda: cost(3, tokens=5),
             ConfigError,
-            "got a int; expected a configuration, a module, or a name",
+            "got a int; expected a configuration, a module, or the name of a preset",
         ),
         (
             lambda: AttentionSizes(10, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 
@@ -192,7 +193,7 @@ def test_a_module_that_fails_says_where():
         cost(nn.Linear(5, 7), inputs=torch.randn(3, 4))
 
 
-def test_a_file_of_a_users_own(tmp_path, monkeypatch):
+def test_a_file_of_a_users_own(tmp_path, monkeypatch, run):
     (tmp_path / "own_models.py").write_text(
         textwrap.dedent(
             """
@@ -208,10 +209,16 @@ def test_a_file_of_a_users_own(tmp_path, monkeypatch):
         )
     )
     monkeypatch.syspath_prepend(tmp_path)
-    found = cost("own_models:small", tokens=11, batch=2)
-    assert found.parameters.value == 13 * 7 + 7 + 7 * 3 + 3
-    assert found.forward.value == 2 * 2 * 11 * (13 * 7 + 7 * 3)
-    assert cost("own_models:with_inputs").forward.value == 2 * 2 * 25 * 3 * 5 * 7
-    with pytest.raises(ConfigError, match="own_models:none cannot be imported"):
-        cost("own_models:none")
+    small = told(run("own_models:small", "--tokens", "11", "--batch", "2", "--json"))
+    assert small["parameters"]["value"] == 13 * 7 + 7 + 7 * 3 + 3
+    assert small["operations"]["forward"]["value"] == 2 * 2 * 11 * (13 * 7 + 7 * 3)
+    convolution = told(run("own_models:with_inputs", "--json"))
+    assert convolution["operations"]["forward"]["value"] == 2 * 2 * 25 * 3 * 5 * 7
+    assert run("own_models:none")[2].startswith("clearhead: own_models:none cannot be imported")
     sys.modules.pop("own_models")
+
+
+def told(answer):
+    status, out, error = answer
+    assert status == 0, error
+    return json.loads(out)
