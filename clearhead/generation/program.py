@@ -63,11 +63,12 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     """Why the program would not be the same as the model, or None if it is."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         return "hooks on all modules are watching"
-    for part in parts_of(model):
+    everything = parts_of(model)
+    for part in everything:
         if part._forward_hooks or part._forward_pre_hooks:
             return f"hooks are watching a {type(part).__name__}"
     decoder = model.decoder if isinstance(model, EncoderDecoder) else model
-    parts = parts_of(decoder)
+    parts = everything if decoder is model else parts_of(decoder)
     for part in parts:
         if type(part) not in _KNOWN or "forward" in vars(part):
             return f"a {type(part).__name__} was not built here"
@@ -183,7 +184,8 @@ class Program:
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
-            return attend(q, k, v, everything, bias=bias).transpose(1, 2).reshape(B * T, -1, part.d_head)
+            out = attend(q, k, v, everything, bias=bias)
+            return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
         def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
             assert memory is not None  # who has cross-attention was given one

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from clearhead._numbers import runs_triton
 from clearhead.data import draws
 from clearhead.generation.choices import Greedy, Sample
 from clearhead.generation.fast import Fast
@@ -98,6 +99,17 @@ class Walk:
         """One more id for every running row."""
         logits = self.stepper.step(self.newest) if self.made else self._begin()
         ids, log_probs = self._choose(logits)
+        self._note(ids, log_probs)
+        self.made += 1
+
+    def _note(self, ids: Tensor, log_probs: Tensor) -> None:
+        """Writes the step down, and sees who goes on."""
+        if self.rows is None and self.runs_ahead and runs_triton(ids) and log_probs.dtype == torch.float32:
+            from clearhead.generation.note_triton import launch
+
+            state = self.running, self.newest, self.at, self.ids, self.log_probs, self.ran
+            launch(ids, log_probs, state, self.stop_ids, self.filler)
+            return
         self._write(self.ids, torch.where(self.running, ids, self.filler))
         self._write(self.log_probs, torch.where(self.running, log_probs, 0.0))
         self._write(self.ran, self.running)
@@ -105,7 +117,6 @@ class Walk:
         if self.stops:
             self.running.logical_and_((ids[:, None] != self.stop_ids).all(1))
         self.at += 1
-        self.made += 1
 
     def _begin(self) -> Tensor:
         logits = self.stepper.begin()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clearhead.attention.kernels.decode import Places, Turn, attend_newest, attend_newest_reference
-from clearhead.generation import Beam, generate
+from clearhead.generation import Beam, Greedy, generate
 from clearhead.generation.pick import likeliest, log_probs_of
 from clearhead.layers import GELU, ReLU, SwiGLU
 from clearhead.layers.few_rows import Product, few_rows, few_rows_reference
@@ -92,7 +92,7 @@ def whole_models():
     from tests.generation.small import decoder, prompts
 
     model, rows = decoder(n_heads=4, n_kv_heads=2).float(), prompts(23, (3, 5))
-    for how in (Beam(2), Beam(1)):
+    for how in (Beam(2), Greedy()):
         with torch.no_grad():
             why_not, adapters.why_not = adapters.why_not, lambda _: "the plain way"
             wanted = generate(model, rows, how=how, max_new=4, stop=7)
