@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
 
+from clearhead import interop, pretrained
 from clearhead.attention import MultiHeadAttention
 from clearhead.checks.guess import subject_of
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values, tensor_of
@@ -97,7 +98,9 @@ def model_of(subject: Any, inputs: Any = None) -> Model:
 
 def named(name: str) -> tuple[Any, Any]:
     """What a name stands for, and its inputs where a factory gives them too."""
-    path = Path(name)
+    path = Path(name) if name not in pretrained.names() else pretrained.BOX / name
+    if interop.is_foreign(name):
+        return interop.config_of(name), None
     if ":" in name and not path.exists():
         return _made(name)
     if path.is_dir():
