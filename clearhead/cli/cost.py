@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, table
+from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
 
 if TYPE_CHECKING:
     from clearhead.costs import Cost, Machine
@@ -23,7 +23,7 @@ _DEFAULTS = (False, 1, "float32", False, "auto", False) + (None,) * 8
 def cost(
     model: Annotated[
         str | None,
-        typer.Argument(help="A preset (gpt2), a folder of a model or a run, a TOML file, or package.module:factory."),
+        typer.Argument(help=f"A preset (gpt2). {A_MODEL} Or a TOML file, or package.module:factory."),
     ] = None,
     d_model: Annotated[int | None, typer.Option(help="Instead of a model: one attention layer of this width.")] = None,
     n_heads: Annotated[int | None, typer.Option(help="Its heads.")] = None,
@@ -131,11 +131,14 @@ def _named(name: str) -> Any:
     """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
     import tomllib
 
+    from clearhead import interop, pretrained
     from clearhead.costs import preset
     from clearhead.errors import ConfigError
     from clearhead.models import Config
 
-    path = Path(name)
+    path = Path(name) if name not in pretrained.names() else pretrained.BOX / name
+    if interop.is_foreign(name):
+        return interop.config_of(name)
     if ":" in name and not path.exists():
         return _made(name)
     if path.is_dir():

@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.interop import hub
 from clearhead.interop.families import FAMILIES
+from clearhead.interop.family import Keys
 from clearhead.interop.gguf_file import GGUF
-from clearhead.interop.reading import read
+from clearhead.interop.reading import family_of, read
 from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
 from clearhead.interop.text import companions, pooling_of, stops_of, tokenizer_of
 from clearhead.interop.writing import export
@@ -24,6 +26,7 @@ __all__ = [
     "FAMILIES",
     "Source",
     "companions",
+    "config_of",
     "export",
     "is_foreign",
     "load",
@@ -36,9 +39,9 @@ __all__ = [
 
 
 def is_foreign(name: str | Path) -> bool:
-    """Whether a name or path is of this room: on the hub, a .gguf file, a folder with config.json, or a pickle."""
+    """Whether a name or path is of this room: on the hub, a file of weights, or a folder with config.json."""
     path = Path(name)
-    return str(name).startswith(hub.PREFIX) or path.is_file() or (path / CONFIG).is_file()
+    return str(name).startswith(hub.PREFIX) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
 
 
 def open_source(name: str | Path) -> Source:
@@ -50,6 +53,12 @@ def open_source(name: str | Path) -> Source:
         refuse_pickle(path)
         raise StorageError(f"{path} is a file; expected a folder with {CONFIG}, or a .gguf file")
     return Folder(path)
+
+
+def config_of(name: str | Path) -> Config:
+    """The configuration that a foreign model has as one of ours; no weight is read."""
+    source = open_source(name)
+    return family_of(source).config(Keys(source.config, source.shapes))
 
 
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:

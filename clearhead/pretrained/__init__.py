@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.export import export
-from clearhead.pretrained.store import Trained, cards, load, load_model, names
+from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
 from clearhead.pretrained.translate import Translated, translate, translations
 
 __all__ = [
+    "BOX",
     "Evaluation",
     "Trained",
     "Translated",

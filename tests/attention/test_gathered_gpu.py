@@ -294,7 +294,7 @@ def test_a_learned_bias_in_float32_gets_its_gradient(dtype, alone):
     bias = torch.randn(4, 131, 131, generator=generator).cuda()
 
     def gradient(impl: str, wide: torch.dtype, *inputs: torch.Tensor) -> torch.Tensor:
-        learned = bias.to(wide).requires_grad_()
+        learned = bias.to(wide, copy=True).requires_grad_()
         inputs = tuple(x.detach().requires_grad_(not alone) for x in inputs)
         attend(*inputs, causal(), bias=learned, impl=impl).backward(grad.to(inputs[0].dtype))
         return learned.grad

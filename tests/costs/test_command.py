@@ -8,7 +8,6 @@ import pytest
 
 from clearhead.bench import cost as catalogue
 from clearhead.bench.cost import Case, read, worst
-from clearhead.cli.app import run as run_command
 from clearhead.costs import cost
 
 

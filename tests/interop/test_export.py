@@ -128,3 +128,11 @@ def test_every_family_has_a_peer():
     from clearhead import interop
 
     assert {name.split()[0] for name in PEERS} == set(interop.FAMILIES)
+
+
+def test_cost_takes_the_same_names(llama, cli):  # noqa: F811
+    parameters = sum(weight.numel() for weight in ch.load(llama).parameters())
+    ran = cli("cost", llama, "--tokens", 7, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["parameters"]["value"] == parameters
+    assert cli("cost", "en-es", "--tokens", 7).code == 0
