@@ -160,8 +160,9 @@ def backward(
         columns = chunk.columns.flatten()
         scores, q_here, k_here = _scores(q, k, bias, scale, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
-        there = chunk.there.reshape(1, R, M, 1)
-        weights = torch.exp_(scores.sub_(lse[rows].reshape(-1, R, M, 1))) * there
+        missing = ~chunk.there.reshape(1, R, M, 1)
+        # Filled in, and not multiplied by 0: a place without a query holds scores of another's, which may be inf here.
+        weights = torch.exp_(scores.sub_(lse[rows].reshape(-1, R, M, 1))).masked_fill_(missing, 0.0)
         g = _rows(grad, chunk).unflatten(1, (R, M))
         v_here = _gather(v, chunk.kv_heads, columns).unflatten(1, (R, L))
         _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
