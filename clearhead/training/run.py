@@ -124,7 +124,7 @@ def train(
     if resume is not None:
         if any(given is not None for given in (task, preset, out, init, tokenizer)):
             raise ConfigError(
-                "resume goes on with a run as it was; give no task, preset, tokenizer, init or out with it"
+                "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer"
             )
         if (Path(resume) / "config.toml").is_file():
             raise ConfigError(
@@ -225,7 +225,7 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, begin: _Begin | 
     else:
         has_one = folder is not None and (folder / "tokenizer.json").is_file()
         tokenizer = load_tokenizer(folder) if folder is not None and has_one else None
-    is_given = tokenizer is not None
+    is_given = begin is not None and tokenizer is not None
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
     tokenizer = getattr(task, "tokenizer", None)
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
@@ -233,7 +233,7 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, begin: _Begin | 
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
     elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
-        changes["data"] = recipe.data.replace(vocab_size=tokenizer.vocab_size)  # none was trained
+        changes["data"] = recipe.data.replace(vocab_size=_asked_for(tokenizer, begin))  # none was trained
     wanted, recipe = recipe, dataclasses.replace(recipe, **changes)
     _refuse_overruled({} if begin is None else begin.settings, wanted, recipe)
     model = recipe.model.build()
@@ -247,9 +247,18 @@ def _prepare(recipe: Recipe, folder: Path | None, world: World, begin: _Begin | 
     return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
 
 
+def _asked_for(tokenizer: Tokenizer, begin: _Begin | None) -> int:
+    """The size of a vocabulary, or where it came with a trained model, what was asked for when it was made."""
+    if begin is not None and begin.init is not None and (begin.init / FILE_NAME).is_file():
+        return getattr(Recipe.of(begin.init).data, "vocab_size", None) or tokenizer.vocab_size
+    return tokenizer.vocab_size
+
+
 def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
     """Refuse a setting that somebody gave and the data or the tokenizer decide."""
     for key in settings:
+        if key.rpartition(".")[2] in ("max_len", "positions"):
+            continue  # the data may only ask for more room
         if (value := wanted.value_of(key)) != (other := found.value_of(key)):
             raise ConfigError(
                 f"{key}={value} has no effect: the data and their tokenizer decide it, and it is {other}; leave it out"

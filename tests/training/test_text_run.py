@@ -62,7 +62,6 @@ def test_a_tokenizer_is_given(tmp_path, book):
         ({"model.vocab_size": 5000}, {}, r"model\.vocab_size=5000 has no effect.*it is \d+; leave it out"),
         ({"vocab_size": 300}, {"tokenizer": "tok"}, "vocab_size=300 has no effect.*it is 290"),
         ({"vocab_size": 300, "data.across_documents": True}, {}, "a text file is one document"),
-        ({"max_len": 5, "positions": '{type = "Sinusoidal"}'}, {}, "max_len=5 has no effect"),
         ({"vocab_size": 100}, {}, "vocab_size 100 is too small"),
     ],
 )
@@ -74,10 +73,21 @@ def test_a_setting_without_effect_is_refused(tmp_path, book, settings, options, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_text_too_short_for_its_vocabulary_resumes_all_the_same(tmp_path, book):
+    """Asked for 400 tokens it gives fewer, and the run is still the run that was asked for."""
+    settings = SMALL | {"vocab_size": 400}
+    train("text", data=book, out=tmp_path / "run", set=settings)
+    assert load_tokenizer(tmp_path / "run").vocab_size < 400
+    assert train(resume=tmp_path / "run").ending == "finished"
+    train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "next", set=settings)
+    with pytest.raises(ConfigError, match="vocab_size=350 has no effect"):
+        train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "x", set=SMALL | {"vocab_size": 350})
+
+
 def test_a_tokenizer_is_of_no_use_where_nothing_is_read(tmp_path):
     with pytest.raises(ConfigError, match="no use for a tokenizer"):
         train("sort-dedup", tokenizer=tmp_path, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="no task, preset, tokenizer"):
+    with pytest.raises(ConfigError, match="and no tokenizer"):
         train(resume=tmp_path, tokenizer=tmp_path)
 
 
