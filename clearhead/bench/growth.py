@@ -66,9 +66,8 @@ def growth(
     seconds: float = 0.2,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> Growth:
-    """Forward time of self-attention (by the equation), a recurrent and a convolutional layer of width d over the
-    lengths.
-    """
+    """Forward time of self-attention (by the equation), a recurrent and a convolutional layer of width d, at each
+    of the lengths."""
     if min(d, k, batch, *lengths) < 1:
         raise ConfigError(f"d {d}, k {k}, batch {batch}, lengths {tuple(lengths)}; expected sizes of at least 1")
     machine = measure_machine(device) if machine is None else machine

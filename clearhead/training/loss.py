@@ -10,9 +10,6 @@ large as features and matrix are. Every other model is asked for logits.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -204,12 +201,7 @@ def _walk(
         if bias is not None:
             logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
         ys, ws = ys.flatten(), ws.flatten()
-        if _has_kernel(logits, objective):
-            from clearhead.training.loss_triton import loss_and_gradient
-
-            found, by_logits = loss_and_gradient(logits, ys, ws, V, objective.smoothing)
-        else:
-            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
+        found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
         del logits
         total += found
         if learns:
@@ -217,17 +209,6 @@ def _walk(
             by_matrix += by_logits.T @ some
             by_bias += by_logits.sum(0, dtype=wide) if bias is not None else 0
     return total, [by_x, by_matrix, *([] if bias is None else [by_bias])]
-
-
-def _has_kernel(logits: Tensor, objective: Objective) -> bool:
-    """Whether a kernel of this room takes the chunk: on a GPU; elsewhere only where Triton's interpreter was asked for."""
-    asked = logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return asked and not objective.consistency and logits.dtype != torch.float64 and _is_there("triton")
-
-
-@functools.cache
-def _is_there(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
 
 
 def _loss_and_gradient(
