@@ -11,6 +11,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
+
+
 def has_numbers(x: Tensor) -> bool:
     """Whether its numbers can be read: not while a graph is compiled, nor inside of torch.func or a FakeTensorMode."""
     return not torch.compiler.is_compiling() and not _is_wrapped(x) and not isinstance(x, FakeTensor)
@@ -27,10 +37,7 @@ def has_tangent(*tensors: Tensor | None) -> bool:
 
 def runs_triton(x: Tensor) -> bool:
     """Whether Triton's kernels can run on it: on a GPU, or anywhere in Triton's interpreter."""
-    return _HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
-
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+    return HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def _is_wrapped(x: Tensor) -> bool:

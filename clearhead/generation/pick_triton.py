@@ -49,9 +49,8 @@ def _together(
     totals = tl.load(sums + (row * n + part) * 2 + 1, mask=there, other=0.0)
     top = tl.max(tops, axis=0)
     lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
-    c = tl.arange(
-        0, CP
-    )  # the candidates lie in the order of their stretches, so that of equals the first is the earlier
+    # The candidates lie in the order of their stretches, so that of equals the first is the earlier.
+    c = tl.arange(0, CP)
     x = tl.load(values + row * n * K + c, mask=c < n * K, other=-float("inf"))
     for i in tl.static_range(K):
         best = tl.argmax(x, axis=0)

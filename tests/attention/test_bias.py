@@ -147,7 +147,7 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
     made = plan(mask, 2048, blocking=gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=False))
     monkeypatch.setattr(gathered, "plan_for", lambda call: made)
     monkeypatch.setattr(gathered, "_is_real", lambda call: True)
-    monkeypatch.setattr(gathered, "_HAS_TRITON", True)
+    monkeypatch.setattr(gathered, "HAS_TRITON", True)
     with FakeTensorMode():
         q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")
         bias = torch.empty(8, 2048, 2048, device="cuda")

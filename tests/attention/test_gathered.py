@@ -402,7 +402,7 @@ def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
     """The Triton kernels have no gradient for it. Their own refusals are asked here, where there may be no GPU."""
     q = torch.randn(1, 2, 1031, 8)
     bias = torch.zeros(2, 1031, 1031)
-    monkeypatch.setattr(gathered, "_HAS_TRITON", True)
+    monkeypatch.setattr(gathered, "HAS_TRITON", True)
     monkeypatch.setattr(gathered.Gathered, "why_not", lambda self, call: gathered._why_not_triton(call))
     for learned, chosen in ((False, "gathered"), (True, "fused")):
         bias.requires_grad_(learned)

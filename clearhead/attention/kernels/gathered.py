@@ -7,12 +7,10 @@ the fused kernel."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from clearhead._numbers import has_numbers
+from clearhead._numbers import HAS_TRITON, has_numbers
 from clearhead.attention.kernels import fused, gathered_dense
 from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.plan import Blocking, Plan, plan
@@ -22,16 +20,6 @@ from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Mask, allow, as_mask, leaves
 
 _WIDEST = 256
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-_HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
 
 
 class Gathered(Implementation):
@@ -99,7 +87,7 @@ GATHERED = Gathered()
 
 
 def _why_not_triton(call: Call) -> str | None:
-    if not _HAS_TRITON:
+    if not HAS_TRITON:
         return "Triton is not installed"
     if call.bias is not None and call.bias.requires_grad:
         return "the bias needs a gradient, which the kernel does not give"
