@@ -244,8 +244,8 @@ class _Search:
     def _nothing_better_can_come(self) -> Tensor:
         """(P,): no live beginning can reach the n_best-th ended score, even if all that follows is certain.
 
-        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length
-        that divides it most."""
+        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most.
+        """
         kindest = (
             self.divisors[-1:] if self.beam.length_penalty >= 0 else self.divisors[(self.n + 1).clamp(max=self.max_new)]
         )
