@@ -100,9 +100,7 @@ class Reader:
             except (ValueError, RuntimeError, TypeError) as error:
                 self.why_none = str(error).splitlines()[0]
             else:
-                same = [step.name for step in found.log.steps] == [step.name for step in self.log.steps]
-                same = same and [s.made_by for s in found.log.storages] == [s.made_by for s in self.log.storages]
-                if same and found.log.end == self.log.end:
+                if found.log.shape() == self.log.shape():
                     self._probe = found
                 else:
                     self.why_none = (
@@ -121,7 +119,7 @@ class Reader:
             each, over = divmod(count, size)
             terms[path, n] = (each * times + over) * self._product(n)
         found = sympy.factor_terms(sympy.expand(sympy.Add(*terms.values())))
-        letters = {sympy.Symbol(name, positive=True, integer=True): n for name, n in self.probe.sizes.items()}
+        letters = {_symbol(name): n for name, n in self.probe.sizes.items()}
         if found.subs(letters) == value:
             return found
         self.why_none = self.why_none or "a size is rounded up or down on the way"
@@ -129,15 +127,10 @@ class Reader:
 
     def _times(self, path: str) -> tuple[Any, int]:
         """How often a path with its layers' numbers taken out stands for a layer: letter and number."""
-        import sympy
-
         assert self.probe is not None
-        letters, size = sympy.Integer(1), 1
-        for place, (letter, n) in self.probe.repeats.items():
-            if path.startswith(f"{place}.*"):
-                letters *= sympy.Symbol(letter, positive=True, integer=True)
-                size *= n
-        return letters, size
+        found = (pair for place, pair in self.probe.repeats.items() if path.startswith(f"{place}.*"))
+        letter, n = next(found, ("", 1))
+        return _symbol(letter) if letter else 1, n
 
     def _product(self, n: int) -> Any:
         """A product of sizes, taken apart into its letters."""
@@ -145,7 +138,7 @@ class Reader:
 
         assert self.probe is not None
         if n not in self._known:
-            names = {name: sympy.Symbol(name, positive=True, integer=True) for name in self.probe.sizes}
+            names = {name: _symbol(name) for name in self.probe.sizes}
             rest, made = n, sympy.Integer(1)
             for prime, words in self.probe.letters.items():
                 while rest and rest % prime == 0:
@@ -153,6 +146,12 @@ class Reader:
                     made *= sympy.sympify(words, locals=names)
             self._known[n] = made * rest
         return self._known[n]
+
+
+def _symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, positive=True, integer=True)
 
 
 def normal(path: str) -> str:

@@ -61,8 +61,8 @@ class Machine:
             Ceiling.ODD_BACKWARD: self.odd_backward_rate or self.odd_rate,
             Ceiling.ATTENTION: self.attention_rate,
             Ceiling.ATTENTION_BACKWARD: self.attention_backward_rate,
-            Ceiling.CONVOLUTION: self.convolution_rate,
-            Ceiling.CONVOLUTION_BACKWARD: self.convolution_backward_rate,
+            Ceiling.CONVOLUTION: self.convolution_rate or self.odd_rate,
+            Ceiling.CONVOLUTION_BACKWARD: self.convolution_backward_rate or self.odd_backward_rate,
         }
         if name not in self.matrix_rate:
             known = ", ".join(self.matrix_rate)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from clearhead.attention import MultiHeadAttention
 from clearhead.costs.formulas import Probe, Reader
 from clearhead.costs.letters import letters_of, probe_of, repeats_of
 from clearhead.costs.result import Cost
@@ -50,67 +50,49 @@ def cost(
     runs it again on the way back. `device` ("cuda" or "cpu") decides which kernels torch would run."""
     whole(batch, "batch", least=1)
     _check_choices(dtype, impl, recompute)
-    where = torch.device(device).type
+    where, model = torch.device(device).type, model_of(subject, inputs)
     mask = None if mask is None else as_mask(mask)
-    model = model_of(subject, inputs)
-    how: dict[str, Any] = {
-        "dtype": dtype, "impl": impl, "mask": mask, "training": training, "device": where,
-        "recompute": recompute is not None,
-    }  # fmt: skip
-    fixed = None if isinstance(inputs, (torch.Tensor, tuple, list, dict)) else tokens
-    log, given, repeats = _watched(model, fixed, batch, how)
+
+    def watched(model: Model, tokens: Tokens, batch: int, probe: Log | None = None) -> tuple[Log, Example, nn.Module]:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            made = on_nothing(model, mode, dtype, impl).train(training)
+            sizes: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "mask": mask}
+            given = example(made, model.label, **sizes, inputs=model.inputs)
+            how: dict[str, Any] = {"training": training, "device": where, "recompute": recompute is not None}
+            log = watch(made, given.loss if training else given.run, given.tensors, **how, probe=probe)
+        return log, given, made
+
+    log, given, made = watched(model, tokens, batch)
     length = _checked_length(model.label, given, tokens, log)
-    sizes = letters_of(model, length, batch, given.subject.source is not None)
-    sizes |= dict(repeats.values()) | _pairs_of(log)
+    repeats = repeats_of(made)
+    sizes = letters_of(model, length, batch, given.subject.source is not None) | dict(repeats.values()) | _pairs_of(log)
 
     def again() -> Probe:
         other, other_length, other_batch, letters = probe_of(model, length, given.subject.max_len)
-        found, _, _ = _watched(other, other_length, other_batch, how, log)
-        return Probe(found, letters, sizes, repeats)
+        return Probe(watched(other, other_length, other_batch, log)[0], letters, sizes, repeats)
 
-    return Cost(
-        subject=subject if isinstance(subject, str) else model.label,
-        batch=batch,
-        dtype=dtype,
-        training=training,
-        impl=impl,
-        device=where,
-        sizes=sizes,
-        log=log,
-        reader=Reader(log, again),
-        caches=given.subject.caching is not None or isinstance(model.config, AttentionSizes) or _is_layer(given),
-        pair=given.subject.source is not None,
-        recompute=recompute,
-    )
-
-
-def _is_layer(given: Example) -> bool:
-    return type(given.subject.module).__name__ == "MultiHeadAttention"
-
-
-def _watched(
-    model: Model, tokens: Tokens, batch: int, how: dict[str, Any], probe: Log | None = None
-) -> tuple[Log, Example, dict[str, tuple[str, int]]]:
-    dtype, training = how["dtype"], how["training"]
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        made = on_nothing(model, mode, dtype, how["impl"]).train(training)
-        given = example(
-            made, model.label, tokens=tokens, batch=batch, dtype=dtype, mask=how["mask"], inputs=model.inputs
-        )
-        run = given.loss if training else given.run
-        log = watch(
-            made, run, given.tensors, training=training, device=how["device"], recompute=how["recompute"], probe=probe
-        )
-    return log, replace(given, tensors=[]), repeats_of(made)
+    about = {
+        "batch": batch,
+        "dtype": dtype,
+        "training": training,
+        "impl": impl,
+        "device": where,
+        "recompute": recompute,
+    }
+    caches = given.subject.caching is not None or isinstance(made, MultiHeadAttention)
+    pair = given.subject.source is not None
+    name = subject if isinstance(subject, str) else model.label
+    return Cost(name, sizes=sizes, log=log, reader=Reader(log, again), caches=caches, pair=pair, **about)
 
 
 def _pairs_of(log: Log) -> dict[str, int]:
     """Letters for counts of pairs that have no formula in the sizes."""
     look = next((look for look in log.looks if look.allowed is not None), None)
-    if look is None or look.allowed is None or look.mask is None:
+    if look is None or look.allowed is None:
         return {}
-    own = look.batch if torch.Size(look.mask.batch_shape).numel() == 1 else 1
-    return {"P": look.allowed // own} | ({} if look.computed is None else {"P_g": look.computed // own})
+    return {"P": look.allowed // look.sequences} | (
+        {} if look.computed is None else {"P_g": look.computed // look.sequences}
+    )
 
 
 def _checked_length(label: str, given: Example, tokens: Tokens, log: Log) -> Tokens:

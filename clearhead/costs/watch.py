@@ -95,6 +95,10 @@ class Log:
             changes[end + 1 if storage.died is None else min(storage.died, end + 1)] -= storage.n_bytes
         return itertools.accumulate(changes[: end + 1])
 
+    def shape(self) -> tuple[Any, ...]:
+        """What two runs of one module at different sizes have in common."""
+        return self.end, [step.name for step in self.steps], [storage.made_by for storage in self.storages]
+
     def when(self, moment: int) -> str:
         """What ran at a moment, in words."""
         at = bisect.bisect_right(self.moments, (moment, "\uffff")) - 1
