@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from clearhead.bench.machine import one_thread, synchronise, time_of
+from clearhead.checks.example import Example, Tokens, example
 from clearhead.costs import Cost, Machine
-from clearhead.costs.subjects import Example, Tokens, built, example, model_of, set_impl
+from clearhead.costs.subjects import built, model_of, set_impl
 from clearhead.costs.watch import Watch
 from clearhead.masks import Mask
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -245,7 +245,7 @@ def _share(
         raise ConfigError("--gpus and --parallel go together, such as --gpus 64 --parallel fsdp")
     if link is not None and machine is None:
         raise ConfigError("--link gives a time, which needs a machine: add --device h200, or a file of --machine-out")
-    return share(found, gpus, parallel, machine=machine, link=None if link is None else link_of(link)).to_dict()
+    return asdict(share(found, gpus, parallel, machine=machine, link=None if link is None else link_of(link)))
 
 
 def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
@@ -263,8 +263,6 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
 
 
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from clearhead.bench.machine import machine_here
     from clearhead.bench.trial import beside, measure
 

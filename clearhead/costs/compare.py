@@ -100,8 +100,7 @@ class Comparison:
 def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int = 1) -> Comparison:
     """Self-attention, local self-attention, recurrence (simple and LSTM) and convolution at n tokens of width d.
 
-    `k` is the convolution's kernel, `window` how many keys a query of local attention sees (k unless given).
-    """
+    `k` is the convolution's kernel, `window` how many keys a query of local attention sees (k unless given)."""
     sizes = {"n": n, "d": d, "k": k, "window": k if window is None else window, "heads": heads}
     for name, value in sizes.items():
         whole(value, name, least=1)
@@ -167,9 +166,7 @@ def _number(value: Any) -> float:
 def changeover(*, feed_forward: float = 0.0) -> Any:
     """The length beyond which scores cost more than everything that does not mix tokens, as an expression in d.
 
-    2d against the projections alone; a block whose feed-forward is `feed_forward` times as wide as the model has
-    more to outweigh: 6d at the usual 4.
-    """
+    2d against the projections alone; 6d in a block whose feed-forward is the usual 4 times as wide as the model."""
     import sympy
 
     n, d = _letters()[:2]

@@ -40,17 +40,8 @@ class Amount:
     def __init__(self, value: int, select: Select | None = None, reader: Reader | None = None, over: int = 1) -> None:
         self.value, self._select, self._reader, self._over = value, select, reader, over
 
-    def __int__(self) -> int:
-        return self.value
-
     def __bool__(self) -> bool:
         return self.value != 0
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == (other.value if isinstance(other, Amount) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.value)
 
     def __repr__(self) -> str:
         return f"{self.value:,} = {self.formula}"

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from clearhead.checks.example import Tokens
 from clearhead.costs.formulas import normal
-from clearhead.costs.subjects import Model, Tokens
+from clearhead.costs.subjects import Model
 from clearhead.costs.ways import PAIR_LETTERS
 from clearhead.errors import ClearheadError
 
@@ -39,7 +40,8 @@ def letters_of(model: Model, tokens: Tokens, batch: int, source: bool) -> dict[s
     if reads is not None and (source or reads != writes):
         sizes["S"] = reads
     for name, letter in (_HEAD_NAMES | {name: letter for name, (letter, _) in _NAMES.items()}).items():
-        if _is_whole(value := getattr(model.config, name, None)):
+        value: Any = getattr(model.config, name, None)
+        if _is_whole(value):
             sizes.setdefault(letter, value)
     if _has_patches(model.config):
         sizes["N_p"] = model.config.grid[0] * model.config.grid[1]

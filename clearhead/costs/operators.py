@@ -72,23 +72,18 @@ class Call:
     def __init__(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool, plans: Mapping[int, int]) -> None:
         self.func, self.out, self.backward, self.plans = func, out, backward, plans
         self.name: str = func._schema.name.removeprefix("aten::")
-        names = [argument.name for argument in func._schema.arguments]
+        names = (argument.name for argument in func._schema.arguments)
         self.given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-        self.inputs = tensors_in((args, kwargs))
-        self.outputs = tensors_in(out)
+        self.first = list(self.given.values())
+        self.inputs, self.outputs = tensors_in((args, kwargs)), tensors_in(out)
 
     def __getitem__(self, name: str) -> Any:
         return self.given.get(name)
 
-    @property
-    def first(self) -> list[Any]:
-        return list(self.given.values())
-
     def moved(self) -> Terms:
         """Every input once, every output once; what is written over twice, if it is read first."""
-        if self.name in _ONLY_WRITE:
-            return sizes(*self.outputs)
-        return sizes(*{id(x): x for x in self.inputs}.values(), *self.outputs)
+        read = () if self.name in _ONLY_WRITE else {id(x): x for x in self.inputs}.values()
+        return sizes(*read, *self.outputs)
 
 
 def sizes(*tensors: Tensor | None) -> Terms:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from clearhead.costs.fit import bytes_of
 from clearhead.costs.machine import Machine
@@ -35,9 +34,6 @@ class Share:
     computing: float | None = None
     sending: float | None = None
     seconds: float | None = None  # what can hide behind computing is not in it
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def link_of(text: str) -> float:

@@ -9,10 +9,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.attention import MultiHeadAttention
+from clearhead.checks.example import Example, Tokens, example
 from clearhead.costs.formulas import Probe, Reader
 from clearhead.costs.letters import letters_of, probe_of, repeats_of
 from clearhead.costs.result import Cost
-from clearhead.costs.subjects import AttentionSizes, Example, Model, Tokens, example, model_of, on_nothing
+from clearhead.costs.subjects import AttentionSizes, Model, model_of, on_nothing
 from clearhead.costs.watch import Log, watch
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Mask, as_mask
@@ -71,28 +72,17 @@ def cost(
         other, other_length, other_batch, letters = probe_of(model, length, given.subject.max_len)
         return Probe(watched(other, other_length, other_batch, log)[0], letters, sizes, repeats)
 
-    about = {
-        "batch": batch,
-        "dtype": dtype,
-        "training": training,
-        "impl": impl,
-        "device": where,
-        "recompute": recompute,
-    }
-    caches = given.subject.caching is not None or isinstance(made, MultiHeadAttention)
-    pair = given.subject.source is not None
     name = subject if isinstance(subject, str) else model.label
-    return Cost(name, sizes=sizes, log=log, reader=Reader(log, again), caches=caches, pair=pair, **about)
+    caches = given.subject.caching is not None or isinstance(made, MultiHeadAttention)
+    about = (name, batch, dtype, training, impl, where, recompute, sizes)
+    return Cost(*about, log, Reader(log, again), caches, pair=given.subject.source is not None)
 
 
 def _pairs_of(log: Log) -> dict[str, int]:
     """Letters for counts of pairs that have no formula in the sizes."""
     look = next((look for look in log.looks if look.allowed is not None), None)
-    if look is None or look.allowed is None:
-        return {}
-    return {"P": look.allowed // look.sequences} | (
-        {} if look.computed is None else {"P_g": look.computed // look.sequences}
-    )
+    counts = {} if look is None else {"P": look.allowed, "P_g": look.computed}
+    return {letter: n // look.sequences for letter, n in counts.items() if look is not None and n is not None}
 
 
 def _checked_length(label: str, given: Example, tokens: Tokens, log: Log) -> Tokens:

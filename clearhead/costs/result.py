@@ -79,16 +79,14 @@ class Memory:
         yield from ((name, getattr(self, name)) for name in ("weights", "gradients", "optimiser", "activations"))
         yield "attention matrices, by the equation", self.attention_reference
         yield "attention matrices, fused", self.attention_fused
-        yield "KV cache", self.cache
-        yield "peak", self.peak
+        yield from (("KV cache", self.cache), ("peak", self.peak))
 
 
 @dataclass(frozen=True)
 class Time:
     """Predicted seconds, and how many of them go into arithmetic, into memory traffic and into launching kernels.
 
-    `waiting` is the device's for its host: a kernel begins when it has been issued and the one before it is done.
-    """
+    `waiting` is the device's for its host: a kernel begins when it has been issued and the one before it is done."""
 
     forward: float
     backward: float
@@ -120,12 +118,12 @@ class Cost:
     training: bool
     impl: str
     device: str
+    recompute: str | None
     sizes: dict[str, int]
     log: Log = field(repr=False)
     reader: Reader = field(repr=False)
     caches: bool = False  # keys and values are worth keeping
     pair: bool = False  # it reads one sequence and writes another
-    recompute: str | None = None
 
     # ------------------------------------------------------------------ totals and parts
 
@@ -141,27 +139,12 @@ class Cost:
     def parameters(self) -> Amount:
         return self.reader.amount(lambda log: ((p.path, p.elements) for p in log.parameters.values()))
 
-    @cached_property
-    def forward(self) -> Amount:
-        return self._steps("products", "forward")
-
-    @cached_property
-    def backward(self) -> Amount:
-        """With what is computed again, where blocks are."""
-        return self._steps("products", "backward", "recompute")
-
-    @cached_property
-    def recomputed(self) -> Amount:
-        return self._steps("products", "recompute")
-
-    @cached_property
-    def traffic(self) -> Amount:
-        return self._steps("moved", "forward")
-
-    @cached_property
-    def operations(self) -> Amount:
-        """Forward, and in training backward too."""
-        return self._steps("products", "forward", "backward", "recompute")
+    # Operations are forward's, and in training also backward's, with what is computed again where blocks are.
+    forward = cached_property(lambda self: self._steps("products", "forward"))
+    backward = cached_property(lambda self: self._steps("products", "backward", "recompute"))
+    recomputed = cached_property(lambda self: self._steps("products", "recompute"))
+    operations = cached_property(lambda self: self._steps("products", "forward", "backward", "recompute"))
+    traffic = cached_property(lambda self: self._steps("moved", "forward"))
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -373,15 +356,15 @@ def _states(log: Log, times: int) -> Terms:
 
 def readable_bytes(n: float) -> str:
     """1,536 as "1.5 KiB"."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(n) >= 1024 and len(units) > 1:
-        n, units = n / 1024, units[1:]
-    return f"{n:.0f} B" if units[0] == "B" else f"{n:.4g} {units[0]}"
+    return _readable(n, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
 
 
 def readable_count(n: float) -> str:
     """1,500,000 as "1.5 M"."""
-    units = ["", "k", "M", "G", "T", "P", "E"]
-    while abs(n) >= 1000 and len(units) > 1:
-        n, units = n / 1000, units[1:]
+    return _readable(n, 1000, ["", "k", "M", "G", "T", "P", "E"])
+
+
+def _readable(n: float, step: int, units: list[str]) -> str:
+    while abs(n) >= step and len(units) > 1:
+        n, units = n / step, units[1:]
     return f"{n:.4g} {units[0]}".rstrip()

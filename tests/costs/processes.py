@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from clearhead.costs.subjects import example
+from clearhead.checks.example import example
 from clearhead.models import tiny_decoder
 from clearhead.training.config import DDP, FSDP
 from clearhead.training.distributed import World

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
+from clearhead.checks.example import example
 from clearhead.checks.subject import Embeddings, Values
 from clearhead.costs import cost
-from clearhead.costs.subjects import example
 from clearhead.errors import ConfigError, ShapeError
 
 transformers = pytest.importorskip("transformers")
