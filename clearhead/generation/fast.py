@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ def records(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+@runtime_checkable
 class Search(Protocol):
     """A search in progress whose state is tensors that `advance` changes in place."""
 

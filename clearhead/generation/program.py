@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,7 @@ Rows = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
 
 
+@runtime_checkable
 class Store(Protocol):
     """Keeps keys and values of every layer, and attends one new token a row over them."""
 
