@@ -106,7 +106,8 @@ class Log:
 
 
 class Watch(TorchDispatchMode):
-    """Writes the log. `ways` knows the plans that gathered attention follows, `gpu` that kernels need scratch memory."""
+    """Writes the log. `ways` knows the plans that gathered attention follows, `gpu` that kernels need
+    scratch memory."""
 
     def __init__(self, *, gpu: bool = False) -> None:
         super().__init__()
