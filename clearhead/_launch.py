@@ -1,9 +1,9 @@
 """Launching Triton kernels one behind the other, each beginning before the one before it has ended.
 
-A kernel of a decoding step runs for two or three microseconds, of which one goes by until it has started and another until
-its weights arrive. Where the GPU can (from Hopper on), a kernel that follows another is started early; it loads what
-nobody writes, its weights, and then waits for the one before (`wait`). Whoever is launched `early` must wait before
-it touches anything else."""
+A kernel of a decoding step runs for two or three microseconds, of which one goes by until it has started and another
+until its weights arrive. Where the GPU can (from Hopper on), a kernel that follows another is started early; it loads
+what nobody writes, its weights, and then waits for the one before (`wait`). Whoever is launched `early` must wait
+before it touches anything else."""
 
 # Triton's functions have no Python types.
 # ruff: noqa: ANN202

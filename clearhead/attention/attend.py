@@ -55,10 +55,10 @@ def attend(
     S and the mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
-    raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first:
-    |q|·|k| beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken
-    in its dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward
-    mode go through "reference", and so must derivatives of gradients be asked for.
+    raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
+    beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
+    dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward mode
+    go through "reference", and so must derivatives of gradients be asked for.
     """
     q, k, v = (_autocast(x) for x in (q, k, v))
     _check(q, k, v, scores, weights)

@@ -120,8 +120,8 @@ class MultiHeadAttention(nn.Module):
                 bias=bias,
                 offset=offset,
                 impl=self.impl,
-            )  # (B, H, T, D)
-        return self.o_proj(out.transpose(-2, -3).flatten(-2))
+            )
+        return self.o_proj(out.transpose(-2, -3).flatten(-2))  # of (B, H, T, D)
 
     def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, offset: int | None = None) -> Tensor:
         """Projected queries or keys (…, T, heads · D) as heads (…, heads, T, D), with norm and turned by position."""

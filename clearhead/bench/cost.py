@@ -102,8 +102,8 @@ class Case:
 
 
 def cases(scale: str = "full") -> tuple[Case, ...]:
-    """GPT-2 124M, the base model of 2017 and ViT small at several lengths, and their likes of other libraries where those
-    are installed; "small" is for machines without a GPU."""
+    """GPT-2 124M, the base model of 2017 and ViT small at several lengths, and their likes of other libraries where
+    those are installed; "small" is for machines without a GPU."""
     if scale == "small":
         tiny = (("tiny-decoder", 61), ("tiny-encoder-decoder", 61), ("tiny-vision", None))
         return tuple(Case(name, 32, n, training=training) for training in (True, False) for name, n in tiny)
@@ -228,7 +228,8 @@ def summary(document: dict[str, Any]) -> str:
     lines += [
         "",
         f"Measured on one {machine['name']}, torch {versions['torch']}: memory within "
-        f"{100 * worst(document)['memory']:.1f} % everywhere, time within 20 % in {near} of {len(document['rows'])} cases.",
+        f"{100 * worst(document)['memory']:.1f} % everywhere, "
+        f"time within 20 % in {near} of {len(document['rows'])} cases.",
     ]
     return "\n".join(lines)
 

@@ -21,7 +21,8 @@ __all__ = ["Maker", "Row", "Setting", "by_rate", "by_time", "line", "makers", "m
 
 @dataclass(frozen=True)
 class Row(results.Row):
-    """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that is wanted."""
+    """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that
+    is wanted."""
 
     derived = ("holds",)
     work: str

@@ -1,4 +1,5 @@
-"""Training beside its peers: GPT-2 and the 2017 base model through the project's own loop, and what the fast way changes.
+"""Training beside its peers: GPT-2 and the 2017 base model through the project's own loop, and what the fast
+way changes.
 
 Both sides train the same sizes in bfloat16 autocast with a fused AdamW and clipped gradients, compiled. Ours is a
 `Trainer` with the settings that `clearhead train` has; its speed is read off its log."""

@@ -1,5 +1,5 @@
-"""A machine's numbers, measured: the rates that `clearhead.costs.Machine` holds, each at one general shape that belongs to
-no model, and what its host takes to issue a kernel."""
+"""A machine's numbers, measured: the rates that `clearhead.costs.Machine` holds, each at one general shape that belongs
+to no model, and what its host takes to issue a kernel."""
 
 from __future__ import annotations
 
@@ -221,8 +221,9 @@ def machine_here(device: str, dtypes: Iterable[torch.dtype]) -> Machine:
 def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
     """The machine's numbers and what its host takes to issue a kernel, and to begin a pass, in a quiet moment.
 
-    Both come from a model too small to compute anything, at two depths: what the deeper one takes longer is issued. A
-    host has slow moments that outlast one timing, so all are timed in turn, `rounds` times over, and the fastest count."""
+    Both come from a model too small to compute anything, at two depths: what the deeper one takes longer is
+    issued. A host has slow moments that outlast one timing, so all are timed in turn, `rounds` times over, and the
+    fastest count."""
     if machine.device == "cpu":
         return machine  # it issues nothing: it computes
     from clearhead.bench.trial import measure as _measure  # which times with what is above

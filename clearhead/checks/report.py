@@ -14,7 +14,8 @@ from clearhead.errors import ConfigError
 
 
 class Verdict(StrEnum):
-    """`PASS`, `FAIL`, `NOT_APPLICABLE`, or `UNDECIDED`: it depends on what is meant, which nobody said. Each is its text."""
+    """`PASS`, `FAIL`, `NOT_APPLICABLE`, or `UNDECIDED`: it depends on what is meant, which nobody said. Each is
+    its text."""
 
     PASS = "pass"
     FAIL = "fail"

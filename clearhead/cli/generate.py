@@ -36,7 +36,8 @@ def generate(
     dtype: Dtype = FLOAT32,
     json: Json = False,
 ) -> None:
-    """Go on from a prompt. Text appears after it as it is made; without sampling options, always the likeliest token."""
+    """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
+    likeliest token."""
     import torch
 
     from clearhead import pretrained

@@ -22,8 +22,9 @@ _MOST = 1 << 24  # no search goes beyond this many sequences or tokens
 
 @dataclass(frozen=True)
 class Fit:
-    """`batch` sequences of the asked length, or `tokens` in each of the asked batch; 0 where not even one fits, None where
-    there is nothing to choose. `at_end` says that the length is the longest that the model takes, not the memory's limit."""
+    """`batch` sequences of the asked length, or `tokens` in each of the asked batch; 0 where not even one fits, None
+    where there is nothing to choose. `at_end` says that the length is the longest that the model takes, not the
+    memory's limit."""
 
     budget: int
     batch: int | None

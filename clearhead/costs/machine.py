@@ -7,9 +7,9 @@ these on a GPU and have ceilings of their own there: products in half precision 
 convolutions over as odd a number of channels, fused attention (each forward and backward), and sums over rows. Each is
 measured (`bench/machine.py`) at one general shape, which is no model's.
 
-Where models or kernels are small, more numbers matter: the time a kernel takes that has nothing to do, the time the
-host takes to begin a pass and to issue a kernel (a faster GPU waits for it), and the memory that the matrix library
-keeps."""
+Where models or kernels are small, more numbers matter: the time a kernel takes that has nothing to do, the time
+the host takes to begin a pass and to issue a kernel (a faster GPU waits for it), and the memory that the matrix
+library keeps."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ class Machine:
     begin: dict[str, float] = field(default_factory=dict)  # and a pass, whatever it does
     attention_rate: dict[str, float] = field(default_factory=dict)  # operations of the fused kernel
     attention_backward_rate: dict[str, float] = field(default_factory=dict)
-    convolution_rate: dict[str, float] = field(
-        default_factory=dict
-    )  # operations: over channels that are no multiple of 8
+    # Operations over channels that are no multiple of 8.
+    convolution_rate: dict[str, float] = field(default_factory=dict)
     convolution_backward_rate: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float, float]:
@@ -87,8 +86,8 @@ class Machine:
         except (OSError, TypeError, ValueError) as error:
             known = ", ".join(sorted(file.stem for file in _STORED.glob("*.json")))
             raise ConfigError(
-                f"device is {str(name)!r}; expected cpu, cuda, a machine that is known ({known}), or a file that clearhead "
-                "cost --machine-out FILE wrote"
+                f"device is {str(name)!r}; expected cpu, cuda, a machine that is known ({known}), or a file that "
+                "clearhead cost --machine-out FILE wrote"
             ) from error
 
     def write(self, path: str | Path) -> None:

@@ -126,7 +126,8 @@ def _is_view(call: Call) -> bool:
 _NOTHING = ("empty", "new_empty", "_local_scalar", "record_stream", "set_", "lift_fresh", "resize_", "sym_")
 _ONLY_WRITE = {f"{name}{end}" for name in ("zero", "fill", "normal", "uniform", "bernoulli") for end in ("", "_")} | {
     "zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
-    "randn", "rand", "randint", "randperm", "scalar_tensor", "eye", "linspace", "rand_like", "randn_like", "tril_indices",
+    "randn", "rand", "randint", "randperm", "scalar_tensor", "eye", "linspace", "rand_like", "randn_like",
+    "tril_indices",
 }  # fmt: skip
 # Operators of torch's own with products inside that have no rule here: their operations are unknown.
 _OTHER_PRODUCTS = ("linalg_", "_linalg", "fft_", "_fft", "_trilinear", "_cdist", "cdist", "_cudnn_rnn", "mkldnn_rnn")
@@ -174,8 +175,8 @@ def _grouped(call: Call) -> tuple[Kernel, ...]:
 
 
 def _pairs(q: Tensor, k: Tensor, is_causal: bool | None) -> Terms:
-    """Twice the pairs of a query and a key in all heads; with the kernel's own causal flag those on and below the
-    diagonal."""
+    """Twice the pairs of a query and a key in all heads; with the kernel's own causal flag those on and below
+    the diagonal."""
     B, H, T, _ = q.shape
     S = k.shape[-2]
     return (B * H * T * S, B * H * T) if is_causal and T == S else (2 * B * H * T * S,)

@@ -40,7 +40,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those this way computes."""
+    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those this
+    way computes."""
 
     dense: Amount
     allowed: Amount
@@ -61,8 +62,8 @@ class Pairs:
 @dataclass(frozen=True)
 class Memory:
     """Bytes. `attention_reference` are the (T, S) weights of all layers as the equation builds them, in float32;
-    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length holds; it
-    is no part of `peak`, which is that of one training step, or of one forward pass without gradients."""
+    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length holds;
+    it is no part of `peak`, which is that of one training step, or of one forward pass without gradients."""
 
     weights: Amount
     gradients: Amount

@@ -84,7 +84,8 @@ def built(model: Model, device: str = "meta") -> nn.Module:
 
 
 def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str) -> nn.Module:
-    """The model with tensors that have sizes and no numbers, in this dtype; a module that is there already is copied."""
+    """The model with tensors that have sizes and no numbers, in this dtype; a module that is there already
+    is copied."""
     with unset_fake_temporarily():
         made = built(model)
     if not model.is_fresh:

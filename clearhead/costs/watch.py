@@ -106,7 +106,8 @@ class Log:
 
 
 class Watch(TorchDispatchMode):
-    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch memory."""
+    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch
+    memory beside."""
 
     def __init__(self, *, gpu: bool = False) -> None:
         super().__init__()

@@ -208,7 +208,8 @@ class Batches(Generic[B_co]):
 
     @property
     def rows_in_all(self) -> int | None:
-        """How many rows this process has in every batch, where all batches have one shape (but for a last, smaller one).
+        """How many rows this process has in every batch, where all batches have one shape (but for a last,
+        smaller one).
 
         None where shapes differ."""
         groups, lengths = self._plan()

@@ -5,8 +5,9 @@
       tokenizer.json
       00000.ids …       ids end to end, little-endian, 2 bytes each (4 where the vocabulary needs them)
 
-Each document ends in <eos>, which no text can write, so that its ids tell where documents part. What lies in which
-shard depends on the text alone, not on how many processes made them; a shard that is there already is not made again."""
+Each document ends in <eos>, which no text can write, so that its ids tell where documents part. What lies in
+which shard depends on the text alone, not on how many processes made them; a shard that is there already is not
+made again."""
 
 from __future__ import annotations
 
@@ -229,7 +230,8 @@ def _pieces(sources: Sequence[Path], separator: str | None, at_once: int) -> Ite
 
 
 def _cut(path: Path, at_once: int, *, anywhere: bool) -> Iterator[tuple[bytes, bool]]:
-    """A file in parts of about `at_once` bytes, and which is the last. Line ends are LF, a byte order mark is dropped."""
+    """A file in parts of about `at_once` bytes, and which is the last. Line ends are LF, a byte order mark
+    is dropped."""
     with files.open_bytes(path) as file:
         left, is_first = b"", True
         while block := file.read(at_once):

@@ -243,9 +243,9 @@ class Text:
     ) -> Text:
         """From a text file (or a folder with `input.txt`, or of shards), the last `hold_out` of it for validation.
 
-        Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of the
-        text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before theirs.
-        `seed` decides where training's windows start.
+        Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of
+        the text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before
+        theirs. `seed` decides where training's windows start.
         """
         path = Path(path)
         hold_out = checked(hold_out, "hold_out", Fraction)

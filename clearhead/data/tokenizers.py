@@ -52,8 +52,8 @@ class Tokenizer(ABC):
         """A readable label for each id, special ones by name: for pictures and tables."""
 
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
-        """The ids of a text as a model of its maker is given it, with the special tokens that belong around it; of a text
-        with more than `longest` of them, later ones are left out."""
+        """The ids of a text as a model of its maker is given it, with the special tokens that belong around it; of a
+        text with more than `longest` of them, later ones are left out."""
         return self.encode(text)[:longest]
 
     @abstractmethod

@@ -305,8 +305,8 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
         raise ShapeError(
             f"{what} has {length} ids and max_new is {max_new}, which needs {length + max_new - 1} "
             f"positions, but the model's table of learned positions has {room} rows; "
-            f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over the "
-            f"last {room} ids"
+            f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over "
+            f"the last {room} ids"
         )
 
 

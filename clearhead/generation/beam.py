@@ -1,9 +1,9 @@
 """Beam search: the best few beginnings are kept alive at every step, until enough of them have ended.
 
-One `advance` is: continue every live beginning by every id, keep the best, and put those that end into the pool of ended
-sequences. What counts as best, as ended and as done is said in `choices.Beam`. The state is tensors of fixed shapes that
-`advance` changes without looking at any number, so that a step can be recorded; the pool of a prompt that is done does
-not change any more, and the host, when it looks in, lets such prompts leave where steps are not recorded.
+One `advance` is: continue every live beginning by every id, keep the best, and put those that end into the pool of
+ended sequences. What counts as best, as ended and as done is said in `choices.Beam`. The state is tensors of fixed
+shapes that `advance` changes without looking at any number, so that a step can be recorded; the pool of a prompt that
+is done does not change any more, and the host, when it looks in, lets such prompts leave where steps are not recorded.
 
     P prompts in the state   W live beginnings of each   C candidates   N ids at most   V vocabulary
 """

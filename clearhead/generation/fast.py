@@ -30,7 +30,8 @@ EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) 
 
 
 def records(device: torch.device) -> bool:
-    """Whether steps on this device are of fixed shapes, to be recorded: on a GPU, where starting them is what takes long."""
+    """Whether steps on this device are of fixed shapes, to be recorded: on a GPU, where starting them is what
+    takes long."""
     return device.type == "cuda"
 
 
@@ -44,7 +45,8 @@ class Search(Protocol):
 
 
 class Fast:
-    """A stepper for a decoder (`rows` are its prompts) or, with `source`, for the writing half of an encoder-decoder."""
+    """A stepper for a decoder (`rows` are its prompts) or, with `source`, for the writing half of
+    an encoder-decoder."""
 
     def __init__(
         self,

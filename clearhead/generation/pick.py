@@ -1,6 +1,7 @@
 """The likeliest ids of each row, and their log-probabilities: what greedy decoding and beam search ask of logits.
 
-Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's operators do.
+Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's
+operators do.
 
     R rows   V vocabulary   k ids of each row
 """
@@ -43,7 +44,8 @@ def log_probs_of(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float
 
 
 def _best(x: Tensor, k: int) -> Tensor:
-    """(R, k): `topk` leaves open which of equals it takes, and in which order: rows that have some are looked at again."""
+    """(R, k): `topk` leaves open which of equals it takes, and in which order: rows that have some are looked
+    at again."""
     values, places = _topk(x, min(k + 1, x.shape[1]))
     tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
     places = places[:, :k]
@@ -57,7 +59,8 @@ def _best(x: Tensor, k: int) -> Tensor:
 
 
 def _topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` along a row. The k largest lie in the k pieces whose largest are largest, and finding those is much quicker.
+    """`topk` along a row. The k largest lie in the k pieces whose largest are largest, and finding those is
+    much quicker.
 
     Where a piece that is left out has one as large as the last, so have k others that are not: the last two are equal.
     """

@@ -1,8 +1,8 @@
 """Steps that are recorded once and replayed, and what is kept of a model between generations.
 
 A step of a small model is a hundred short kernels, and starting them one by one takes the host longer than they run. A
-recording (a CUDA graph) starts them all at once. It reads and writes the very memory it was recorded with, so it is kept
-together with that memory, and is lent to one generation at a time: who finds it lent makes another."""
+recording (a CUDA graph) starts them all at once. It reads and writes the very memory it was recorded with, so it is
+kept together with that memory, and is lent to one generation at a time: who finds it lent makes another."""
 
 from __future__ import annotations
 

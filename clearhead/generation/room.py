@@ -1,8 +1,8 @@
 """Where a `Program` keeps keys and values: buffers of a fixed number of places, and which of them a token sees.
 
 A place is a position, or, where the mask is a window, a position modulo the window, so that the window is all that is
-kept. Everything that changes from step to step is a tensor (`length`) that the step itself moves on: on a GPU a step can
-be recorded once and replayed at every length. On the CPU nothing is recorded, and only the places in use are read.
+kept. Everything that changes from step to step is a tensor (`length`) that the step itself moves on: on a GPU a step
+can be recorded once and replayed at every length. On the CPU nothing is recorded, and only the places in use are read.
 
 Beams change places at every step. On a GPU their keys stay where they are and a table of parents says where to look; on
 the CPU they are moved.

@@ -1,7 +1,7 @@
 """Going on beyond a table of learned positions: each new id is predicted from the last ids that the table has rows for.
 
-As long as everything fits, this is the usual way. From then on all kept ids stand one place further to the left at every
-step, so that nothing computed for them is true any more: the last `room` ids are read anew for every id.
+As long as everything fits, this is the usual way. From then on all kept ids stand one place further to the left at
+every step, so that nothing computed for them is true any more: the last `room` ids are read anew for every id.
 
     R rows   T ids so far
 """

@@ -1,9 +1,9 @@
 """Greedy decoding and sampling: one id after the other, every row on its own.
 
 `Walk` holds the state as tensors, and `advance` makes one step without looking at any number, so that a step can be
-recorded and run ahead of the host. The host looks in every few steps (at every step on a CPU): has something gone wrong,
-is everyone done, is half of the batch idle? No context (`no_grad`, evaluation mode) outlives a step, so whoever consumes
-the iterator, or drops it, finds the world as it was.
+recorded and run ahead of the host. The host looks in every few steps (at every step on a CPU): has something gone
+wrong, is everyone done, is half of the batch idle? No context (`no_grad`, evaluation mode) outlives a step, so whoever
+consumes the iterator, or drops it, finds the world as it was.
 
     B prompts   R rows still being computed   V vocabulary
 """

@@ -1,8 +1,8 @@
 """The Triton kernels behind `few_rows`: every program reads a strip of the weight once, and everything else is small.
 
-Up to 8 rows, sums are taken element by element, from loads that are all in flight at once. Beyond, tensor cores multiply
-tiles, with the rows as the short side. Norms are computed by every program anew: its input is a few kilobytes that every
-program finds in the cache.
+Up to 8 rows, sums are taken element by element, from loads that are all in flight at once. Beyond, tensor cores
+multiply tiles, with the rows as the short side. Norms are computed by every program anew: its input is a few kilobytes
+that every program finds in the cache.
 
     R rows, RP rounded up   BN columns of the result   BK features at once
 """

@@ -1,5 +1,5 @@
-"""Where the norm stands in a residual connection, and what a branch reads. Each choice is one line: that line is what it
-means. x is the stream so far, f the branch, `entered` the stream as it entered the block."""
+"""Where the norm stands in a residual connection, and what a branch reads. Each choice is one line: that line is what
+it means. x is the stream so far, f the branch, `entered` the stream as it entered the block."""
 
 from __future__ import annotations
 

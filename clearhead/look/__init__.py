@@ -10,7 +10,8 @@ with look.trace(model, "output") as edited:
     model(source, target)
 print(look.compare(before, edited))                                  # what moved
 
-look.at(pretrained.load("en-es"), "How are you?")                    # all layers of a trained model at work, with its tokens
+look.at(pretrained.load("en-es"), "How are you?")                    # all layers of a trained model at work, with
+its tokens
 """
 
 from __future__ import annotations

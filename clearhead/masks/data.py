@@ -1,8 +1,8 @@
 """Masks that hold tensors: padding, documents, allow, block.
 
 They are equal only to masks that hold the very same tensors, print the name of their tensor (`padding(lengths)`), and
-add its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you gave
-away."""
+add its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you
+gave away."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Documents(_Data):
         N = self.ids.shape[-1]
         if N < S or (T > 0 and N < offset + T):
             raise ShapeError(
-                f"documents({self.names[0]}) knows {N} positions, and S={S} keys with T={T} queries from position {offset} "
-                f"need {max(S, offset + T)}: give ids for every position"
+                f"documents({self.names[0]}) knows {N} positions, and S={S} keys with T={T} queries from position "
+                f"{offset} need {max(S, offset + T)}: give ids for every position"
             )
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:

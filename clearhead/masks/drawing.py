@@ -35,7 +35,8 @@ class Drawing:
     @property
     def caption(self) -> str:
         """One sentence on what is seen."""
-        text = f"{_range('quer', 'y', 'ies', self.offset, self.queries)} down, {_range('key', '', 's', 0, self.keys)} across"
+        down = _range("quer", "y", "ies", self.offset, self.queries)
+        text = f"{down} down, {_range('key', '', 's', 0, self.keys)} across"
         rows, columns = self._size()
         if rows < self.queries or columns < self.keys:
             text += f", in {rows} × {columns} cells"

@@ -189,8 +189,8 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
     nodes = 1 + sum([part.nodes for part in parts])
     if depth > MAX_DEPTH or nodes > MAX_NODES:
         raise MaskError(
-            f"the expression is {depth} deep and holds {nodes} masks and operators; at most {MAX_DEPTH} and {MAX_NODES} "
-            "are allowed. For a pattern this irregular, make a bool tensor and use allow(tensor)"
+            f"the expression is {depth} deep and holds {nodes} masks and operators; at most {MAX_DEPTH} and "
+            f"{MAX_NODES} are allowed. For a pattern this irregular, make a bool tensor and use allow(tensor)"
         )
     return kind(parts, depth, nodes)
 

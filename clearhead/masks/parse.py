@@ -68,8 +68,8 @@ def parse(text: str, /, **data: Any) -> Mask:
 
     Names inside `padding`, `documents`, `allow` and `block` stand for tensors and are given as keywords:
     `parse("causal() & padding(lengths)", lengths=lengths)`. Whatever is wrong with the text is a `ParseError`, whose
-    message shows the place and whose `column` (from 1) names it. Text is at most 65,536 characters, nesting at most 100
-    deep."""
+    message shows the place and whose `column` (from 1) names it. Text is at most 65,536 characters, nesting at most
+    100 deep."""
     if not isinstance(text, str):
         raise ParseError(f"got {type(text).__name__}; expected the text of a mask such as 'causal()'")
     if len(text) > MAX_TEXT:

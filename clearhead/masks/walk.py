@@ -1,7 +1,7 @@
 """The one walk over a mask expression: `fold` works out a value from the leaves up, `leaves` lists what it is made of.
 
-Whoever asks something of a mask that it cannot answer itself (a formula, a plan, a proof) says what a leaf, `&`, `|` and
-`~` mean there, and need not know how expressions are built."""
+Whoever asks something of a mask that it cannot answer itself (a formula, a plan, a proof) says what a leaf, `&`, `|`
+and `~` mean there, and need not know how expressions are built."""
 
 from __future__ import annotations
 

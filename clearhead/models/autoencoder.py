@@ -26,9 +26,8 @@ _RELU = ReLU()
 class AutoencoderConfig(Config):
     """The widths of an `Autoencoder`.
 
-    `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A
-    latent as wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses
-    nothing.
+    `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A latent as
+    wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing.
     """
 
     n_features: Count

@@ -64,9 +64,7 @@ class Decoder(Stack):
         `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
         stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
         which of the memory's tokens count, usually `padding(source_lengths)`."""
-        x = self.features(
-            ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask
-        )  # (B, T, M)
+        x = self.features(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
         return self.embedding.logits(x) if self.head is None else self.head(x)
 
     def features(

@@ -46,8 +46,8 @@ class EncoderDecoderConfig(TextConfig):
         super().validate()
         require(
             not self.share_embeddings or self.source_vocab_size in (None, self.vocab_size),
-            f"EncoderDecoderConfig: share_embeddings needs one vocabulary, and source_vocab_size {self.source_vocab_size} "
-            f"is not vocab_size {self.vocab_size}; make them equal, or share_embeddings=False",
+            f"EncoderDecoderConfig: share_embeddings needs one vocabulary, and source_vocab_size "
+            f"{self.source_vocab_size} is not vocab_size {self.vocab_size}; make them equal, or share_embeddings=False",
         )
 
     @property

@@ -127,9 +127,8 @@ def _step_through(
 class RecurrentCache:
     """The states of a recurrent model after the tokens it has seen: what a `KVCache` is to a Transformer.
 
-    Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in
-    return it cannot be truncated, because a state does not hold what it was before. `copy` it before a branch
-    instead.
+    Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in return it
+    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead.
     """
 
     def __init__(self) -> None:

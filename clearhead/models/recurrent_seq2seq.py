@@ -1,8 +1,7 @@
 """Sequence to sequence with recurrent networks and additive attention: translation before the Transformer.
 
-An encoder reads the source (both ways by default); a decoder writes the target, and at each step looks at all
-encoder states, weighted by a small network that compares them with its own state. Calls are those of
-`EncoderDecoder`.
+An encoder reads the source (both ways by default); a decoder writes the target, and at each step looks at all encoder
+states, weighted by a small network that compares them with its own state. Calls are those of `EncoderDecoder`.
 """
 
 from __future__ import annotations

@@ -70,8 +70,9 @@ class TextConfig(TransformerConfig):
             )
             require(
                 self.positions.length == self.max_len,
-                f"{self.owner}: max_len is {self.max_len} and the table of learned positions has {self.positions.length} "
-                f"rows; give max_len={self.positions.length}, or positions=Learned(max_len={self.max_len})",
+                f"{self.owner}: max_len is {self.max_len} and the table of learned positions has "
+                f"{self.positions.length} rows; give max_len={self.positions.length}, "
+                f"or positions=Learned(max_len={self.max_len})",
             )
 
 

@@ -123,7 +123,8 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     narrow = stored.to(dtype)
     if not torch.equal(narrow.isfinite(), stored.isfinite()):
         raise StorageError(
-            f"{name} reaches {stored.abs().max().item():.3g}, which {dtype} cannot hold; use torch.bfloat16 or torch.float32"
+            f"{name} reaches {stored.abs().max().item():.3g}, which {dtype} cannot hold; "
+            "use torch.bfloat16 or torch.float32"
         )
     return narrow
 

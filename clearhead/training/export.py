@@ -1,7 +1,7 @@
 """The folder that a run ends in: weights and configuration, tokenizer, recipe. Every command can use it.
 
-Whoever brings a module, a tokenizer or data of their own gets as much of it as can be written, and is told in words what
-is missing and which commands want it."""
+Whoever brings a module, a tokenizer or data of their own gets as much of it as can be written, and is told in words
+what is missing and which commands want it."""
 
 from __future__ import annotations
 

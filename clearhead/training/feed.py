@@ -1,8 +1,8 @@
 """Batches one after the other, with a note of which examples each was made of, and of how long was waited for them.
 
 On a GPU a batch is gathered there from data that lie there already. The few small index tensors that travel would make
-the CPU wait for everything queued before them, so they travel on a stream of their own. Data that stay in files are read
-ahead by a thread, and their batches travel on that stream too."""
+the CPU wait for everything queued before them, so they travel on a stream of their own. Data that stay in files are
+read ahead by a thread, and their batches travel on that stream too."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The logits of GPT-2 for 64 rows of 1,024 tokens are 13 GiB in float32, and autograd would keep them and more. A model
 that offers `features` (what its logits are made of) and `vocabulary` (the matrix that makes them) is asked for those
-instead. Then a few thousand rows at a time have their logits, their loss and, at once, its gradients: what is kept is as
-large as features and matrix are. Every other model is asked for logits.
+instead. Then a few thousand rows at a time have their logits, their loss and, at once, its gradients: what is kept is
+as large as features and matrix are. Every other model is asked for logits.
 
     N labels   M model width   V vocabulary"""
 
@@ -24,7 +24,7 @@ from clearhead.data.ragged import round_up
 
 __all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
 
-# Logits at once: compiled they are held twice in bfloat16, 1 GiB each; otherwise several times in float32, 128 MiB each.
+# Logits at once: compiled they are held twice in bfloat16, 1 GiB each; else several times in float32, 128 MiB each.
 _AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
 
 
@@ -32,9 +32,9 @@ _AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
 class Objective:
     """What is summed up over the labels, and how its chunks are computed.
 
-    With `smoothing` ε the right label is wanted with probability 1 − ε + ε/V and each other with ε/V. With `consistency`
-    α the second half of the rows are the examples of the first half again, and the two answers are held together
-    (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
+    With `smoothing` ε the right label is wanted with probability 1 − ε + ε/V and each other with ε/V. With
+    `consistency` α the second half of the rows are the examples of the first half again, and the two answers are held
+    together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
     """
 
     smoothing: float = 0.0
@@ -79,8 +79,8 @@ def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Fl
 def parts_of(model: nn.Module) -> nn.Module | None:
     """The model, if it can be asked for features and vocabulary instead of logits.
 
-    Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the model:
-    what they do would be passed over.
+    Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the
+    model: what they do would be passed over.
     """
     owner = {name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "features")}
     is_heard = model._forward_hooks or model._forward_pre_hooks

@@ -1,4 +1,5 @@
-"""From a text file to a BPE model, its text and its attention page: the three commands of the README, at small sizes."""
+"""From a text file to a BPE model, its text and its attention page: the three commands of the README, at
+small sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The fast way against the plain one: the same ids, log-probabilities and scores, for every model that it takes.
 
-On the CPU the fast way reads the places in use. What a GPU records, steps of fixed shapes over a room of fixed size, runs
-here too, without being recorded: `fixed` asks for it."""
+On the CPU the fast way reads the places in use. What a GPU records, steps of fixed shapes over a room of fixed size,
+runs here too, without being recorded: `fixed` asks for it."""
 
 from __future__ import annotations
 

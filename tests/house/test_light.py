@@ -7,15 +7,12 @@ import re
 import subprocess
 import sys
 
+# As if it were not installed: an import of it fails, and find_spec finds nothing.
 HIDE = """
-import sys
+from importlib.machinery import PathFinder
 
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {hidden!r}:
-            raise ModuleNotFoundError(f"{{name}} is hidden by this test", name=name)
-
-sys.meta_path.insert(0, Hidden())
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name.split(".")[0] in {hidden!r} else find(name, *where)
 """
 
 TRY = """

@@ -130,4 +130,6 @@ class _Row:
         most = high / (high + (low.sum() - low))
         least = low / (low + (high.sum() - high))
         wrong = np.nan_to_num(np.maximum(most - p, p - least), nan=1.0)
-        return p, wrong + p * rounding.unit + rounding.least
+        # A backward pass has a weight from its score and the row's sum as it was stored, and does not divide again.
+        again = p * np.minimum(off / temperature, 1.0)
+        return p, wrong + again + p * rounding.unit + rounding.least

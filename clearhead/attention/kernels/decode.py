@@ -105,7 +105,8 @@ def attend_memory(
 
 
 def few(q: Float[Tensor, "R H D"], k: Float[Tensor, "R K S D"]) -> bool:
-    """Whether so few numbers are attended to that plain operators are quicker than a kernel that cuts work into pieces."""
+    """Whether so few numbers are attended to that plain operators are quicker than a kernel that cuts work
+    into pieces."""
     return not q.is_cuda and q.shape[1] == k.shape[1] and k.numel() <= _FEW
 
 

@@ -1,8 +1,8 @@
 """The Triton kernel behind `attend_newest`: one program a row, query head and stretch of the cache.
 
-The program that owns the newest place starts its softmax with the newest key, which it has in registers, so that nothing
-is written and read again within a launch. Where the cache is cut into stretches, the last program to end puts the parts
-together: it knows itself by a counter, and sets that back to 0 for the next launch."""
+The program that owns the newest place starts its softmax with the newest key, which it has in registers, so that
+nothing is written and read again within a launch. Where the cache is cut into stretches, the last program to end puts
+the parts together: it knows itself by a counter, and sets that back to 0 for the next launch."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
@@ -42,8 +42,8 @@ def _attend(
     qkv, k, v, out, slot_at, count_at, bias, parents, cos, sin, parts, sums, counters,
     S, scale, kr, kh, ks, vr, vh, vs, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, BLOCK: tl.constexpr, STRETCH: tl.constexpr, STRETCHES: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr, STRETCHES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     pair, part = tl.program_id(0), tl.program_id(1)
     row, head = (pair // H).to(tl.int64), pair % H

@@ -203,8 +203,8 @@ def query_gradient(
     query_kernel[(active * heads,)](
         x.q, x.k, x.v, grad, dq, shift, delta, x.q if x.bias is None else x.bias, part, work.slots,
         *arguments(lists, work, patterns),
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3], *x.bias_strides(),
-        x.scale, x.T, x.H, x.groups, *numbers(lists, work),
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
+        *x.bias_strides(), x.scale, x.T, x.H, x.groups, *numbers(lists, work),
         **fixed,
     )  # fmt: skip
     _add_up(x, dq, part, lists, work, patterns, 1, first)

@@ -62,10 +62,8 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, 
     else:
         with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
             out, lse = _forward_cpu(made, q, k, v, bias, scale)
-    return (
-        out.contiguous(),
-        lse.contiguous(),
-    )  # as a compiled graph was told; dense kernels lay out theirs as they like
+    # As a compiled graph was told; dense kernels lay out theirs as they like.
+    return out.contiguous(), lse.contiguous()
 
 
 @gathered.register_fake

@@ -134,9 +134,9 @@ def _tile(base, index, stride, width: tl.constexpr, W: tl.constexpr, WIDE: tl.co
 def _products(a, b, PRECISION: tl.constexpr):
     """a (M, W) times b (N, W) transposed: (M, N).
 
-    In float32 a product adds its W terms one after the other, which for 64 terms loses two bits more than it must. It
-    is made of sums of 16 terms, added two by two: as a difference, since a sum of two products would be turned into
-    one."""
+    In float32 a product adds its W terms one after the other, which for 64 terms loses two bits more than it must.
+    It is made of sums of 16 terms, added two by two: as a difference, since a sum of two products would be turned
+    into one."""
     if PRECISION == "ieee" and a.shape[1] > 16:
         a_even, a_odd = tl.split(tl.reshape(a, (a.shape[0], a.shape[1] // 2, 2)))
         b_even, b_odd = tl.split(tl.reshape(b, (b.shape[0], b.shape[1] // 2, 2)))
@@ -149,7 +149,8 @@ def _products(a, b, PRECISION: tl.constexpr):
 def _biased(s, at, scale):
     """Scores s (M, N) times their scale, and the bias that lies at these places, in whatever dtype: added in float32.
 
-    Some libraries hide keys by the least number there is: it stays finite in units of log 2, and −inf is what it was."""
+    Some libraries hide keys by the least number there is: it stays finite in units of log 2, and −inf is what
+    it was."""
     bias = tl.load(at).to(tl.float32)
     return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
 

@@ -1,8 +1,8 @@
 """The gradients of the gathered kernel: queries by the forward plan's lists, keys and values by the transposed plan's.
 
 Both recompute the weights from the stored log-sum-exp, p = exp(s − lse), which is that of all pieces together: the
-gradient of each piece is then exact. `prepare_kernel` makes a `shift` of it. See `gathered_triton` for the walk and the
-letters."""
+gradient of each piece is then exact. `prepare_kernel` makes a `shift` of it. See `gathered_triton` for the walk and
+the letters."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202

@@ -97,9 +97,8 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
     found = torch.cat(tracks, 1)
     if found.shape[1] == 0:
         return found
-    first = (
-        (found[..., 2] == 0).to(torch.int8).sort(dim=1, stable=True).indices
-    )  # segments that hold something come first
+    # Segments that hold something come first.
+    first = (found[..., 2] == 0).to(torch.int8).sort(dim=1, stable=True).indices
     found = found.gather(1, first[..., None].expand_as(found))
     needed = int((found[..., 2] > 0).sum(1).max()) if found.shape[0] else 0
     return found[:, :needed]

@@ -1,8 +1,8 @@
 """A mask seen from one side: for each row, what every part of the expression lets it see.
 
 A *view* has rows (queries, or keys when the gradient of keys is wanted) gathered into blocks, and columns (the other
-side). Each leaf of the expression gives every row a *span*: an interval of columns and a residue class. Everything is in
-positions, not indices, and vectorised over rows."""
+side). Each leaf of the expression gives every row a *span*: an interval of columns and a residue class. Everything is
+in positions, not indices, and vectorised over rows."""
 
 from __future__ import annotations
 
