@@ -31,8 +31,8 @@ __all__ = ["Machine", "dtype_name"]
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured numbers. Rates are per second, by dtype name where it matters; without a number of its own a kernel has the
-    ordinary one."""
+    """Measured numbers. Rates are per second, by dtype name where it matters; without a number of its own a kernel
+    has the ordinary one."""
 
     name: str
     device: str

@@ -1,5 +1,5 @@
-"""What is priced: a configuration, a module of anybody's, the sizes of one attention layer, or the name of a preset; and
-how it comes to have tensors with sizes and without numbers."""
+"""What is priced: a configuration, a module of anybody's, the sizes of one attention layer, or the name of a preset;
+and how it comes to have tensors with sizes and without numbers."""
 
 from __future__ import annotations
 
