@@ -5,6 +5,8 @@ Weights are random where only time is measured: no id is looked at, and none end
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -140,6 +142,35 @@ def translate_beam(setting: Setting) -> Iterator[Row]:
     yield from _translate(setting, Beam(5), "beam 5", 8.0)
 
 
+def translate_cpu(setting: Setting) -> Iterator[Row]:
+    """256 sources of 5 to 13 ids, 10 ids written, in batches of 64: the shipped translator's sizes on both sides."""
+    from clearhead import pretrained
+    from clearhead.bench import engine_ct2
+
+    model: Any = pretrained.load("en-es").model
+    with TemporaryDirectory() as folder:
+        peer = engine_ct2.translator(model.config, Path(folder), torch.get_num_threads())
+        if peer is None:
+            return
+        generator = torch.Generator().manual_seed(1)
+        lengths = torch.randint(5, 14, (16 if setting.trial else 256,), generator=generator).sort().values.tolist()
+        sources = [torch.randint(5, model.config.vocab_size, (n,), generator=generator) for n in lengths]
+        words = [engine_ct2.tokens(source.tolist()) for source in sources]
+        for name, how, width in (("greedy", Greedy(), 1), ("beam 5", Beam(5), 5)):
+
+            def ours(how: How = how) -> None:
+                for first in range(0, len(sources), 64):
+                    generate(model, sources[first : first + 64], how=how, max_new=10, start=1)
+
+            def theirs(width: int = width) -> None:
+                length = {"min_decoding_length": 10, "max_decoding_length": 10}
+                peer.translate_batch(words, beam_size=width, max_batch_size=64, **length)
+
+            rates = [len(sources) / taken for taken in seconds_of(setting, ours, theirs, repeats=5)]
+            work = f"translate {len(sources)} short sources on the CPU, {name}"
+            yield by_rate(work, "sentences/s", rates[0], "CTranslate2", rates[1], 0.9)
+
+
 ON_GPU: tuple[Maker, ...] = (
     read_prompt,
     first_token,
@@ -148,4 +179,4 @@ ON_GPU: tuple[Maker, ...] = (
     translate_greedy,
     translate_beam,
 )
-ON_CPU: tuple[Maker, ...] = (decode_cpu,)
+ON_CPU: tuple[Maker, ...] = (decode_cpu, translate_cpu)
