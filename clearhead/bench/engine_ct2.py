@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ __all__ = ["translator"]
 def translator(config: EncoderDecoderConfig, folder: Path, threads: int) -> Any | None:
     """A float32 translator on the CPU, or None where CTranslate2 is not installed."""
     try:
-        import ctranslate2
+        ctranslate2 = importlib.import_module("ctranslate2")
     except ImportError:
         return None
     spec = ctranslate2.specs.TransformerSpec.from_config(
