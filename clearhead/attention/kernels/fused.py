@@ -50,8 +50,10 @@ class Fused(Implementation):
             return "derivatives in forward mode are taken of the reference alone"
         if call.q.is_cuda and _bias_alone_learns(call):
             return "CUDA's kernels keep nothing for the backward pass where nothing but the bias learns"
-        if 0 in call.q.shape or call.S == 0:
-            return "there is nothing to attend to or with, or no width to compare by"
+        if 0 in (call.T, call.S, call.q.shape[-1]):
+            return "there is nothing to attend to, or no width to compare by"
+        if call.q.is_cuda and 0 in call.q.shape:
+            return "CUDA's kernels pass no gradient through an empty batch"
         if call.q.device.type != "cpu":
             return None
         if torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)]):
