@@ -1,12 +1,9 @@
-"""What it costs: parameters, operations, bytes and time of any model, predicted by formula before it is built,
-and measured.
+"""What it costs: parameters, operations, bytes, memory and time of any module, by watching it run on nothing.
 
 import clearhead as ch
-from clearhead.costs import compare
-
 c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
 c.parameters, c.forward.formula, c.memory.peak
-compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side
+clearhead.costs.compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 `batch` is that of each GPU. Under DDP every GPU has the whole model, and a copy of the gradients in buckets; they are
 averaged in a ring, in which each GPU sends 2·(n − 1)/n of them, behind the backward pass. Under FSDP2 each GPU has an
 n-th of every parameter (its rows, rounded up), of its gradient and of AdamW's numbers; blocks are gathered one after
-the other, before they run forward and again backward, and their gradients are scattered: three times (n − 1) shards.
-"""
+the other, before they run forward and again backward, and their gradients are scattered: three times (n − 1) shards."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,10 +62,9 @@ def model_of(subject: Any, inputs: Any = None) -> Model:
     if isinstance(subject, Model):
         return subject
     if isinstance(subject, str):
-        return replace(model_of(preset(subject), inputs), label=subject)
+        return model_of(preset(subject), inputs)
     if isinstance(subject, (Config, AttentionSizes)):
-        is_layer = isinstance(subject, AttentionSizes)
-        label = "MultiHeadAttention" if is_layer else type(subject).__name__.removesuffix("Config")
+        label = type(subject).__name__.removesuffix("Config").replace("AttentionSizes", "MultiHeadAttention")
         return Model(label, subject.build, subject, inputs)
     if isinstance(subject, nn.Module):
         config = getattr(subject, "config", None)
@@ -89,8 +88,13 @@ def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str
     with unset_fake_temporarily():
         made = built(model)
     if not model.is_fresh:
-        with FakeCopyMode(mode):
-            made = copy.deepcopy(made)
+        try:
+            with FakeCopyMode(mode):
+                made = copy.deepcopy(made)
+        except TypeError as error:
+            raise ConfigError(
+                f"{model.label} cannot be copied ({error}); give a factory, package.module:name"
+            ) from error
     done: dict[int, tuple[Tensor, Tensor]] = {}
 
     def empty(x: Tensor) -> Tensor:

@@ -172,8 +172,8 @@ class Watch(TorchDispatchMode):
             book.died = self.events
 
     def mark(self, tensor: Tensor | None, kind: str) -> None:
-        if tensor is not None and tensor.untyped_storage()._cdata in self._known:
-            self._known[tensor.untyped_storage()._cdata].kind = kind
+        if tensor is not None and (book := self._known.get(tensor.untyped_storage()._cdata)):
+            book.kind = kind
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
@@ -315,6 +315,5 @@ def _in_words(watcher: Watch) -> Iterator[None]:
 def _line(error: BaseException) -> str:
     """The last line of the caller's code on the way to an error: not torch's and not this package's."""
     ours, torchs = (str(Path(place).parent) for place in (clearhead.__file__, torch.__file__))
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = ([f for f in frames if not f.filename.startswith((ours, torchs))] or frames)[-1]
-    return f"{frame.filename}:{frame.lineno} ({frame.line})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, torchs))]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "a line of torch's own"

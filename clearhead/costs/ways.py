@@ -134,8 +134,7 @@ class Ways(TorchFunctionMode):
             scale = dot[1] / how.get("weights", Softmax()).temperature
             return gathered(*four, how.get("bias"), look.plan.handle, scale)[0].reshape(*q.shape[:-1], v.shape[-1])
         self._inside = True
-        out = attend(q, k, v, mask, **how)
-        self._inside = False
+        out, self._inside = attend(q, k, v, mask, **how), False
         return out
 
     def _counted(self, look: Look, mask: Mask, q: Tensor, how: dict[str, Any]) -> Look:

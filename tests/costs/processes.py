@@ -22,21 +22,31 @@ def n_bytes(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in local)
 
 
+def counting(real, counted):
+    """Adds up the smaller of what a collective is given and gives: a shard."""
+
+    def call(*args, **kwargs):
+        names = ("output", "output_tensor", "input", "input_tensor")
+        tensors = [*args[:2], *(kwargs[name] for name in names if name in kwargs)]
+        outer = not counted["inside"]
+        counted["shards"] += outer * min(t.numel() * t.element_size() for t in tensors)
+        counted["inside"] += 1
+        try:
+            return real(*args, **kwargs)
+        finally:
+            counted["inside"] -= 1
+
+    return call
+
+
 def main(rank: int, size: int, kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    counted = {"shards": 0, "reduced": 0}
-    real = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
-
-    def gather(output, given, *args, **kwargs):
-        counted["shards"] += given.numel() * given.element_size()
-        return real[0](output, given, *args, **kwargs)
-
-    def scatter(output, given, *args, **kwargs):
-        counted["shards"] += output.numel() * output.element_size()
-        return real[1](output, given, *args, **kwargs)
-
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+    counted = {"shards": 0, "reduced": 0, "inside": 0}
+    # One name is of torch 2.11, the other of later ones; each process sends its shard, whichever way it goes.
+    for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
+        if hasattr(dist, name):
+            setattr(dist, name, counting(getattr(dist, name), counted))
     world = World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP())
     model = tiny_decoder().build()
     given = example(model, "Decoder", tokens=13, batch=2)

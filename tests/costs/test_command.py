@@ -76,14 +76,14 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
         (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
         (
             ("gpt2", "--tokens", "5", "--source", "3"),
-            "clearhead: tokens is (3, 5); gpt2 reads one sequence",
+            "clearhead: tokens is (3, 5); Decoder reads one sequence",
         ),
         (("vit-small", "--source", "3"), "clearhead: --source is the length of what is read; give --tokens"),
         (
             ("--measure", "--train"),
-            "clearhead: --measure without a model has sizes, dtypes and modes of its own",
+            "clearhead: --measure without a model has its own sizes, dtypes, modes",
         ),
-        (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has sizes"),
+        (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has its own sizes"),
     ],
 )
 def test_one_line_for_an_error(run, arguments, message):
