@@ -42,6 +42,18 @@ def models() -> str:
     return _table(("model", "what it does", "weights", "measured"), rows)
 
 
+def engine() -> str:
+    """What `clearhead bench engine` measured; where a goal is not reached, the table says so."""
+    document = json.loads((RESULTS / "engine.json").read_text(encoding="utf-8"))
+    rows = []
+    for row in document["rows"]:
+        wanted = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
+        ours, peer = (f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value"))
+        rows.append((row["work"], f"{ours} {row['unit']}", f"{row['peer']}: {peer}", f"{row['ratio']:.2f}", wanted))
+    where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}"
+    return _table(("work", "ours", "peer", "times better", "wanted"), rows) + f"\n\nMeasured on one {where}."
+
+
 def cost() -> str:
     """Predicted beside measured, from `clearhead cost --measure --out`; the file has every row."""
     document = report.read(RESULTS / "cost.json")
@@ -146,7 +158,7 @@ def work() -> str:
     return exact[exact.index("|") :]
 
 
-TABLES = {"core": core, "models": models, "cost": cost, "sparse": sparse, "look": look, "work": work}
+TABLES = {"core": core, "models": models, "engine": engine, "cost": cost, "sparse": sparse, "look": look, "work": work}
 
 
 def updated(text: str) -> str:
