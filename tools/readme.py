@@ -48,7 +48,9 @@ def engine() -> str:
     rows = []
     for row in document["rows"]:
         wanted = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
-        ours, peer = (f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value"))
+        ours, peer = (
+            f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value")
+        )
         rows.append((row["work"], f"{ours} {row['unit']}", f"{row['peer']}: {peer}", f"{row['ratio']:.2f}", wanted))
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}"
     return _table(("work", "ours", "peer", "times better", "wanted"), rows) + f"\n\nMeasured on one {where}."
