@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.costs.predict import cost
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.costs.result import Cost
+from clearhead.errors import ConfigError
 
 __all__ = ["Fit", "bytes_of", "fit"]
 
@@ -46,42 +47,29 @@ def bytes_of(text: str) -> int:
 def fit(subject: Any, budget: int, *, tokens: Any = None, batch: int = 1, **how: Any) -> Fit:
     """The largest batch at these `tokens`, and the greatest length at this `batch`; `how` goes to `cost`."""
 
-    def peak(tokens: Any, batch: int) -> int:
-        return cost(subject, tokens=tokens, batch=batch, **how).memory.peak.value
+    def price(tokens: Any, batch: int) -> Cost:
+        return cost(subject, tokens=tokens, batch=batch, **how)
 
-    most, _ = _largest(lambda n: peak(tokens, n), budget)
+    most = _largest(lambda n: price(tokens, n).memory.peak.value, budget, _MOST)
     if not isinstance(tokens, int):
         return Fit(budget, most, None)
-    longest, at_end = _largest(lambda n: peak(n, batch), budget)
-    return Fit(budget, most, longest, at_end)
+    end = price(tokens, batch).longest or _MOST
+    longest = _largest(lambda n: price(n, batch).memory.peak.value, budget, end)
+    return Fit(budget, most, longest, longest == end)
 
 
-def _largest(peak: Callable[[int], int], budget: int) -> tuple[int, bool]:
-    """The largest n whose peak is inside the budget, and whether n + 1 is refused rather than too large.
+def _largest(peak: Callable[[int], int], budget: int, most: int) -> int:
+    """The largest n, up to `most`, whose peak is inside the budget.
 
-    A peak grows with n nearly along a straight line, so each guess is where the line through the last two meets the
-    budget; what is refused (learned positions end) only bounds the search from above."""
+    A peak grows with n nearly along a straight line: a guess is where the line through the nearest two meets the limit,
+    and the guess after it looks right beside what fits. Where that has not halved the search, it is halved."""
     known: dict[int, int] = {}
-    low, high, refused = 0, _MOST + 1, False
-
-    def look(n: int) -> None:
-        nonlocal low, high, refused
-        try:
-            known[n] = peak(n)
-        except ShapeError:
-            high, refused = n, True
-            return
-        if known[n] <= budget:
-            low = max(low, n)
-        elif n <= high:
-            high, refused = n, False
-
-    look(1)
-    if low:
-        look(2)
-    while 0 < low < high - 1:
-        (a, first), (b, second) = sorted(known.items(), key=lambda pair: abs(pair[1] - budget))[:2]
+    low, high, guess = 0, most + 1, 1
+    while low < high - 1:
+        for n in (min(max(guess, low + 1), high - 1), low + 1, (low + high) // 2):
+            if low < n < high and (n != low + 1 or n == guess or low in known):
+                known[n] = peak(n)
+                low, high = (n, high) if known[n] <= budget else (low, n)
+        (a, first), (b, second) = (sorted(known.items(), key=lambda pair: abs(pair[1] - budget)) * 2)[:2]
         guess = a + (budget - first) * (b - a) // (second - first) if second != first else 2 * low
-        middle = (low + high) // 2 if refused and guess >= high else guess
-        look(min(max(middle, low + 1), high - 1))
-    return low, refused
+    return low

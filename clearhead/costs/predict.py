@@ -75,7 +75,7 @@ def cost(
     name = subject if isinstance(subject, str) else model.label
     caches = given.subject.caching is not None or isinstance(made, MultiHeadAttention)
     about = (name, batch, dtype, training, impl, where, recompute, sizes)
-    return Cost(*about, log, Reader(log, again), caches, pair=given.subject.source is not None)
+    return Cost(*about, log, Reader(log, again), caches, given.subject.source is not None, given.subject.max_len)
 
 
 def _pairs_of(log: Log) -> dict[str, int]:

@@ -125,6 +125,7 @@ class Cost:
     reader: Reader = field(repr=False)
     caches: bool = False  # keys and values are worth keeping
     pair: bool = False  # it reads one sequence and writes another
+    longest: int | None = None  # tokens that it takes at most
 
     # ------------------------------------------------------------------ totals and parts
 
