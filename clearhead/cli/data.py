@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, no_type_check
 
 import typer
 from typer.core import TyperGroup
@@ -32,7 +32,9 @@ data = typer.Typer(
 app.add_typer(data, name="data")
 
 
+# What typer hands over is a parent class of the one that it wants to see in the signature.
 @data.callback()
+@no_type_check
 def known_sets(context: typer.Context, json: Json = False) -> None:
     """List the known data sets (licence, size, where they come from, how they are checked), fetch one by its name, or
     tokenize text files for training."""

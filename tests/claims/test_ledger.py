@@ -40,6 +40,7 @@ def test_verdicts_are_those_of_the_last_review(outcomes):
     assert {name: o.verdict for name, o in outcomes.items()} == REVIEWED
 
 
+@pytest.mark.measured  # run-time checks of shapes are calls, too
 def test_no_claim_takes_much_work(effort):
     """Each is tried in seconds, the whole ledger in well under a minute."""
     assert set(effort) == set(claims())
