@@ -49,7 +49,7 @@ def draw(chance: random.Random, device: str) -> Case:
         "seed": chance.randint(0, 999),
     }
     if device != "cpu":  # the kernels of a GPU do not look at the data first, as `attend` says
-        case["size"] = min(case["size"], 30.0)
+        case |= {"size": chance.choice([1.0, 1e-3, 30.0])}
     if chance.random() < 0.5:
         case["S"] = case["T"]
     if chance.random() < 0.04:  # long enough for what only long calls take: a plan, tiles, many blocks
