@@ -71,7 +71,7 @@ def in_shell(line: str, **variables: str):
     function = f'clearhead() {{ "{sys.executable}" -m clearhead.cli "$@"; }}\n'
     command = ["bash", "-c", function + line]
     environment = os.environ | variables
-    return subprocess.run(command, capture_output=True, check=False, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, check=False, env=environment)
 
 
 def test_closed_output_leads_nowhere():
