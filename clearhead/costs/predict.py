@@ -26,7 +26,7 @@ _IMPLEMENTATIONS = ("auto", "fused", "gathered", "reference")
 
 
 def cost(
-    subject: Config | nn.Module | AttentionSizes | str,
+    subject: Config | nn.Module | AttentionSizes | Model | str,
     *,
     tokens: Tokens = None,
     batch: int = 1,
@@ -40,8 +40,8 @@ def cost(
 ) -> Cost:
     """What a module costs: parameters, operations, bytes moved, memory, kernels, part by part, with formulas.
 
-    `subject` is any module, a configuration, or the name of a preset. The real module runs forward (in training also
-    backward) on tensors that have sizes and no numbers: nothing is computed, and no memory is needed. `tokens` is the
+    `subject` is any module, a configuration, the name of a preset, or a `Model`, which says how one is built. The real
+    module runs forward (in training also backward) on tensors that have sizes and no numbers: nothing is computed, and no memory is needed. `tokens` is the
     length; (source, target) where a model reads one sequence and writes another. Models whose input has a fixed size,
     such as images, need none. `inputs` says what a module reads where that cannot be told: `Ids(vocab_size)`,
     `Embeddings(width)` or `Values(shape)` of `clearhead.checks`, or tensors as it takes them.
