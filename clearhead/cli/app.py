@@ -31,6 +31,7 @@ _COMMANDS = (
     "evaluate",
     "generate",
     "look",
+    "explore",
     "work",
     "mask",
     "cost",

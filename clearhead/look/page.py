@@ -22,7 +22,7 @@ from clearhead.look.album import ROLLOUT_LIMIT, Album
 from clearhead.look.packing import BUDGET, Plan, encode, packing, plan, quantise, with_mean
 from clearhead.look.picture import Measuring, Picture
 
-__all__ = ["page", "save_page"]
+__all__ = ["contents", "module", "page", "save_page", "style"]
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
@@ -37,11 +37,11 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
         raise ConfigError(
             f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; draw pictures of some rows"
         )
-    text = json.dumps(_data(album, budget), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(contents(album, budget=budget), ensure_ascii=False, separators=(",", ":"))
     parts = {
         "title": html.escape(album.title),
-        "style": _asset("page.css"),
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "style": style(),
+        "script": _scripts(),
         # Inside a script element only "</" and "<!--" could end it: no "<" is left.
         "data": text.replace("<", "\\u003c"),
     }
@@ -60,11 +60,27 @@ def save_page(album: Album, path: str | Path, *, budget: int = BUDGET) -> Path:
     return path
 
 
+def style() -> str:
+    """The page's style sheet."""
+    return _asset("page.css")
+
+
+def module() -> str:
+    """The page's scripts as an ES module, for a page that has its elements: `show(contents, signal, history, location)`
+    draws them until the signal aborts. The last two stand for the browser's own: they keep what is chosen."""
+    return f"export function show(data, signal, history, location) {{\n{_scripts()}\nreturn {{ go, state }};\n}}\n"
+
+
+def _scripts() -> str:
+    return "\n".join(_asset(name) for name in _SCRIPTS)
+
+
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def _data(album: Album, budget: int) -> dict[str, Any]:
+def contents(album: Album, *, budget: int = BUDGET) -> dict[str, Any]:
+    """What a page shows, as its scripts read it."""
     pictures = list(album.pictures)
     texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
     for picture in pictures:

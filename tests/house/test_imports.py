@@ -33,6 +33,7 @@ HOUSE = (
     ("costs",),
     ("claims",),
     ("bench",),
+    ("explore",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(HOUSE) for room in rooms}

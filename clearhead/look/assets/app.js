@@ -224,6 +224,7 @@ async function thumbs(number, side) {
 
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || at("help").open) return;
+  if (event.target.closest?.("input, textarea, select")) return; // they are written in
   const one = picture(), order = data.order, place = order.indexOf(state.number), wrap = (n, length) => (n + length) % length;
   const names = viewsOf(one);
   const act = {
@@ -270,7 +271,7 @@ const measures = new Measures((number, head) => { go({ number, head }); at("stag
 const extras = [data.rollouts.length ? rolloutBox() : null, data.norms.length ? normsBox() : null].filter(Boolean);
 at("more").append(measures.box, ...extras.map(({ box }) => box));
 at("help-open").addEventListener("click", () => at("help").showModal());
-addEventListener("keydown", keys);
+addEventListener("keydown", keys, { signal });
 
 async function paint() {
   colours = palette();
@@ -281,6 +282,6 @@ async function paint() {
 }
 Object.assign(state, recalled());
 paint();
-isDark.addEventListener("change", paint);
+isDark.addEventListener("change", paint, { signal });
 let resized = 0;
-addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); });
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); }, { signal });

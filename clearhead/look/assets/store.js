@@ -1,7 +1,7 @@
 // The data of the page: weights as bytes, unpacked when a layer is first looked at.
 // A code c of n bits stands for the weight (c / (2^n - 1))^2; colours use the code itself, so small weights show.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// `data` and `signal` come from what stands around these files: the page, or the module that others import.
 
 async function unpack(text, bits) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));

@@ -1,0 +1,93 @@
+"""The panel of masks: an expression drawn, counted, planned and priced, and a gallery of those that people use."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+import torch
+
+from clearhead import masks
+from clearhead.attention.plan import plan, usual_blocking
+from clearhead.attention.planning.cost import rates_of
+from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.config import Value
+from clearhead.explore.run import Nothing, Run, read
+from clearhead.values import Range
+
+_CELLS = 64
+_HEADS = 32  # of width 64, as everywhere that a plan is priced
+_SHOWN = 2048  # tokens at which the gallery is drawn
+_WORDS = ("full", "causal", "window", "every", "stride", "prefix", "blocks", "scattered")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask(Value):
+    expression: str
+    n: Annotated[int, Range(least=1, most=1 << 17)] = 32
+    keys: Annotated[int, Range(least=1, most=1 << 17)] | None = None
+    offset: Annotated[int, Range(least=0, most=1 << 17)] | None = None
+
+
+def mask(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Drawing, count, density, plan and price of one expression."""
+    given = read(ask, Mask)
+    parsed = masks.parse(given.expression)
+    S = given.n if given.keys is None else given.keys
+    drawing = parsed.draw(given.n, S, offset=given.offset, cells=_CELLS)
+    run.step()
+    gpu = torch.device("cuda")  # it need not be here: a plan is made from structure
+    made = plan(parsed, given.n, S, offset=given.offset, blocking=usual_blocking(gpu))
+    rates = rates_of(gpu)
+    run.step()
+    every_pair = rates.milliseconds(dense=float(_HEADS * given.n * S), width=64)
+    planned = made.predicted_ms(heads=_HEADS, rates=rates)
+    return {
+        "expression": str(parsed),
+        "queries": given.n,
+        "keys": S,
+        "allowed": parsed.count(given.n, S, offset=given.offset),
+        "density": parsed.density(given.n, S, offset=given.offset),
+        "cells": _shades(drawing.cells),
+        "caption": drawing.caption,
+        "empty": parsed.may_be_empty(given.n, S, offset=given.offset),
+        "plan": {
+            "words": made.explain(rates).splitlines()[1:],
+            "computed": made.computed,
+            "density": made.density,
+            "cells": _shades(made.draw(_CELLS).cells),
+        },
+        "price": {"planned": planned, "every_pair": every_pair, "on": rates.name, "heads": _HEADS},
+    }
+
+
+def gallery(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Patterns that people use, and the words of the notation with what they mean."""
+    read(ask, Nothing)
+    found = []
+    for i, pattern in enumerate(CATALOGUE):
+        made = pattern.mask(_SHOWN)
+        if made.is_structural:
+            run.step(i, len(CATALOGUE), "drawing the gallery")
+            found.append({"name": pattern.name, "expression": str(made), "n": _SHOWN, "cells": _thumb(made)})
+    words = [
+        {"name": name, "usage": f"{name}{_usage(name)}", "says": (getattr(masks, name).__doc__ or "").split("\n")[0]}
+        for name in _WORDS
+    ]
+    return {"gallery": found, "words": words}
+
+
+@cache
+def _thumb(made: masks.Mask) -> list[list[int]]:
+    return _shades(made.draw(_SHOWN, cells=32).cells)
+
+
+def _usage(name: str) -> str:
+    return f"({', '.join(inspect.signature(getattr(masks, name)).parameters)})"
+
+
+def _shades(cells: tuple[tuple[float, ...], ...]) -> list[list[int]]:
+    """Densities as whole numbers from 0 to 255: a pair that is allowed is never shown as none."""
+    return [[0 if x == 0 else max(1, round(255 * x)) for x in row] for row in cells]

@@ -1,0 +1,104 @@
+"""What an action is handed beside its request: the models by name, a way to tell how far it is, and when to stop."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from clearhead.config import Value, decode_choice
+from clearhead.errors import ConfigError
+from clearhead.explore.desk import Limits
+from clearhead.values import did_you_mean
+
+Action = Callable[[dict[str, Any], "Run"], Any]
+Asked = TypeVar("Asked", bound=Value)
+
+# Every action that the page may ask for, and the file of this room that has it.
+ACTIONS = {
+    "mask": "masks",
+    "gallery": "masks",
+    "hand": "hand",
+    "cost": "prices",
+    "growth": "prices",
+    "fits": "prices",
+    "claims": "ledger",
+    "claim": "ledger",
+    "sheets": "ledger",
+    "sheet": "ledger",
+    "marks": "ledger",
+}
+
+
+@dataclass(frozen=True)
+class Nothing(Value):
+    """A request that asks for nothing in particular."""
+
+
+class GivenUp(Exception):
+    """Nobody waits for this run any more."""
+
+
+class Shelf:
+    """The models that the command line named, loaded once; a request can name these and nothing else."""
+
+    def __init__(self, models: Sequence[str], limits: Mapping[str, Any], **placed: Any) -> None:
+        self.names = list(models)
+        self.limits = Limits(**limits)
+        self._load = cache(lambda name: _loaded(name, placed))
+
+    def warm(self) -> None:
+        """Load everything now, so that the first keystroke finds it."""
+        for name in self.names:
+            self._load(name)
+        for room in dict.fromkeys(ACTIONS.values()):
+            importlib.import_module(f"clearhead.explore.{room}")
+
+    def model(self, name: str) -> Any:
+        if name not in self.names:
+            raise ConfigError(f"there is no model {name!r} on this page; {did_you_mean(name, self.names)}")
+        return self._load(name)
+
+    def action(self, name: str) -> Action:
+        if name not in ACTIONS:
+            raise ConfigError(f"there is no action {name!r}; {did_you_mean(name, ACTIONS)}")
+        found: Action = getattr(importlib.import_module(f"clearhead.explore.{ACTIONS[name]}"), name)
+        return found
+
+
+def _loaded(name: str, placed: dict[str, Any]) -> Any:
+    import torch
+
+    from clearhead import pretrained
+
+    how = {"device": placed.get("device", "cpu"), "dtype": getattr(torch, placed.get("dtype", "float32"))}
+    return pretrained.load(name, **how)
+
+
+class Run:
+    """One request at work."""
+
+    def __init__(self, shelf: Shelf, send: Callable[[str, Any], None], stop: threading.Event) -> None:
+        self.shelf = shelf
+        self._send, self._stop = send, stop
+
+    def step(self, done: int = 0, of: int = 0, what: str = "") -> None:
+        """Between two parts of the work: stop here if nobody waits, and say how far it is if that is given."""
+        if self._stop.is_set():
+            raise GivenUp
+        if of:
+            self._send("progress", {"done": done, "of": of, "what": what})
+
+    def part(self, value: Any) -> None:
+        """Something to be shown before all is done."""
+        self.step()
+        self._send("part", value)
+
+
+def read(ask: dict[str, Any], kind: type[Asked]) -> Asked:
+    """A request as a frozen value: every field is known, has its type, and is inside its limits."""
+    made: Asked = decode_choice({name: value for name, value in ask.items() if name != "type"}, (kind,), "this request")
+    return made

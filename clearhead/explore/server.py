@@ -1,0 +1,290 @@
+"""The server: who may ask, what files there are, and the way from a request to the desk and back.
+
+It listens on this machine, behind a secret that stands in the address. A browser is asked for more: the names by which
+it calls this server (`Host`) and the page that asks (`Origin`) must be our own, so that no other page open in the same
+browser can reach it. Files are those of the page, listed when the server starts; no path is taken from a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clearhead.errors import StorageError
+from clearhead.explore.desk import BusyError, Desk, Job
+from clearhead.explore.run import ACTIONS
+from clearhead.look.page import module as look_module
+from clearhead.look.page import style as look_style
+
+__all__ = ["Place", "app", "secret_of", "serve"]
+
+_PAGE = Path(__file__).parent / "page"
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page is: an address of this machine, a port, and the secret between it and everybody else."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a browser may call this server."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        local = ("127.0.0.1", "localhost", "[::1]") if self.is_loopback else ()
+        return frozenset(f"{name}:{self.port}" for name in (shown, *local))
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def address(self) -> str:
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{shown}:{self.port}/{self.secret}/"
+
+
+def secret_of(path: Path) -> str:
+    """The secret that is kept in a file; a new one, that its owner alone may read, where there is no file yet."""
+    try:
+        with (
+            contextlib.suppress(FileExistsError),
+            open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new,
+        ):
+            new.write(secrets.token_urlsafe(18))
+        kept = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"the secret cannot be kept in {path}: {getattr(error, 'strerror', error)}") from error
+    if not re.fullmatch(r"[A-Za-z0-9_-]{16,128}", kept):
+        raise StorageError(
+            f"{path} holds no secret: expected 16 to 128 letters, digits, - and _; delete it for a new one"
+        )
+    return kept
+
+
+class _Guard:
+    """Refuses who is not the page, before anything is read, and puts the rules of the page on every answer."""
+
+    def __init__(self, app: ASGIApp, place: Place) -> None:
+        self._app, self._place = app, place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+
+        async def with_rules(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                rules = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *rules]}
+            await send(message)
+
+        why = self._why_not(scope) if scope["type"] == "http" else (400, "this server speaks HTTP alone")
+        app = self._app if why is None else JSONResponse({"error": why[1]}, why[0])
+        with contextlib.suppress(ClientDisconnect):
+            await app(scope, receive, with_rules)
+
+    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
+        given: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        hosts, origins = given.get("host", []), given.get("origin", [])
+        if len(hosts) != 1 or hosts[0].lower() not in self._place.names:
+            return 421, f"this server answers to {self._place.host}:{self._place.port} alone"
+        if any(origin.lower().removeprefix("http://") not in self._place.names for origin in origins):
+            return 403, "another page asked: open the address that `clearhead explore` printed"
+        if any(site not in ("same-origin", "none") for site in given.get("sec-fetch-site", [])):
+            return 403, "another page asked: open the address that `clearhead explore` printed"
+        secret = scope["path"].lstrip("/").partition("/")[0]
+        if not secrets.compare_digest(secret.encode(), self._place.secret.encode()):
+            return 403, "the secret is missing or wrong: open the address that `clearhead explore` printed"
+        return None
+
+
+def app(place: Place, desk: Desk) -> ASGIApp:
+    """The whole server as an ASGI application."""
+    files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in sorted(_PAGE.iterdir())}
+    files["look.js"] = (look_module().encode(), _TYPES[".js"])
+    files["look.css"] = (look_style().encode(), _TYPES[".css"])
+
+    async def get(request: Request) -> Response:
+        name = request.path_params.get("name") or "index.html"
+        if name not in files:
+            return JSONResponse({"error": f"there is no file {name[:80]!r} on this page"}, 404)
+        body, kind = files[name]
+        return Response(body, media_type=kind)
+
+    async def bare(request: Request) -> Response:
+        return RedirectResponse(f"/{place.secret}/", 307)
+
+    async def post(request: Request) -> Response:
+        return await _post(request, desk)
+
+    @contextlib.asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        desk.open()
+        yield
+        await desk.close()
+
+    routes = [
+        Route("/{secret}", bare),
+        Route("/{secret}/", get),
+        Route("/{secret}/api/{action}", post, methods=["POST"]),
+        Route("/{secret}/{name}", get),
+    ]
+    made = Starlette(routes=routes, lifespan=life, exception_handlers={404: _plain, 405: _plain, 500: _plain})
+    made.router.redirect_slashes = False
+    return _Guard(made, place)
+
+
+async def _plain(_: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 500)
+    words = {404: "there is nothing here", 405: "this address does not take that method"}
+    return JSONResponse({"error": words.get(status, "the server made a mistake; its terminal says where")}, status)
+
+
+# ---------------------------------------------------------------------- one request
+
+
+async def _post(request: Request, desk: Desk) -> Response:
+    action = request.path_params["action"]
+    if action not in ACTIONS:
+        return JSONResponse({"error": f"there is no action {action[:80]!r}"}, 404)
+    ask = await _body(request, desk)
+    if isinstance(ask, Response):
+        return ask
+    try:
+        job = desk.put(action, ask)
+    except BusyError as error:
+        return JSONResponse({"error": str(error)}, 503, {"retry-after": "1"})
+    gone = asyncio.create_task(_gone(request))
+    first = await _next(job, gone)
+    if first is None:
+        return Response(status_code=499)  # nobody reads this
+    return StreamingResponse(_lines(job, first, gone), media_type="application/x-ndjson")
+
+
+async def _body(request: Request, desk: Desk) -> dict[str, Any] | Response:
+    """The JSON object of a request, within its limits; or the answer that refuses it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return JSONResponse({"error": "expected a request of type application/json"}, 415)
+    most, body = desk.limits.body, bytearray()
+    try:
+        async with asyncio.timeout(desk.limits.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    return JSONResponse({"error": f"a request has at most {most:,} bytes: shorten the text"}, 413)
+    except TimeoutError:
+        words = f"the request did not come within {desk.limits.body_seconds:g} seconds"
+        return JSONResponse({"error": words}, 408)
+    try:
+        ask = json.loads(bytes(body), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return JSONResponse({"error": "the request is not JSON"}, 400)
+    return ask if isinstance(ask, dict) else JSONResponse({"error": "expected a JSON object"}, 400)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+async def _gone(request: Request) -> None:
+    """Ends when the client has."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(job: Job, gone: asyncio.Task[None]) -> tuple[str, bytes] | None:
+    """The next event of a job; None, and the job is given up, where the client went first."""
+    event = asyncio.create_task(job.events.get())
+    try:
+        done, _ = await asyncio.wait({event, gone}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        job.given_up.set()
+        raise
+    if event in done:
+        return event.result()
+    event.cancel()
+    job.given_up.set()
+    return None
+
+
+async def _lines(job: Job, first: tuple[str, bytes], gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    """The events of a job as lines of JSON: {"kind": value}, the last "done" or "error"."""
+    event: tuple[str, bytes] | None = first
+    try:
+        while event is not None:
+            yield b'{"' + event[0].encode() + b'":' + event[1] + b"}\n"
+            event = None if event[0] in ("done", "error") else await _next(job, gone)
+    finally:
+        job.given_up.set()
+        gone.cancel()
+
+
+# ---------------------------------------------------------------------- serving
+
+
+def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambda place: None) -> None:
+    """Serve until interrupted; `on_ready` is told the place with the port that was taken."""
+    with _bound(place) as listening:
+        place = Place(place.host, listening.getsockname()[1], place.secret)
+        config = uvicorn.Config(
+            app(place, desk),
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=512,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=1 << 14,
+        )
+        server = uvicorn.Server(config)
+        on_ready(place)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run([listening])
+
+
+def _bound(place: Place) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((place.host, place.port))
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise StorageError(
+            f"{place.host}:{place.port} cannot be listened on ({error.strerror}); choose another with --port, "
+            "or --port 0 for any that is free"
+        ) from error
+    return listening

@@ -1,0 +1,73 @@
+"""A server in its own process for the whole session, and a client that speaks to its socket."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Client:
+    address: str
+    process: subprocess.Popen
+
+    @property
+    def parts(self):
+        return urlsplit(self.address)
+
+    def send(self, method: str, path: str, body: bytes | None = None, **headers: str):
+        """A bare request: status, headers and body of the answer. `path` is as it stands in the request."""
+        connection = http.client.HTTPConnection(self.parts.hostname, self.parts.port)
+        with contextlib.closing(connection):
+            names = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, names)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+    def get(self, name: str = "", **headers: str):
+        return self.send("GET", self.parts.path + name, **headers)
+
+    def events(self, action: str, ask: dict) -> list[dict]:
+        """All events of one request, the last of which ends it."""
+        body = json.dumps(ask).encode()
+        status, _, text = self.send("POST", f"{self.parts.path}api/{action}", body, content_type="application/json")
+        assert status == 200, text
+        return [json.loads(line) for line in text.splitlines()]
+
+    def ask(self, action: str, ask: dict):
+        """What a request got; its refusal as {"error": …}."""
+        last = self.events(action, ask)[-1]
+        return last["error"] if "error" in last else last["done"]
+
+
+@contextlib.contextmanager
+def serving(*options: str):
+    """`clearhead explore` as a user starts it, until the block ends."""
+    command = (sys.executable, "-m", "clearhead.cli", "explore", *options, "--no-open", "--port", "0")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        for line in process.stdout:
+            if re.match(r"http://\S+\n", line):
+                yield Client(line.strip(), process)
+                break
+        else:
+            raise AssertionError("the server printed no address")
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0  # Ctrl-C is how it ends
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def page():
+    with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "--runs", "1") as client:
+        yield client
