@@ -31,6 +31,7 @@ _COMMANDS = (
     "evaluate",
     "generate",
     "look",
+    "walk",
     "explore",
     "work",
     "mask",
