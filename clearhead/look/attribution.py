@@ -116,15 +116,15 @@ def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> A
     answer = answer.chosen(stream.logits)
     with torch.enable_grad():
         logits = stream.logits.detach().double().requires_grad_()
-        logit = answer.of(logits)
-        (gradient,) = torch.autograd.grad(logit, logits)
-    leaves = stream.leaves(gradient)
+        asked = answer.of(logits)
+        (gradient,) = torch.autograd.grad(asked, logits)
+    leaves, logit = stream.leaves(gradient), float(asked.detach())
     parts = [part for leaf in leaves for part in _parts(leaf, stream, attended)]
     # A sum of n terms errs by about √n roundings of what it sums up; here these are products of features.
     terms = len(leaves) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in leaves if leaf.value.dim())
     size = math.fsum(float(leaf.shares.abs().sum()) for leaf in leaves)
-    tolerance = math.sqrt(terms) * torch.finfo(stream.logits.dtype).eps * max(size, abs(float(logit)))
-    found = Attribution(answer=answer, logit=float(logit), parts=tuple(parts), tolerance=tolerance)
+    tolerance = math.sqrt(terms) * torch.finfo(stream.logits.dtype).eps * max(size, abs(logit))
+    found = Attribution(answer=answer, logit=logit, parts=tuple(parts), tolerance=tolerance)
     if not abs(found.rest) <= tolerance:
         raise ConfigError(
             f"the parts add up to {found.total:.6g} and the logit is {found.logit:.6g}: between the stream and the "

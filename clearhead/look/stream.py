@@ -5,15 +5,16 @@ followed back through whatever is linear: sums, moves of data, constant factors,
 norm divides by is one number a position; it is taken as it came out of the run, and a norm so frozen is linear too.
 Where the way back ends, something was added: what a head, a feed-forward layer or an embedding wrote. So
 
-    logit = Σ over these parts of (gradient at the part) · (what the part wrote)
+    logit = Σ over these leaves of (gradient at the leaf) · (what was written there)
 
-and nothing is left over but rounding. No model and no norm is known by name here; how a layer is called is read off the
+and nothing is left over but rounding. No model and no norm is known by name here; how a leaf is called is read off the
 module that returned it."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -32,18 +33,19 @@ from clearhead.look.question import Given, ask, tensors_of
 
 __all__ = ["Leaf", "Stream", "watched"]
 
-_LINEAR = frozenset(
-    "add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __isub__ __rsub__ subtract neg __neg__ mean sum cat concat "
-    "concatenate stack view reshape flatten unflatten transpose swapaxes permute movedim t squeeze unsqueeze expand "
-    "expand_as repeat contiguous clone detach alias __getitem__ select narrow index_select gather chunk split unbind "
-    "dropout roll flip".split()
+# Operations by name, without the underscores around it: `__iadd__` is iadd.
+_SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")
+_MOVE = re.compile(
+    "neg|cat|concat|concatenate|stack|view|reshape|flatten|unflatten|transpose|swapaxes|permute|movedim|t|squeeze|"
+    "unsqueeze|expand|expand_as|repeat|contiguous|clone|detach|getitem|select|narrow|index_select|gather|chunk|split|"
+    "unbind|dropout|roll|flip"
 )
-_CASTS = frozenset("to float double half bfloat16 type type_as".split())
-_PRODUCTS = frozenset("mul mul_ __mul__ __rmul__ __imul__ multiply".split())
-_QUOTIENTS = frozenset("div div_ __truediv__ __itruediv__ true_divide divide".split())
-_IN_PLACE = frozenset("__iadd__ __isub__ __imul__ __itruediv__ __ipow__ __setitem__".split())
-_NORMS = {"layer_norm": True, "rms_norm": False}  # whether the mean is taken off
-_READS = frozenset("linear addmm matmul __matmul__ mm".split())  # what makes logits of the stream
+_CAST = re.compile("to|float|double|half|bfloat16|type|type_as")
+_TIMES, _OVER = re.compile("[ri]?mul|multiply"), re.compile("i?(true)?div|true_divide|divide")
+_NORM = re.compile("layer_norm|rms_norm")
+_READ = re.compile("linear|addmm|matmul|mm")  # what makes logits of the stream
+_FOLLOWED = re.compile("|".join(one.pattern for one in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
+_IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,45 +54,42 @@ class Step:
 
     number: int
     name: str
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    path: str
-    index: int | None
+    path: str = ""
+    index: int | None = None
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        found = {id(x): x for x in tree_flatten((self.args, self.kwargs))[0] if _is_float(x)}
-        return list(found.values())
+    def by_name(self, *names: str) -> dict[str, Any]:
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs or {})
 
     @property
     def product(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of a matrix product: x, the matrix by which it is multiplied from the right, and what is added."""
         if self.name == "addmm":
-            bias, x, matrix = self.args[:3]
-            return x, matrix, bias
+            return self.args[1], self.args[2], self.args[0]
         if self.name == "linear":
-            given = dict(zip(("input", "weight", "bias"), self.args, strict=False)) | self.kwargs
+            given = self.by_name("input", "weight", "bias")
             return given["input"], given["weight"].mT, given.get("bias")
         return self.args[0], self.args[1], None
 
     @property
-    def norm(self) -> tuple[Tensor, Tensor | None, float, Tensor | None]:
-        """Of torch's layer_norm or rms_norm: x, weight, eps and bias."""
-        names = ("input", "normalized_shape", "weight", *(("bias",) if _NORMS[self.name] else ()), "eps")
-        given = dict(zip(names, self.args, strict=False)) | self.kwargs
-        x, eps = given["input"], given.get("eps")
-        usual = 1e-5 if _NORMS[self.name] else torch.finfo(x.dtype).eps
-        return x, given.get("weight"), usual if eps is None else eps, given.get("bias")
+    def norm(self) -> tuple[Tensor, Tensor | None, Tensor | None, float]:
+        """Of torch's layer_norm or rms_norm: x, weight, bias and eps."""
+        is_layer = self.name == "layer_norm"
+        given = self.by_name("input", "normalized_shape", "weight", *["bias"] * is_layer, "eps")
+        eps = given.get("eps")
+        usual = 1e-5 if is_layer else torch.finfo(given["input"].dtype).eps
+        return given["input"], given.get("weight"), given.get("bias"), usual if eps is None else eps
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """Something that was added: what it is called, what it wrote, and the logit's gradient there."""
+    """Something that was added: what it is called, what it wrote, and the gradient there, in float64."""
 
     path: str
     value: Tensor
-    gradient: Tensor  # float64
+    gradient: Tensor
     step: Step | None  # None: a constant, such as a bias or a table of positions
 
     @property
@@ -99,47 +98,38 @@ class Leaf:
 
 
 class Notes(TorchFunctionMode):
-    """Every operation of one thread whose result depends on the tensors that were given."""
+    """Every operation whose result depends on the tensors that were given. What nobody needs any more is forgotten."""
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
-        self.steps: Any = WeakTensorKeyDictionary()  # Tensor → Step; a result that nobody needs is forgotten
+        self.steps: Any = WeakTensorKeyDictionary()  # Tensor → Step
         self.names: Any = WeakTensorKeyDictionary()  # Tensor → the path of the outermost module that returned it
         self.running: list[str] = []
-        self._count = itertools.count(1)
+        self.count = itertools.count(1)
         for x in given:
-            self.steps[x] = Step(0, "input", None, (), {}, "", None)
+            self.steps[x] = Step(0, "input")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        given = args
-        if args and isinstance(args[0], Tensor) and (name in _IN_PLACE or name.endswith("_") and name[-2] != "_"):
+        name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
+        if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
             # Written over: what was there goes on as a tensor of its own.
-            before = args[0].detach().clone()
+            copy = args[0].detach().clone()
             for notes in (self.steps, self.names):
                 if args[0] in notes:
-                    notes[before] = notes.pop(args[0])
-            given = (before, *args[1:])
+                    notes[copy] = notes.pop(args[0])
+            before = (copy, *args[1:])
         out = func(*args, **kwargs)
         made = args[0] if name == "__setitem__" else out
-        flat = tree_flatten((given, kwargs))[0]
-        if not any(isinstance(x, Tensor) and x in self.steps for x in flat):
-            return out
-        path, kept = self.running[-1] if self.running else "", name in _FOLLOWED
-        several = isinstance(made, (tuple, list))
-        for index, one in enumerate(made if several else [made]):
-            if isinstance(one, Tensor) and not any(one is x for x in flat):  # a dropout at rest returns what it is given
-                what = (func, given, kwargs) if kept else (None, (), {})
-                self.steps[one] = Step(next(self._count), name, *what, path, index if several else None)
+        read, several = tree_flatten((before, kwargs))[0], isinstance(made, (tuple, list))
+        if any(isinstance(x, Tensor) and x in self.steps for x in read):
+            name, path = name.strip("_"), self.running[-1] if self.running else ""
+            again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
+            for index, one in enumerate(made if several else [made]):
+                if isinstance(one, Tensor) and not any(
+                    one is x for x in read
+                ):  # dropout at rest gives what it is given
+                    self.steps[one] = Step(next(self.count), name, path, index if several else None, *again)
         return out
-
-    @property
-    def now(self) -> int:
-        return next(self._count)
-
-
-_FOLLOWED = _LINEAR | _CASTS | _PRODUCTS | _QUOTIENTS | _NORMS.keys() | _READS
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,105 +142,85 @@ class Ran:
 
 
 class Stream:
-    """One run of a model, with the way from its logits back to everything that was added up for them."""
+    """One run of a model, with the way from its logits back to everything that was added up for them.
+
+    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on."""
 
     def __init__(self, model: nn.Module, notes: Notes, logits: Tensor, ran: Mapping[str, Ran]) -> None:
-        self.model, self.logits = model, logits
+        self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
         self._notes = notes
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
-        on_the_way = {id(x) for x, _, reading in self._back() if not reading or self._begins(x)}
-        self.ran = ran  # by path, in the order in which they had run
-        self.blocks: list[str] = []
-        for path, one in ran.items():
-            left = first_tensor(one.output)
-            inner = any(path.startswith(f"{block}.") for block in ran if block != path and self._is_block(block))
-            if left is not None and id(left) in on_the_way and self._is_block(path) and not inner:
-                self.blocks.append(path)
+        passed = {id(leaf.value) for leaf, is_end, on_stream in self._walk(None) if on_stream and not is_end}
+        holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
+        found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
+        self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
     def leaves(self, gradient: Tensor) -> list[Leaf]:
-        """What was added up, with the gradient of `(gradient · logits).sum()` at each."""
-        return [leaf for leaf in self._walk(gradient.double()) if leaf is not None]
+        """What was added up, with the gradient of (gradient · logits).sum() at each."""
+        return [leaf for leaf, is_end, _ in self._walk(gradient.double()) if is_end]
 
-    def _is_block(self, path: str) -> bool:
-        return any(True for _ in self.model.get_submodule(path).children())
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[Leaf, bool, bool]]:
+        """Every tensor on the way back, whether the way ends there, and whether it is the stream or read off it.
 
-    def _begins(self, x: Tensor) -> bool:
-        """Whether the stream begins at this tensor, on the way back from the logits: a sum or a norm made it."""
-        step = self._notes.steps.get(x)
-        return step is not None and (step.name in _NORMS or "add" in step.name)
-
-    def _back(self) -> Iterator[tuple[Tensor, Step, bool]]:
-        """The tensors on the way back that something else was added to, without their gradients."""
-        seen: set[int] = set()
-        waiting = [(self.logits, True)]
-        while waiting:
-            x, reading = waiting.pop()
-            step = self._notes.steps.get(x)
-            sources = None if step is None else self._sources(step, reading)
-            if step is None or sources is None or id(x) in seen:
-                continue
-            seen.add(id(x))
-            yield x, step, reading
-            waiting += [(source, reading and not self._begins(x)) for source in sources]
-
-    def _walk(self, gradient: Tensor) -> Iterator[Leaf | None]:
-        """Latest result first, so that each is met once and with its whole gradient."""
-        found: dict[int, tuple[Tensor, Tensor, str, bool]] = {}
+        Latest result first, so that each is met once and with its whole gradient."""
+        steps, names = self._notes.steps, self._notes.names
+        found: dict[int, tuple[Tensor, Any, str, bool]] = {}
         queue: list[tuple[int, int]] = []
-        notes = self._notes
 
-        def push(x: Tensor, g: Tensor, path: str, reading: bool) -> None:
-            own = notes.names.get(x)
-            if id(x) in found:
+        def push(x: Tensor, g: Any, path: str, reading: bool) -> None:
+            if id(x) not in found:
+                heapq.heappush(queue, (-steps[x].number if x in steps else 0, id(x)))
+            elif g is not None:
                 g = found[id(x)][1] + g
-            else:
-                step = notes.steps.get(x)
-                heapq.heappush(queue, (0 if step is None else -step.number, id(x)))
-            found[id(x)] = (x, g, own or path, reading)
+            found[id(x)] = (x, g, names.get(x) or path, reading)
 
         push(self.logits, gradient, "", True)
         while queue:
             x, g, path, reading = found.pop(heapq.heappop(queue)[1])
-            step = notes.steps.get(x)
+            step = steps.get(x)
             sources = None if step is None else self._sources(step, reading)
+            if step is None:
+                path = self._parameters.get(x.untyped_storage().data_ptr()) or path
+            on_stream = step is not None and (_SUM.fullmatch(step.name) or _NORM.fullmatch(step.name)) is not None
+            yield Leaf(path or step.path if step else path, x, g, step), sources is None, on_stream or not reading
             if step is None or sources is None:
-                yield Leaf(self._named(x) or path if step is None else path or step.path, x, g, step)
                 continue
-            alone = len(sources) == 1  # what only moves or scales data is called as its source is
-            for source, part in zip(sources, _gradients(step, sources, g), strict=True):
-                push(source, part, path if alone and path else step.path, reading and not self._begins(x))
-
-    def _named(self, x: Tensor) -> str | None:
-        return self._parameters.get(x.untyped_storage().data_ptr())
+            gradients = [None] * len(sources) if g is None else _gradients(step, sources, g)
+            for source, part in zip(sources, gradients, strict=True):
+                # What only moves or scales data is called as its result is.
+                push(source, part, path if len(sources) == 1 and path else step.path, reading and not on_stream)
 
     def _sources(self, step: Step, reading: bool) -> list[Tensor] | None:
         """The tensors in which an operation is linear, its factors taken as they are; None where nothing is."""
         name, args, steps = step.name, step.args, self._notes.steps
-        if name in _CASTS:
+        if _CAST.fullmatch(name):
             return [args[0]]
-        if name in _LINEAR:
-            return step.tensors
-        if name in _NORMS:
-            x, bias = step.norm[::3]
-            return [x] if bias is None else [x, bias]
-        if name in _PRODUCTS or name in _QUOTIENTS:
-            a, b = args[:2]
-            if name in _PRODUCTS and not (isinstance(a, Tensor) and a in steps and (_is_factor(b, a, steps))):
-                a, b = b, a
-            return [a] if isinstance(a, Tensor) and a in steps and _is_factor(b, a, steps) else None
-        if name in _READS and reading:
+        if _SUM.fullmatch(name) or _MOVE.fullmatch(name):
+            return list({id(x): x for x in tree_flatten((args, step.kwargs))[0] if _is_float(x)}.values())
+        if _NORM.fullmatch(name):
+            return [x for x in step.norm[::2][:2] if x is not None]
+        if _TIMES.fullmatch(name) or _OVER.fullmatch(name):
+            ways = [args[:2]] if _OVER.fullmatch(name) else [args[:2], args[1::-1]]
+            return next(([a] for a, b in ways if isinstance(a, Tensor) and a in steps and self._scales(b, a)), None)
+        if _READ.fullmatch(name) and reading:
             x, matrix, bias = step.product
             return None if matrix in steps else [x] if bias is None else [x, bias]
         return None
 
+    def _scales(self, b: Any, a: Tensor) -> bool:
+        """Whether b is a factor of a: a constant, or one number for all features, such as what a norm divides by."""
+        if not isinstance(b, Tensor) or b not in self._notes.steps:
+            return True
+        return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
+
 
 def watched(model: nn.Module, given: Given) -> Stream:
     """Run the model once and note what it does."""
-    notes, ran, entered = Notes(tensors_of(given)), {}, {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    lists = (nn.ModuleList, nn.Sequential)
-    members = {p for p in modules if p and isinstance(modules[p.rpartition(".")[0]], lists)}
-    thread = threading.get_ident()
+    notes, thread = Notes(tensors_of(given)), threading.get_ident()
+    ran: dict[str, Ran] = {}
+    entered: dict[str, Tensor | None] = {}
+    modules = dict(model.named_modules())
+    in_list = {path for path in modules if path and _is_list(model.get_submodule(path.rpartition(".")[0]))}
 
     def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
@@ -262,21 +232,17 @@ def watched(model: nn.Module, given: Given) -> Stream:
             return
         notes.running.pop()
         for x in tree_flatten(output)[0]:
-            if isinstance(x, Tensor) and notes.names.get(x, path).startswith(path):
+            if isinstance(x, Tensor) and f"{notes.names.get(x, path)}.".startswith(f"{path}."):
                 notes.names[x] = path
-        if path in members:
-            ran.pop(path, None)
-            ran[path] = Ran(entered[path], output, notes.now)
+        if path in in_list:
+            ran.pop(path, None)  # the last call counts
+            ran[path] = Ran(entered[path], output, next(notes.count))
 
     with ExitStack() as stack:
-        for path, module in dict(model.named_modules()).items():
+        for path, module in modules.items():
             if path:
-                hooks = (
-                    module.register_forward_pre_hook(partial(enter, path), with_kwargs=True),
-                    module.register_forward_hook(partial(leave, path)),
-                )
-                for hook in hooks:
-                    stack.callback(hook.remove)
+                stack.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(partial(leave, path)).remove)
         with notes:
             logits = ask(model, given)
     return Stream(model, notes, logits, ran)
@@ -284,39 +250,32 @@ def watched(model: nn.Module, given: Given) -> Stream:
 
 def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
     """The gradient at each source, in float64, from the one at the result."""
-    if step.name in _CASTS:
+    if _CAST.fullmatch(step.name):
         return [g]
-    if step.name in _NORMS:
-        x, weight, eps, bias = step.norm
+    if _NORM.fullmatch(step.name):
+        x, weight, bias, eps = step.norm
         wide = x.double()
-        centred = wide - wide.mean(-1, keepdim=True) if _NORMS[step.name] else wide
-        own = g if weight is None else g * weight.detach().double()
-        own = own * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-        own = own - own.mean(-1, keepdim=True) if _NORMS[step.name] else own
+        wide = wide - wide.mean(-1, keepdim=True) if step.name == "layer_norm" else wide
+        own = (g if weight is None else g * weight.detach().double()) * (wide.square().mean(-1, True) + eps).rsqrt()
+        own = own - own.mean(-1, keepdim=True) if step.name == "layer_norm" else own
         return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
-    if step.name in _READS:
-        x, matrix, bias = step.product
-        own = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    if _READ.fullmatch(step.name):
+        _, matrix, bias = step.product
         used = g.flatten(0, -2).any(0)  # of a vocabulary only the tokens that were asked about
-        own += g[..., used] @ matrix[:, used].detach().mT.double()
+        own = g[..., used] @ matrix[:, used].detach().mT.double()
         return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
     wanted = {id(x): x.detach().double().requires_grad_() for x in sources}
     flat, shape = tree_flatten((step.args, step.kwargs))
     with torch.enable_grad():
-        changed = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
-        args, kwargs = tree_unflatten(changed, shape)
+        wide_args = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
+        args, kwargs = tree_unflatten(wide_args, shape)
         out = step.func(*args, **kwargs)
-        out = out if step.index is None else out[step.index]
-    found = torch.autograd.grad(out, [wanted[id(x)] for x in sources], g)
-    return list(found)
-
-
-def _is_factor(b: Any, a: Tensor, steps: Any) -> bool:
-    """Whether b scales a: a number or constant, or what a norm divides by, one number for all features of a position."""
-    if not isinstance(b, Tensor) or b not in steps:
-        return True
-    return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
+    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g))
 
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
