@@ -33,6 +33,9 @@ def work(
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
+    seed: Annotated[
+        int | None, typer.Option(help="New numbers of the same difficulty; the same seed, the same sheet.", min=0)
+    ] = None,
     blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
     check: Annotated[
         Path | None, typer.Option(help="Mark the answers in this TOML file; status 1 if a cell is wrong.")
@@ -42,7 +45,7 @@ def work(
 
     Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
     may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)"."""
-    from clearhead.work import mark, shipped, solve
+    from clearhead.work import mark, shipped, solve, variant
 
     if problem is None:
         if format is Format.json:
@@ -50,7 +53,7 @@ def work(
         else:
             console.print(table(("problem", "what it works"), shipped().items()))
         return
-    solved = solve(problem)
+    solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
         marks = mark(solved, check)
         if format is Format.json:

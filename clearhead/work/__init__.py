@@ -4,21 +4,25 @@ A problem is a short TOML file. Its steps are worked with fractions, roots and e
 more in float64 by the code that models use. This room needs sympy and is imported only when it is used."""
 
 from clearhead.work.marks import Marks, mark, mark_text
-from clearhead.work.problem import shipped, solve, solve_text
+from clearhead.work.problem import Problem, load, shipped, solve, solve_text
 from clearhead.work.sheet import Check, Comparison, Grid, Step, Work
 from clearhead.work.source import ProblemError
+from clearhead.work.variants import variant
 
 __all__ = [
     "Check",
     "Comparison",
     "Grid",
     "Marks",
+    "Problem",
     "ProblemError",
     "Step",
     "Work",
+    "load",
     "mark",
     "mark_text",
     "shipped",
     "solve",
     "solve_text",
+    "variant",
 ]
