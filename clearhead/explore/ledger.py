@@ -7,6 +7,7 @@ from typing import Any
 
 from clearhead import claims as book
 from clearhead import work
+from clearhead.claims.ledger import VERDICTS
 from clearhead.claims.report import title
 from clearhead.config import Value
 from clearhead.explore.run import Nothing, Run, read
@@ -31,6 +32,7 @@ def claims(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     """Every statement of the ledger, theme after theme; no verdict, for that is what is tried."""
     read(ask, Nothing)
     return {
+        "verdicts": list(VERDICTS),
         "claims": [
             {
                 "id": c.id,
@@ -41,7 +43,7 @@ def claims(ask: dict[str, Any], run: Run) -> dict[str, Any]:
                 "method": c.method,
             }
             for c in book.claims().values()
-        ]
+        ],
     }
 
 
@@ -115,4 +117,4 @@ def _toml(answers: dict[str, Any]) -> str:
 def _solved(given: Named) -> work.Work:
     known = work.shipped()
     require(given.name in known, f"there is no sheet {given.name[:40]!r}; there are {', '.join(known)}")
-    return work.solve(given.name)
+    return work.solve(work.variant(given.name, given.seed) if given.seed else given.name)

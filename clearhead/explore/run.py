@@ -19,6 +19,14 @@ Asked = TypeVar("Asked", bound=Value)
 
 # Every action that the page may ask for, and the file of this room that has it.
 ACTIONS = {
+    "models": "readings",
+    "step": "readings",
+    "attention": "readings",
+    "walk": "readings",
+    "beams": "readings",
+    "page": "readings",
+    "change": "changes",
+    "digit": "digits",
     "mask": "masks",
     "gallery": "masks",
     "hand": "hand",

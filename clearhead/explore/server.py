@@ -134,7 +134,8 @@ def app(place: Place, desk: Desk) -> ASGIApp:
     """The whole server as an ASGI application."""
     files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in sorted(_PAGE.iterdir())}
     files["look.js"] = (look_module().encode(), _TYPES[".js"])
-    files["look.css"] = (look_style().encode(), _TYPES[".css"])
+    files["walk.js"] = (look_module("walk.js").encode(), _TYPES[".js"])
+    files["look.css"] = (look_style("page.css", "walk.css").encode(), _TYPES[".css"])
 
     async def get(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

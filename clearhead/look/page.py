@@ -10,7 +10,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +79,28 @@ def written(text: str, path: str | Path) -> Path:
     return path
 
 
-def style() -> str:
-    """The page's style sheet."""
-    return _asset("page.css")
+def style(*sheets: str) -> str:
+    """Style sheets of `assets/`, or that of the page."""
+    return "\n".join(_asset(name) for name in sheets or ("page.css",))
 
 
-def module() -> str:
-    """The page's scripts as an ES module, for a page that has its elements: `show(contents, signal, history, location)`
-    draws them until the signal aborts. The last two stand for the browser's own: they keep what is chosen."""
-    return f"export function show(data, signal, history, location) {{\n{_scripts()}\nreturn {{ go, state }};\n}}\n"
-
-
-def _scripts() -> str:
-    return "\n".join(_asset(name) for name in _SCRIPTS)
+def module(*scripts: str) -> str:
+    """Scripts of `assets/` (those of the page) as an ES module, for a page that has their elements: `show(contents,
+    signal, history, location)` draws until the signal aborts. The last two stand for the browser's own: they keep what
+    is chosen."""
+    inside = "\n".join(_asset(name) for name in scripts or _SCRIPTS)
+    return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
 
 
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def contents(album: Album, *, budget: int = BUDGET) -> dict[str, Any]:
-    """What a page shows, as its scripts read it."""
+def contents(
+    album: Album, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
+) -> dict[str, Any]:
+    """What a page shows, as its scripts read it; `on_layer` is told before each layer how many are done, and of how
+    many."""
     pictures = list(album.pictures)
     texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
     for picture in pictures:
@@ -113,7 +114,9 @@ def contents(album: Album, *, budget: int = BUDGET) -> dict[str, Any]:
         "title": album.title,
         "facts": list(album.facts.items()),
         "texts": [list(labels) for labels in texts],
-        "pictures": [_layer(picture, texts, how) for picture in pictures],
+        "pictures": [
+            _layer(picture, texts, how, lambda i=i: on_layer(i, len(pictures))) for i, picture in enumerate(pictures)
+        ],
         "order": [pictures.index(picture) for picture in in_order],
         "start": {"number": first, "head": pictures[first].n_heads},  # all heads together
         "rollouts": [
@@ -130,7 +133,8 @@ def contents(album: Album, *, budget: int = BUDGET) -> dict[str, Any]:
     }
 
 
-def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
+def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan, begin: Callable[[], None]) -> dict[str, Any]:
+    begin()
     measuring, thumbs, packed = Measuring(picture), _Thumbs(picture), packing(picture, how)
     picture.walk(measuring, thumbs, packed)
     summary = measuring.result()

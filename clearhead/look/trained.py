@@ -58,7 +58,7 @@ def translation(trained: Trained, made: Translated) -> Album:
 def of_sorting(trained: Trained, letters: str) -> Album:
     """Letters, <START>, and what the model makes of them."""
     ids, answer = sorting_ids(trained, letters)
-    return _of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {trained.tokenizer.decode(answer)}")
+    return of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {trained.tokenizer.decode(answer)}")
 
 
 def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
@@ -79,7 +79,7 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
 def of_text(trained: Trained, prompt: str) -> Album:
     """A text as a decoder reads it, with the token that it expects next."""
     ids = text_ids(trained, prompt)
-    return _of_ids(trained, ids, title=shortened(prompt))
+    return of_ids(trained, ids, title=shortened(prompt))
 
 
 def text_ids(trained: Trained, prompt: str, room: int = 0) -> list[int]:
@@ -159,7 +159,8 @@ def _from_data(trained: Trained, given: str, data: Path) -> Tensor:
     return pixels[int(given)]
 
 
-def _of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
+def of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
+    """The ids of a text as a model reads them, with what it expects next."""
     with torch.no_grad(), _trace(trained) as t:
         logits = trained.model(torch.tensor([ids], device=device_of(trained)))
     chances, best = logits[0, -1].softmax(-1).topk(3)

@@ -135,7 +135,8 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         look.walk(pretrained.load("en-es"), "Hello world")
 
     `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
-    where pictures are that are given by number. Of a bare module the inputs are tensors, as it is called with them."""
+    where pictures are that are given by number; a picture may also be its bytes, (height, width). Of a bare module the
+    inputs are tensors, as it is called with them."""
     if isinstance(model, nn.Module):
         return _of_tensors(model, given)
     trained, text = model, given[0]
@@ -174,15 +175,16 @@ def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walk:
     return run.walk(f"{shortened(text)} → {made.target}")
 
 
-def _of_picture(trained: Trained, given: str, data: Path | None) -> Walk:
-    pixels = read_picture(trained, given, data)
+def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walk:
+    pixels = given if isinstance(given, Tensor) else read_picture(trained, given, data)
     config: Any = trained.model.config
     rows, columns = config.grid
     tokens = [*["[CLS]"] * config.pooling.n_extra, *(f"({i}, {j})" for i in range(rows) for j in range(columns))]
     run = _Run(trained.model, trained.name, {"": Line("T", tokens, len(tokens))}, pixels)
     run.watched(prepare(pixels[None], normalisation(trained)).to(device_of(trained)))
     run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
-    return run.walk(f"{Path(given).name} → {run.steps[0].taken.token}")
+    name = "a picture" if isinstance(given, Tensor) else Path(given).name
+    return run.walk(f"{name} → {run.steps[0].taken.token}")
 
 
 def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:

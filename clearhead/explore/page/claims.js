@@ -2,7 +2,7 @@
 import { Latest, ask, choices, field, make, progress, ready, saving, slider, status } from "./tools.js";
 
 const DEFAULTS = { id: "", theme: "", words: "", seed: 0, quiz: "" };
-const VERDICTS = [["holds", "Holds"], ["holds when", "Holds when …"], ["does not hold", "Does not hold"]];
+const said = (verdict) => verdict[0].toUpperCase() + verdict.slice(1);
 
 export function open(box, given, { signal, remember }) {
   const state = { ...DEFAULTS, ...given, seed: Number(given.seed) || 0 }, latest = new Latest(signal), other = new Latest(signal);
@@ -14,7 +14,7 @@ export function open(box, given, { signal, remember }) {
     make("p", { className: "lead", textContent: "Statements about attention and its neighbours from courses and exams, each tried by a program: now, on this machine, with the seed that you choose." }),
     make("div", { className: "form" }, mode, field("Theme", themes), field("Words", words)),
     make("div", { className: "two" }, make("div", { className: "list" }, list), one));
-  let claims = [];
+  let claims = [], verdicts = [];
 
   function fill(changes) {
     Object.assign(state, changes);
@@ -43,7 +43,7 @@ export function open(box, given, { signal, remember }) {
   }
 
   function quiz(claim, out) {
-    const answers = VERDICTS.map(([verdict, text]) => make("button", { type: "button", className: "act", textContent: text, on: { click() {
+    const answers = verdicts.map((verdict) => make("button", { type: "button", className: "act", textContent: said(verdict), on: { click() {
       for (const button of answers) button.disabled = true;
       run(claim, out, verdict);
     } } }));
@@ -69,7 +69,7 @@ export function open(box, given, { signal, remember }) {
   }
 
   function told(found) {
-    const parts = [make("p", { className: `verdict ${found.verdict.replaceAll(" ", "-")}`, textContent: VERDICTS.find(([name]) => name === found.verdict)[1].replace(" …", "") + (found.condition ? ` ${found.condition}` : "") })];
+    const parts = [make("p", { className: `verdict ${found.verdict.replaceAll(" ", "-")}`, textContent: said(found.verdict) + (found.condition ? ` ${found.condition}` : "") })];
     if (found.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), found.counter_example));
     if (found.correct) parts.push(make("p", {}, make("b", { textContent: "Instead: " }), found.correct));
     parts.push(make("p", { className: "note", textContent: `${found.method} · seed ${found.seed} · ${found.seconds} s` }),
@@ -82,7 +82,7 @@ export function open(box, given, { signal, remember }) {
   }
 
   other.run((stop) => ask("claims", {}, { signal: stop }), (found) => {
-    claims = found.claims;
+    ({ claims, verdicts } = found);
     themes.append(make("option", { value: "", textContent: `all ${claims.length}` }), ...[...new Set(claims.map(({ theme }) => theme))].map((theme) => make("option", { value: theme, textContent: theme, selected: theme === state.theme })));
     go({});
   }, (error) => status(error.message));

@@ -1,5 +1,5 @@
 // Cost: sliders for sizes; what it costs part by part, how that grows, what limits it, and what fits.
-import { Latest, ask, bytes, choices, count, draw, field, large, make, progress, ready, saving, seconds, slider, status, table } from "./tools.js";
+import { Latest, ask, bytes, choices, count, draw, field, gauge, large, make, progress, ready, saving, seconds, slider, status, table } from "./tools.js";
 
 const DEFAULTS = { kind: "decoder", d_model: 768, n_heads: 12, n_layers: 12, d_ff: 3072, vocab_size: 50257, tokens: 1024, batch: 1, dtype: "bfloat16", training: "", mask: "", memory: 80 };
 const powers = (low, high) => Array.from({ length: 2 * (high - low) + 1 }, (_, i) => (i % 2 ? 3 * 2 ** (low + (i - 1) / 2 - 1) : 2 ** (low + i / 2)));
@@ -64,11 +64,8 @@ export function open(box, given, { signal, remember }) {
   go({});
 }
 
-const bars = (caption, rows) => make("table", { className: "plain bars" }, make("caption", { textContent: caption }), make("tbody", {}, ...rows.map(([name, share, words]) => {
-  const bar = make("span");
-  bar.style.width = `${100 * Math.min(1, share)}%`;
-  return make("tr", {}, make("th", { scope: "row", textContent: name }), make("td", { className: "gauge" }, bar), make("td", { textContent: words }));
-})));
+const bars = (caption, rows) => make("table", { className: "plain gauges" }, make("caption", { textContent: caption }), make("tbody", {},
+  ...rows.map(([name, share, words]) => make("tr", {}, make("th", { scope: "row", textContent: name }), gauge(share), make("td", { textContent: words })))));
 
 // Both axes by powers; between neighbours stands how many times more it is when the length doubles.
 function curve(rows, name, words, show) {

@@ -37,23 +37,33 @@ export async function ask(action, body, { signal, onPart, onProgress } = {}) {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal,
   });
   if (!answer.ok) throw new Refused(await answer.json(), answer.status);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = [], last = null;
+  let last = null;
+  const hear = (line) => {
+    const event = JSON.parse(line);
+    if ("done" in event || "error" in event) last = event;
+    if ("part" in event) onPart?.(event.part);
+    if ("progress" in event) onProgress?.(event.progress);
+  };
+  if (onPart || onProgress) await byLine(answer.body.getReader(), hear);
+  else (await answer.text()).trimEnd().split("\n").forEach(hear);
+  if (!last) throw new Refused({ error: "the answer broke off: is the server still running?" });
+  if (last.error) throw new Refused(last.error);
+  return last.done;
+}
+
+async function byLine(reader, hear) {
+  const decoder = new TextDecoder();
+  let rest = [];
   for (;;) {
     const { done, value } = await reader.read();
-    if (done && last?.error) throw new Refused(last.error);
-    if (done && last) return last.done;
-    if (done) throw new Refused({ error: "the answer broke off: is the server still running?" });
-    const lines = value.split("\n");
-    for (let i = 0; i < lines.length; i++) {
-      rest.push(lines[i]);
-      if (i === lines.length - 1) break;
-      const event = JSON.parse(rest.join(""));
+    if (done) return;
+    const lines = decoder.decode(value, { stream: true }).split("\n");
+    lines.forEach((line, i) => {
+      rest.push(line);
+      if (i === lines.length - 1) return;
+      hear(rest.join(""));
       rest = [];
-      if ("done" in event || "error" in event) last = event;
-      if ("part" in event) onPart?.(event.part);
-      if ("progress" in event) onProgress?.(event.progress);
-    }
+    });
   }
 }
 
@@ -132,6 +142,14 @@ export function choices(words, names, chosen, change) {
   set(chosen);
   box.set = set;
   return box;
+}
+
+// A bar of this share, and a mark at another one.
+export function gauge(share, at = null) {
+  const bar = make("span"), mark = make("i");
+  bar.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
+  if (at !== null) mark.style.left = `${100 * Math.min(1, at)}%`;
+  return make("td", { className: "gauge" }, make("div", { className: "track" }, bar, at === null ? null : mark));
 }
 
 export const table = (caption, heads, rows) => make("table", { className: "plain" },

@@ -1,6 +1,6 @@
 // The page of a walk: the model drawn from the stations of its run, and one station at a time beside it.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// `data` and `signal` come from what stands around this file: the page, or the module that others import.
 const { stations, groups, steps } = data;
 const at = (id) => document.getElementById(id);
 const state = { station: 0, head: 0 };
@@ -261,7 +261,7 @@ const CELLS = 12; // up to which numbers are written into the cells
 function matrix(one, rows, paint) {
   if (Math.max(rows.length, rows[0].length) > CELLS) {
     const side = Math.min(480, innerWidth - 60), high = Math.max(40, (side * rows.length) / rows[0].length);
-    return make("figure", { style: "margin:0" }, picture(rows, paint, side, Math.min(640, high), { class: "big" }),
+    return make("figure", { class: "map" }, picture(rows, paint, side, Math.min(640, high), { class: "big" }),
       make("figcaption", { class: "remark" }, `queries ${named(one.rows)} down, keys ${named(one.columns)} across` + (one.pooled ? "; a cell is a mean" : "")));
   }
   const dark = (cell) => { const [r, g, b] = cell.style.backgroundColor.match(/\d+/g).map(Number); return 0.3 * r + 0.6 * g + 0.1 * b < 140; };
@@ -305,19 +305,20 @@ const KEYS = { ArrowLeft: () => go({ station: state.station - 1 }), ArrowRight: 
   Home: () => go({ station: 0 }), End: () => go({ station: stations.length - 1 }), "?": () => at("help").showModal() };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || at("help").open || !KEYS[event.key]) return;
+  if (event.target.closest?.("input, textarea, select")) return; // they are written in
   event.preventDefault();
   KEYS[event.key]();
-});
+}, { signal });
 at("help-open").addEventListener("click", () => at("help").showModal());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({}));
-addEventListener("hashchange", () => { restore(); go({}, false); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({}), { signal });
+addEventListener("hashchange", () => { restore(); go({}, false); }, { signal });
 // On paper: the drawing, then the way in, the chosen blocks and the way out, station by station.
 addEventListener("beforeprint", () => {
   const open = openBlocks();
   const wanted = groups.filter((group) => group.block === null || open.has(group.where));
   at("paper").replaceChildren(...wanted.flatMap((group) => stations.slice(group.first, group.last + 1).map((_, k) => article(group.first + k, false))));
-});
-addEventListener("afterprint", () => at("paper").replaceChildren());
+}, { signal });
+addEventListener("afterprint", () => at("paper").replaceChildren(), { signal });
 
 function restore() {
   const found = location.hash.match(/^#(\d+)\.(\d+)$/);

@@ -1,0 +1,64 @@
+"""The panel of digits: a drawing as the models of pictures read it, stroke by stroke, and what each looked at.
+
+Where a model looked is the gradient of its answer: how much each pixel could still change it. Of one that attends there
+is also the rollout of its attention, from the patches to what it reads off at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import look
+from clearhead.config import Value
+from clearhead.data.digits import prepare
+from clearhead.explore.readings import pixels_of
+from clearhead.explore.run import Run, read
+from clearhead.look.measures import rollout
+from clearhead.look.trained import device_of, normalisation
+from clearhead.models import VisionTransformer
+from clearhead.values import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Value):
+    pixels: str
+
+
+def digit(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Every model of pictures on this page: its chances, the pixels that count, and where it attended."""
+    given = read(ask, Drawing)
+    names = [name for name in run.shelf.names if run.shelf.model(name).task == "digits"]
+    require(bool(names), "no model on this page reads pictures: start it with digits-vit and digits-conv")
+    return {"models": [_read(name, given.pixels, run) for name in names]}
+
+
+def _read(name: str, pixels: str, run: Run) -> dict[str, Any]:
+    run.step()
+    trained = run.shelf.model(name)
+    model: Any = trained.model
+    x = prepare(pixels_of(pixels, model)[None], normalisation(trained)).to(device_of(trained)).requires_grad_()
+    with torch.enable_grad():
+        logits = model(x)
+        (slope,) = torch.autograd.grad(logits[0].max(), x)
+    answer = {"name": name, "chances": logits[0].detach().softmax(-1).tolist(), "counts": _shares(slope[0, 0].abs())}
+    return answer | {"kind": type(model).__name__, "attended": _attended(model, x.detach())}
+
+
+@torch.no_grad()
+def _attended(model: Any, x: Tensor) -> list[list[int]] | None:
+    if not isinstance(model, VisionTransformer):
+        return None
+    with look.trace(model, "**.attention.weights") as seen:
+        model(x)
+    whole = rollout([seen.weights(path)[0] for path in seen.paths])  # (T, T)
+    extra, (rows, columns) = model.config.pooling.n_extra, model.config.grid
+    reaching = whole[0] if extra else whole.mean(0)
+    return _shares(reaching[extra:].view(rows, columns))
+
+
+def _shares(values: Tensor) -> list[list[int]]:
+    """From 0 to 255, the largest being 255."""
+    return (255 * values / values.max().clamp(min=1e-12)).round().int().tolist()

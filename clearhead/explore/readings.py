@@ -1,0 +1,309 @@
+"""The panel of runs: what a model reads, what it expects next, how it attends, its stations, and its beams.
+
+A text is read anew for every request. What was written after it comes with the request, as ids, so that stepping
+forward and going back are the same question with other ids."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from clearhead import look
+from clearhead.config import Value
+from clearhead.data.translation import encode_sources
+from clearhead.errors import DataError
+from clearhead.explore.run import Nothing, Run, read
+from clearhead.generation import Beam, Sample, generate, search
+from clearhead.generation.adapters import stepper_for
+from clearhead.generation.filters import draw, probabilities
+from clearhead.look.album import Album
+from clearhead.look.page import contents
+from clearhead.look.page import page as one_file
+from clearhead.look.trained import device_of, of_ids, of_picture, text_ids
+from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
+from clearhead.pretrained import Trained, Translated
+from clearhead.values import Count, Natural, Range, require
+
+_SHOWN = 12  # tokens that may come next
+_WALKED = 256  # tokens up to which stations are shown
+_EXAMPLES = {
+    "translation": ("How are you?", "The house is red.", "I would like a cup of coffee, please."),
+    "text": ("First Citizen:\nBefore we proceed any further, hear me", "ROMEO:\n", "To be, or not to be"),
+    "sort-dedup": ("D A A C B A", "Q W E R T Y", "H E L L O"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Value):
+    model: str
+    text: str = ""
+    written: tuple[Natural, ...] = ()
+    pixels: str = ""  # of a picture: its grey bytes, in base64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(Text):
+    temperature: Annotated[float, Range(least=0, most=100)] = 1.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    seed: Natural = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched(Text):
+    width: Annotated[int, Range(least=1, most=8)] = 3
+    max_new: Annotated[int, Range(least=1, most=48)] = 12
+    length_penalty: Annotated[float, Range(least=-2, most=4)] = 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text as a model reads it: `source` by its encoder, where it has two halves, and `ids` by its other half (the
+    first `given` of them are no answer of its own)."""
+
+    trained: Trained
+    source: list[int]
+    ids: list[int]
+    given: int
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """As the model is called with them."""
+        rows = (self.source, self.ids) if self.source else (self.ids,)
+        return tuple(torch.tensor([row], device=device_of(self.trained)) for row in rows)
+
+    def logits(self) -> Tensor:
+        """(V,) of the token after the last; the logits of all the others are never made."""
+        model: Any = self.trained.model
+        features = model.features(*self.inputs)[0, -1]
+        return (features @ model.vocabulary().T).float().cpu()
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return (self.trained.tokenizer.eos_id,) if self.trained.task == "sort-dedup" else self.trained.stops
+
+    def labels(self) -> dict[str, Any]:
+        """Its tokens by name, for both halves."""
+        names = self.trained.tokenizer.tokens
+        about = {"tokens": names(self.ids), "ids": self.ids, "given": self.given}
+        return about | {"source": names(self.source) if self.source else []}
+
+
+def reading(trained: Trained, text: str, written: tuple[int, ...], most: int) -> Reading:
+    """What a model reads of this text, within what it takes."""
+    if not text.strip():
+        raise DataError("there is nothing to read: write something")
+    model: Any = trained.model
+    tokenizer, source = trained.tokenizer, list[int]()
+    if isinstance(model, EncoderDecoder):
+        sources = encode_sources(tokenizer, [text.strip()])
+        source = sources.padded(torch.tensor([0]), fill=tokenizer.pad_id)[0][0].tolist()
+        ids = [tokenizer.bos_id]
+    elif trained.task == "sort-dedup":
+        ids = [*tokenizer.encode(text), tokenizer.bos_id]
+    else:
+        ids = text_ids(trained, text)
+    known, longest = model.config.vocab_size, min(most, getattr(model.config, "max_len", most))
+    require(all(i < known for i in written), f"a written id is beyond the vocabulary of {known:,}")
+    length = max(len(source), len(ids) + len(written))
+    if length > longest:
+        raise DataError(f"this has {length:,} tokens and {trained.name} takes {longest:,} here: shorten it")
+    return Reading(trained, source, [*ids, *written], len(ids))
+
+
+def reading_of(given: Text, run: Run) -> Reading:
+    return reading(run.shelf.model(given.model), given.text, given.written, run.shelf.limits.tokens)
+
+
+def answered(now: Reading) -> Reading:
+    """The same with the likeliest answer, of a model whose task has one; a text that goes on is left as it is."""
+    if now.trained.task not in ("translation", "sort-dedup") or len(now.ids) > now.given:
+        return now
+    prompt, start = (now.inputs[0], now.ids) if now.source else (now.inputs[-1], None)
+    room = min(2 * max(len(now.source), now.given) + 8, now.trained.model.config.max_len - len(now.ids))
+    made = generate(now.trained.model, prompt, start=start, stop=now.stops, max_new=max(1, room)).sequence(0)
+    return replace(now, ids=[*now.ids, *made.tolist()])
+
+
+def pixels_of(text: str, model: Any) -> Tensor:
+    """A picture (height, width) of bytes, in the size that a model takes."""
+    height, width = model.config.image_size
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    require(len(raw) == height * width, f"the picture has {len(raw)} bytes; expected {height} × {width}, in base64")
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(height, width)
+
+
+# ---------------------------------------------------------------------- actions
+
+
+def models(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The models of this page, what each does, and how it is built."""
+    read(ask, Nothing)
+    found = []
+    for name in run.shelf.names:
+        trained = run.shelf.model(name)
+        model: Any = trained.model
+        layers = [p for p, m in model.named_modules() if isinstance(m, look.trained.MultiHeadAttention)]
+        found.append(
+            {
+                "name": name,
+                "task": trained.task,
+                "kind": type(model).__name__,
+                "about": trained.card.get("about", ""),
+                "weights": sum(p.numel() for p in model.parameters()),
+                "layers": [{"path": path, "heads": model.get_submodule(path).n_heads} for path in layers],
+                "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),
+                "writes": isinstance(model, (Decoder, EncoderDecoder)),
+                "longest": min(run.shelf.limits.tokens, getattr(model.config, "max_len", run.shelf.limits.tokens)),
+                "size": getattr(model.config, "image_size", None),
+                "examples": _EXAMPLES.get(trained.task, ("The cat sat on the mat.",)),
+            }
+        )
+    return {"models": found}
+
+
+@torch.no_grad()
+def step(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The tokens of a text, what may come next, and what would be taken."""
+    given = read(ask, Chosen)
+    now = reading_of(given, run)
+    about = now.labels()
+    if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
+        return about | {"next": [], "taken": None, "text": "", "ends": True}
+    logits = now.logits()
+    run.step()
+    raw = logits.double().softmax(-1)
+    p = torch.zeros_like(raw).index_fill_(0, raw.argmax(), 1.0)
+    if given.temperature > 0:
+        how = Sample(given.temperature, top_k=given.top_k, top_p=given.top_p, seed=given.seed)
+        p = probabilities(logits[None], how)[0]
+    luck = torch.Generator().manual_seed(given.seed + len(given.written))
+    taken = int(draw(p[None], torch.rand(1, generator=luck, dtype=torch.float64)))
+    best = (p + 1e-9 * raw).topk(min(_SHOWN, len(p))).indices.tolist()
+    names = now.trained.tokenizer.tokens([*best, taken])
+    return about | {
+        "next": [{"id": i, "token": names[k], "raw": float(raw[i]), "p": float(p[i])} for k, i in enumerate(best)],
+        "kept": int((p > 0).sum()),
+        "of": len(p),
+        "entropy": float(-(p * p.clamp(min=1e-300).log()).sum()),
+        "taken": {"id": taken, "token": names[-1]},
+        "ends": taken in now.stops,
+        "text": now.trained.tokenizer.decode([i for i in now.ids[now.given :] if i not in now.stops]),
+    }
+
+
+def _album(given: Text, run: Run) -> Album:
+    trained = run.shelf.model(given.model)
+    if isinstance(trained.model, VisionTransformer):
+        return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
+    now = answered(reading_of(given, run))
+    title = look.trained.shortened(given.text)
+    if not now.source:
+        return of_ids(trained, now.ids, title=title)
+    last = int(now.logits().argmax())  # what the last row would write
+    target = trained.tokenizer.decode([i for i in now.ids[1:] if i not in now.stops])
+    return look.translation(trained, Translated(given.text, target, tuple(now.source), (*now.ids[1:], last)))
+
+
+@torch.no_grad()
+def attention(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Who attends to whom, in every layer: what the panel of `look` shows."""
+    made = _album(read(ask, Text), run)
+    run.step()
+    many = len(made.first.rows) > _WALKED
+    return contents(made, on_layer=lambda i, n: run.step(i, n if many else 0, f"layer {i + 1} of {n}"))
+
+
+@torch.no_grad()
+def page(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The same run as the one-file page of `look`."""
+    return {"html": one_file(_album(read(ask, Text), run))}
+
+
+@torch.no_grad()
+def walk(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The model drawn from its run, and every station of it."""
+    given = read(ask, Text)
+    trained = run.shelf.model(given.model)
+    if isinstance(trained.model, VisionTransformer):
+        return look.walk(trained, pixels_of(given.pixels, trained.model)).to_dict()
+    now = reading_of(given, run)
+    length = max(len(now.ids), len(now.source))
+    require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
+    is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
+    text = given.text + trained.tokenizer.decode(now.ids[now.given :]) if is_text else given.text
+    return look.walk(trained, text, max_new=1 if is_text else None).to_dict()
+
+
+class _Tree:
+    """A stepper that notes every beginning which a search kept alive, and passes everything on."""
+
+    def __init__(self, stepper: Any, run: Run, most: int) -> None:
+        self._stepper, self._run, self._most, self._made = stepper, run, most, 0
+        self.nodes: list[dict[str, Any]] = []
+        self._rows: list[int | None] = []
+        self._known: dict[tuple[int | None, int], int] = {}
+
+    def begin(self) -> Tensor:
+        self._logits: Tensor = self._stepper.begin()
+        self._rows = [None] * len(self._logits)
+        return self._logits
+
+    def step(self, ids: Tensor) -> Tensor:
+        self._made += 1
+        self._run.step(self._made, self._most, f"{self._made} tokens")
+        chances = self._logits.float().log_softmax(-1)
+        self._rows = [
+            self.node(above, int(i), float(chances[row, i]))
+            for row, (above, i) in enumerate(zip(self._rows, ids.tolist(), strict=True))
+        ]
+        self._logits = self._stepper.step(ids)
+        return self._logits
+
+    def reorder(self, rows: Tensor) -> None:
+        self._rows = [self._rows[i] for i in rows.tolist()]
+        self._logits = self._logits.index_select(0, rows.to(self._logits.device))
+        self._stepper.reorder(rows)
+
+    def node(self, above: int | None, id_: int, chance: float) -> int:
+        """The number of a node, which is made where it is new."""
+        if (above, id_) not in self._known:
+            self._known[above, id_] = len(self.nodes)
+            self.nodes.append({"above": above, "id": id_, "log_p": chance})
+        return self._known[above, id_]
+
+
+@torch.no_grad()
+def beams(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Beam search as the tree of all beginnings that were alive, and what came out of it."""
+    given = read(ask, Searched)
+    now = reading_of(given, run)
+    model: Any = now.trained.model
+    require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
+    room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
+    require(room >= 1, "there is no room for another token: go back, or shorten the text")
+    prompt, start = (now.inputs[0], now.ids) if now.source else (now.inputs[-1], None)
+    tree = _Tree(stepper_for(model, prompt, start=start, max_new=room, use_cache=True, slide=False), run, room)
+    how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
+    made = search(tree, how=how, max_new=room, stop=now.stops)
+    found = []
+    for rank in range(given.width):
+        ids = made.sequence(0, rank, with_stop=True).tolist()
+        at, path = None, []
+        for place, i in enumerate(ids):
+            at = tree.node(at, i, float(made.log_probs[0, rank, place]))
+            path.append(at)
+        if ids:
+            text = now.trained.tokenizer.decode([i for i in ids if i not in now.stops])
+            score = float(made.scores[0, rank])
+            found.append({"path": path, "score": score, "text": text, "ended": bool(made.finished[0, rank])})
+    names = now.trained.tokenizer.tokens([node["id"] for node in tree.nodes]) if tree.nodes else []
+    return {"nodes": [node | {"token": name} for node, name in zip(tree.nodes, names, strict=True)], "found": found}
