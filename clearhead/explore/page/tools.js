@@ -5,7 +5,7 @@ export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name === "on") for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
-    else if (name in element && !name.startsWith("aria")) element[name] = value;
+    else if (name in element) element[name] = value;
     else element.setAttribute(name, value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
