@@ -186,3 +186,31 @@ def engine(
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
     console.print(f"results written to {out}", markup=False, soft_wrap=True)
+
+
+@bench.command()
+def explore(
+    out: Annotated[Path, typer.Option(help="The results file; written after every panel.")] = Path("explore.json"),
+    json: Json = False,
+) -> None:
+    """Keystrokes in the live page, measured in a browser."""
+    from clearhead.bench.explore import measure
+    from clearhead.bench.results import machine, versions
+
+    rows = measure(out)
+    if json:
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        return
+    cells = [
+        (
+            r.panel,
+            r.keys,
+            f"{r.median_ms:.0f}",
+            f"{r.most_of_them_ms:.0f}",
+            f"{r.worst_ms:.0f}",
+            "yes" if r.holds else "NO",
+        )
+        for r in rows
+    ]
+    heads = ("typed into", "keys", "median, ms", "19 of 20, ms", "worst, ms", f"≤ {rows[0].bound_ms:g} ms")
+    console.print(table(heads, cells))

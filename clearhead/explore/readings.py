@@ -125,8 +125,9 @@ def answered(now: Reading) -> Reading:
     if now.trained.task not in ("translation", "sort-dedup") or len(now.ids) > now.given:
         return now
     prompt, start = (now.inputs[0], now.ids) if now.source else (now.inputs[-1], None)
-    room = min(2 * max(len(now.source), now.given) + 8, now.trained.model.config.max_len - len(now.ids))
-    made = generate(now.trained.model, prompt, start=start, stop=now.stops, max_new=max(1, room)).sequence(0)
+    model: Any = now.trained.model
+    room = min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids))
+    made = generate(model, prompt, start=start, stop=now.stops, max_new=max(1, room)).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 

@@ -31,6 +31,7 @@ async function open() {
   ended = new AbortController();
   const { signal } = ended;
   for (const link of tabs.children) toggle(link, "aria-current", link.dataset.name === name ? "page" : null);
+  tabs.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   document.title = `${PANELS.find(([known]) => known === name)[1]} · clearhead`;
   document.documentElement.dataset.panel = name;
   delete document.documentElement.dataset.ready;

@@ -59,13 +59,11 @@ export function open(box, given, { signal, remember }) {
     if (!model) return;
     if (isPicture() || !model.writes) tokens.replaceChildren();
     if (isPicture()) return look();
-    const begun = performance.now();
     if (rest) slow.stop();
     quick.run((cut) => ask("step", { ...asked(), temperature: state.t, top_k: state.k || null, top_p: state.p < 1 ? state.p : null, seed: state.seed }, { signal: cut }), (found) => {
       last = found;
       wrong.textContent = "";
       show(found);
-      document.documentElement.dataset.took = (performance.now() - begun).toFixed(1);
       ready(`run ${model.name} ${found.ids.length} ${found.taken?.id ?? ""}`);
       if (rest) look();
     }, (error) => { wrong.textContent = error.message; stop(); ready("refused"); });
