@@ -70,7 +70,7 @@ def measure(
 ) -> list[Typed]:
     """A row a panel, written to `out` as soon as it is there."""
     rows: list[Typed] = []
-    with _server() as address, _browser() as page:
+    with serving() as address, browsing(viewport={"width": 1360, "height": 900}) as page:
         for name, panel, field, texts in TYPED:
             page.goto("about:blank")
             page.goto(f"{address}#{panel}")
@@ -86,7 +86,8 @@ def measure(
 
 
 @contextmanager
-def _server() -> Iterator[str]:
+def serving() -> Iterator[str]:
+    """The address of a server that was started as a user starts it."""
     command = (sys.executable, "-m", "clearhead.cli", "explore", "--no-open", "--port", "0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -96,7 +97,8 @@ def _server() -> Iterator[str]:
 
 
 @contextmanager
-def _browser() -> Iterator[Any]:
+def browsing(**how: Any) -> Iterator[Any]:
+    """A page of a Chromium that is there."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
@@ -109,7 +111,7 @@ def _browser() -> Iterator[Any]:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
         try:
-            page = browser.new_page(viewport={"width": 1360, "height": 900})
+            page = browser.new_page(**how)
             page.set_default_timeout(120_000)
             yield page
         finally:

@@ -17,8 +17,8 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.run import Run, read
 from clearhead.values import Natural, require
-from clearhead.work.algebra import Matrix, floats, largest, softmax, times, transpose
-from clearhead.work.numbers import Number, as_float, decimal, read_number, text
+from clearhead.work.algebra import Matrix, floats, softmax, times, transpose
+from clearhead.work.numbers import Number, as_float, read_number, text
 
 _MOST_TEXT = 40
 _LONGEST = 44  # signs of an exact number that still reads well; longer ones are shown by their decimals
@@ -56,41 +56,47 @@ def hand(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     noise, factor = [_number(cell, "the noise") for cell in given.noise], _number(given.length, "the length")
     keys = [list(row) for row in x]
     keys[given.key] = [factor * cell + more for cell, more in zip(x[given.key], noise, strict=True)]
-    temperature = sympy.oo if beta == 0 else sympy.Integer(0) if beta.is_infinite else 1 / beta
     run.step()
-    scores, weights = _attention(queries, keys, allowed, temperature)
+    scores, powers, weights = _attention(queries, keys, allowed, beta)
+    moved = 0.0
+    if keys != x:
+        before = floats(_attention(queries, x, allowed, beta)[2])
+        moved = max(
+            abs(a - b) for new, old in zip(floats(weights), before, strict=True) for a, b in zip(new, old, strict=True)
+        )
     run.step()
-    outputs = times(weights, x)
-    _, before = _attention(queries, x, allowed, temperature)
-    moved = [
-        abs(a - b)
-        for new, old in zip(floats(weights), floats(before), strict=True)
-        for a, b in zip(new, old, strict=True)
-    ]
+    sums = [sympy.Add(*row) for row in powers]
+    over = [[sympy.Add(*terms) for terms in _scaled(row, x)] for row in powers]
+    outputs = [[top / (Z or 1) for top in row] for row, Z in zip(over, sums, strict=True)]
     exact = {"x": x, "queries": queries, "keys": keys, "scores": scores, "weights": weights, "outputs": outputs}
-    answer = {name: {"exact": _texts(matrix), "values": floats(matrix)} for name, matrix in exact.items()}
+    answer: dict[str, Any] = {name: {"exact": _texts(m), "values": floats(m)} for name, m in exact.items()}
     if beta != 0 and not beta.is_infinite:
-        powers = [
-            [sympy.exp(beta * score) if may else sympy.Integer(0) for score, may in zip(row, line, strict=True)]
-            for row, line in zip(scores, allowed, strict=True)
-        ]
-        answer["weights"]["over"] = _texts(powers)
-        answer["outputs"]["over"] = _texts([[sympy.Add(*cells) for cells in _scaled(row, x)] for row in powers])
-        answer["sums"] = {
-            "exact": _texts([[sympy.Add(*row)] for row in powers]),
-            "values": floats([[sympy.Add(*row)] for row in powers]),
-        }
-    return answer | {"allowed": allowed, "moved": max(moved), "kind": _kind(weights)}
+        answer["weights"]["over"], answer["outputs"]["over"] = _texts(powers), _texts(over)
+        answer["sums"] = {"exact": _texts([[Z] for Z in sums]), "values": floats([[Z] for Z in sums])}
+    return answer | {"allowed": allowed, "moved": moved, "kind": _kind(weights, allowed, beta)}
+
+
+def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) -> tuple[Matrix, Matrix, Matrix]:
+    """Scores, what stands over the sum of its row, and the weights, which are the one by the other."""
+    scores = times(q, transpose(k))
+    most = max(abs(as_float(score)) for row in scores for score in row)
+    if beta == 0 or beta.is_infinite:
+        limit = sympy.oo if beta == 0 else sympy.Integer(0)
+        weights = [softmax(row, may, limit) for row, may in zip(scores, allowed, strict=True)]
+        return scores, weights, weights
+    require(
+        most * as_float(beta) <= 500, f"β times a score is {most * as_float(beta):.4g}; expected at most 500, or inf"
+    )
+    powers = [
+        [sympy.exp(beta * score) if may else sympy.Integer(0) for score, may in zip(row, line, strict=True)]
+        for row, line in zip(scores, allowed, strict=True)
+    ]
+    return scores, powers, [[power / (sympy.Add(*row) or 1) for power in row] for row in powers]
 
 
 def _scaled(row: list[Number], x: Matrix) -> list[list[Number]]:
     """The terms of a weighted sum of vectors, coordinate by coordinate."""
     return [[power * vector[i] for power, vector in zip(row, x, strict=True)] for i in range(len(x[0]))]
-
-
-def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], temperature: Number) -> tuple[Matrix, Matrix]:
-    scores = times(q, transpose(k))
-    return scores, [softmax(row, may, temperature) for row, may in zip(scores, allowed, strict=True)]
 
 
 def _number(cell: str, what: str, *, infinite: bool = False) -> Number:
@@ -104,25 +110,26 @@ def _number(cell: str, what: str, *, infinite: bool = False) -> Number:
 
 
 def _texts(matrix: Matrix) -> list[list[str]]:
-    written = [[(text(x), x) for x in row] for row in matrix]
-    return [[words if len(words) <= _LONGEST else f"≈ {decimal(x, 6)}" for words, x in row] for row in written]
+    """Exact numbers as text; nothing where that would be too long to read, and the decimals have to do."""
+    written = [[text(x) for x in row] for row in matrix]
+    return [[words if len(words) <= _LONGEST else "" for words in row] for row in written]
 
 
-def _kind(weights: Matrix) -> str:
+def _kind(weights: Matrix, allowed: list[list[bool]], beta: Number) -> str:
     """What the weights do, said from the exact numbers."""
-    ones = [[j for j, w in enumerate(row) if w == 1] for row in weights]
-    if all(len(row) == 1 for row in ones):
-        chosen = [row[0] for row in ones]
-        if chosen == list(range(len(weights))):
+    n = len(weights)
+    chosen = [[j for j, w in enumerate(row) if w == 1] for row in weights]
+    if all(len(row) == 1 for row in chosen):
+        where = [row[0] for row in chosen]
+        if where == list(range(n)):
             return "identity: every query takes its own vector"
-        if sorted(chosen) == list(range(len(weights))):
+        if sorted(where) == list(range(n)):
             return "permutation: the outputs are the vectors in another order"
-        return "hard: every query takes one vector whole"
-    open_ = [[w for w in row if w != 0] for row in weights]
-    if all(all(w == row[0] for w in row) for row in open_ if row):
-        if all(len(row) == len(weights) for row in open_):
+    if beta.is_infinite:
+        return "hard: every query takes the vector of its largest score, or shares its weight where several are"
+    seen = [[w for w, may in zip(row, line, strict=True) if may] for row, line in zip(weights, allowed, strict=True)]
+    if all(w == row[0] for row in seen for w in row):
+        if all(len(row) == n for row in seen):
             return "uniform: every output is the mean"
         return "convolution: every output is the mean of what its query may see"
-    if all(w.is_Rational for row in weights for w in row):
-        return "hard: every query shares its weight among the largest scores"
-    return "soft: every query mixes what it may see" if any(sum(largest(r)) < len(r) for r in weights) else "soft"
+    return "soft: every query mixes what it may see"

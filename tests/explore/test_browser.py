@@ -34,7 +34,7 @@ class Tab:
         self.client, self.wrong = client, []
         self.context = chromium.new_context(viewport={"width": 1360, "height": 900}, accept_downloads=True, **options)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(45_000)
         self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", self._asked)
@@ -122,10 +122,12 @@ def test_attention_by_hand(tab):
     for kind in ("hard", "uniform", "identity", "permutation", "convolution", "soft"):
         tab.page.get_by_role("button", name=kind).click()
         tab.page.wait_for_selector(f'html[data-ready$="{kind}"]')
-    before = tab.page.get_by_label("x1, first number").input_value()
-    tip = tab.page.locator(".tip-of").first
-    tip.focus()
+    tab.page.get_by_label("x1, first number").fill("1")
+    tab.page.wait_for_selector('html[data-ready^="hand 1,"]')
+    tab.page.locator(".tip-of").first.focus()
     tab.page.keyboard.press("ArrowRight")
+    tab.page.wait_for_selector('html[data-ready^="hand 9/8,"]')
+    before = tab.page.get_by_label("x1, first number").input_value()
     tip = tab.page.locator(".tip-of").first.bounding_box()
     tab.page.mouse.move(tip["x"] + 5, tip["y"] + 5)
     tab.page.mouse.down()

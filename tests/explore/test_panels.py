@@ -42,6 +42,7 @@ def test_the_gallery_reads_back(page):
         ("0", "window(1, 1)", [], "convolution"),
         ("inf", "window(0, 0)", [], "identity"),
         ("inf", "full()", [1, 2, 0], "permutation"),
+        ("inf", "full()", [1, 1, 0], "hard"),
     ],
 )
 def test_attention_by_hand(page, beta, mask, order, kind):
@@ -89,6 +90,7 @@ def test_exact_numbers_over_their_sum(page):
         ({"beta": "n"}, "without letters"),
         ({"length": "inf"}, "finite"),
         ({"noise": ["9^99", "0"]}, "at most 1000"),
+        ({"beta": "999"}, "at most 500"),
         ({"mask": "causal("}, "causal"),
     ],
 )

@@ -129,9 +129,9 @@ const below = (i) => "₁₂₃₄₅₆"[i];
 // A fraction of exponentials by its numerator over the sum of its row, where the whole would be too long to read.
 function written({ exact, over }, i, j) {
   const whole = exact[i][j];
-  if (!over || (whole.length <= 12 && !whole.startsWith("≈"))) return whole;
+  if (!over || (whole && whole.length <= 12)) return whole;
   const top = over[i][j];
-  return top.startsWith("≈") ? whole : `${/ [+−] /.test(top) ? `(${top})` : top}/Z${below(i)}`;
+  return !top ? whole : `${/ [+−] /.test(top) ? `(${top})` : top}/Z${below(i)}`;
 }
 
 // A matrix: the exact number, and under it the decimals; weights are shaded by their size.
@@ -139,7 +139,7 @@ function matrix(title, cells, rows, columns, allowed = null, isShaded = false) {
   const { values } = cells, body = values.map((line, i) => make("tr", {}, make("th", { scope: "row", textContent: rows[i] }), ...line.map((_, j) => {
     const words = written(cells, i, j), may = !allowed || allowed[i][j], near = Number(values[i][j].toPrecision(4));
     const plain = !may && title.startsWith("Scores") ? "−∞" : words;
-    const cell = make("td", { className: may ? "" : "hidden-cell" }, make("span", { className: "exact", textContent: plain.startsWith("≈") ? "" : plain }),
+    const cell = make("td", { className: may ? "" : "hidden-cell" }, make("span", { className: "exact", textContent: plain }),
       plain === String(near).replace("-", "−") || plain === "−∞" ? "" : make("span", { className: "near", textContent: `≈ ${String(near).replace("-", "−")}` }));
     if (isShaded) cell.style.setProperty("--w", `${Math.round(70 * values[i][j])}%`);
     return cell;
