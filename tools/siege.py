@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from clearhead import masks
@@ -59,14 +60,14 @@ class Siege:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    def head(self, method: str, path: str, length: int | None = None, **headers: str) -> str:
+    def head(self, method: str, path: str, length: int | None = None, /, **headers: str) -> str:
         names = {"Host": f"{self.host}:{self.port}", "Connection": "close", **headers}
         if length is not None:
             names |= {"Content-Type": names.get("Content-Type", "application/json"), "Content-Length": str(length)}
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in names.items() if value)]
         return "\r\n".join(lines) + "\r\n\r\n"
 
-    async def ask(self, action: str, ask: object) -> tuple[int, dict[str, object]]:
+    async def ask(self, action: str, ask: object) -> tuple[int, dict[str, Any]]:
         body = json.dumps(ask).encode()
         status, text = await self.send(self.head("POST", f"{self.root}api/{action}", len(body)), body)
         lines = text.splitlines()

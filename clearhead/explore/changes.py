@@ -17,7 +17,7 @@ from clearhead import look, masks
 from clearhead.attention import MultiHeadAttention, Softmax
 from clearhead.config import Value
 from clearhead.errors import ConfigError
-from clearhead.explore.readings import Reading, Text, answered, reading, reading_of
+from clearhead.explore.readings import Reading, Text, answered, attending, reading, reading_of
 from clearhead.explore.run import Run, read
 from clearhead.values import Natural, Range, did_you_mean, require
 
@@ -58,13 +58,12 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     given = read(ask, Changed)
     now = answered(reading_of(given, run))
     model: Any = now.trained.model
-    layers = {p: m for p, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+    layers = attending(model)
     for edit in given.edits:
         _check(edit, model, layers)
     shown = given.path or list(layers)[-1]
     require(shown in layers, f"there is no attention layer {given.path!r}; {did_you_mean(given.path, layers)}")
-    with contextlib.ExitStack() as stack:
-        before = stack.enter_context(_trace(model))
+    with _trace(model) as before:
         model(*now.inputs)
     run.step()
     then = _forced(given, now)

@@ -15,7 +15,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 
-_GRACE = 2.0  # seconds that a process has to stop after it was told to
+_GRACE = 5.0  # seconds that a process has to stop after it was told to
 _MOST_BYTES = 1 << 27  # of one answer
 
 

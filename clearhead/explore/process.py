@@ -16,7 +16,7 @@ import traceback
 from typing import IO, Any
 
 from clearhead.errors import ClearheadError, ParseError
-from clearhead.explore.run import GivenUp, Run, Shelf
+from clearhead.explore.run import GivenUp, Run, Shelf, check
 
 _NO_MEMORY = "can't allocate memory"  # torch's words for it on a CPU
 
@@ -31,6 +31,8 @@ def main() -> None:
     torch.set_num_threads(settings.get("threads", 1))
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     stop = threading.Event()
+    # Between any two modules of a model is a good moment to stop.
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: check(stop))
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs, stop), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         shelf = Shelf(settings["models"], settings["limits"], **settings.get("placed", {}))

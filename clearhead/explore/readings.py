@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import look
+from clearhead.attention import MultiHeadAttention
 from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
@@ -27,7 +28,7 @@ from clearhead.look.page import page as one_file
 from clearhead.look.trained import device_of, of_ids, of_picture, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
-from clearhead.values import Count, Natural, Range, require
+from clearhead.values import Count, Natural, Range, did_you_mean, require
 
 _SHOWN = 12  # tokens that may come next
 _WALKED = 256  # tokens up to which stations are shown
@@ -44,6 +45,7 @@ class Text(Value):
     text: str = ""
     written: tuple[Natural, ...] = ()
     pixels: str = ""  # of a picture: its grey bytes, in base64
+    layer: str = ""  # whose attention is wanted; of a long text not all are made at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,11 @@ def reading_of(given: Text, run: Run) -> Reading:
     return reading(run.shelf.model(given.model), given.text, given.written, run.shelf.limits.tokens)
 
 
+def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """The attention layers by their paths."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+
+
 def answered(now: Reading) -> Reading:
     """The same with the likeliest answer, of a model whose task has one; a text that goes on is left as it is."""
     if now.trained.task not in ("translation", "sort-dedup") or len(now.ids) > now.given:
@@ -152,7 +159,7 @@ def models(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     for name in run.shelf.names:
         trained = run.shelf.model(name)
         model: Any = trained.model
-        layers = [p for p, m in model.named_modules() if isinstance(m, look.trained.MultiHeadAttention)]
+        layers = attending(model)
         found.append(
             {
                 "name": name,
@@ -160,7 +167,7 @@ def models(ask: dict[str, Any], run: Run) -> dict[str, Any]:
                 "kind": type(model).__name__,
                 "about": trained.card.get("about", ""),
                 "weights": sum(p.numel() for p in model.parameters()),
-                "layers": [{"path": path, "heads": model.get_submodule(path).n_heads} for path in layers],
+                "layers": [{"path": path, "heads": layer.n_heads} for path, layer in layers.items()],
                 "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),
                 "writes": isinstance(model, (Decoder, EncoderDecoder)),
                 "longest": min(run.shelf.limits.tokens, getattr(model.config, "max_len", run.shelf.limits.tokens)),
@@ -208,7 +215,9 @@ def _album(given: Text, run: Run) -> Album:
     now = answered(reading_of(given, run))
     title = look.trained.shortened(given.text)
     if not now.source:
-        return of_ids(trained, now.ids, title=title)
+        layers = attending(trained.model)
+        require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
+        return of_ids(trained, now.ids, title=title, layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
     target = trained.tokenizer.decode([i for i in now.ids[1:] if i not in now.stops])
     return look.translation(trained, Translated(given.text, target, tuple(now.source), (*now.ids[1:], last)))

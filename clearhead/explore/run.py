@@ -50,6 +50,12 @@ class GivenUp(Exception):
     """Nobody waits for this run any more."""
 
 
+def check(stop: threading.Event) -> None:
+    """Stop here if nobody waits for what is being done."""
+    if stop.is_set():
+        raise GivenUp
+
+
 class Shelf:
     """The models that the command line named, loaded once; a request can name these and nothing else."""
 
@@ -95,8 +101,7 @@ class Run:
 
     def step(self, done: int = 0, of: int = 0, what: str = "") -> None:
         """Between two parts of the work: stop here if nobody waits, and say how far it is if that is given."""
-        if self._stop.is_set():
-            raise GivenUp
+        check(self._stop)
         if of:
             self._send("progress", {"done": done, "of": of, "what": what})
 

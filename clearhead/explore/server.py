@@ -35,6 +35,7 @@ __all__ = ["Place", "app", "secret_of", "serve"]
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+_HEARD_OUT = 32  # times as much as a body may have is read and dropped, so that the sender hears why it is refused
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -198,16 +199,19 @@ async def _body(request: Request, desk: Desk) -> dict[str, Any] | Response:
     """The JSON object of a request, within its limits; or the answer that refuses it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return JSONResponse({"error": "expected a request of type application/json"}, 415)
-    most, body = desk.limits.body, bytearray()
+    most, body, length = desk.limits.body, bytearray(), 0
     try:
         async with asyncio.timeout(desk.limits.body_seconds):
             async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    return JSONResponse({"error": f"a request has at most {most:,} bytes: shorten the text"}, 413)
+                length += len(part)
+                body += part if length <= most else b""
+                if length > _HEARD_OUT * most:
+                    break
     except TimeoutError:
         words = f"the request did not come within {desk.limits.body_seconds:g} seconds"
         return JSONResponse({"error": words}, 408)
+    if length > most:
+        return JSONResponse({"error": f"a request has at most {most:,} bytes: shorten the text"}, 413)
     try:
         ask = json.loads(bytes(body), parse_constant=_no_number)
     except (ValueError, RecursionError):

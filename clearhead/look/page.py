@@ -10,7 +10,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,7 @@ def contents(
         "title": album.title,
         "facts": list(album.facts.items()),
         "texts": [list(labels) for labels in texts],
-        "pictures": [
-            _layer(picture, texts, how, lambda i=i: on_layer(i, len(pictures))) for i, picture in enumerate(pictures)
-        ],
+        "pictures": [_layer(picture, texts, how) for picture in _told(pictures, on_layer)],
         "order": [pictures.index(picture) for picture in in_order],
         "start": {"number": first, "head": pictures[first].n_heads},  # all heads together
         "rollouts": [

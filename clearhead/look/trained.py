@@ -159,9 +159,9 @@ def _from_data(trained: Trained, given: str, data: Path) -> Tensor:
     return pixels[int(given)]
 
 
-def of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
-    """The ids of a text as a model reads them, with what it expects next."""
-    with torch.no_grad(), _trace(trained) as t:
+def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> Album:
+    """The ids of a text as a model reads them, with what it expects next; of a long one perhaps one layer alone."""
+    with torch.no_grad(), _trace(trained, layer) as t:
         logits = trained.model(torch.tensor([ids], device=device_of(trained)))
     chances, best = logits[0, -1].softmax(-1).topk(3)
     named = trained.tokenizer.tokens(best.cpu())
@@ -170,10 +170,11 @@ def of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
     return album(t, trained.tokenizer.tokens(ids), title=title, facts=facts)
 
 
-def _trace(trained: Trained) -> Trace:
+def _trace(trained: Trained, layer: str | None = None) -> Trace:
     layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise nothing_to_see(trained)
+    layers = layers if layer is None else [layer]
     return trace(trained.model, *(f"{path}.weights" for path in layers), "**.blocks.*.output")
 
 

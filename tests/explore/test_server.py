@@ -86,6 +86,7 @@ def test_files_are_those_of_the_page_alone(page, name):
         (b"[" * 100_000, "application/json", 400),
         (b"\xff\xfe", "application/json", 400),
         (b'{"expression": "' + b"x" * 300_000 + b'"}', "application/json", 413),
+        (b" " * 3_000_000, "application/json", 413),
     ],
 )
 def test_bodies_that_are_refused(page, body, kind, status):

@@ -33,7 +33,8 @@ export function open(box, given, { signal, remember }) {
 
   function begin(name, keep = false) {
     model = models.find((one) => one.name === name) ?? models[0];
-    if (!keep || !state.text) Object.assign(state, DEFAULTS, { text: model.examples[0] });
+    if (!keep) Object.assign(state, DEFAULTS);
+    state.text ||= model.examples[0];
     text.value = state.text;
     go({ model: model.name });
   }
@@ -113,6 +114,6 @@ export function open(box, given, { signal, remember }) {
     models = found.models.filter((one) => one.writes && one.layers.length);
     pick.append(...models.map(({ name }) => make("option", { value: name, textContent: name, selected: name === state.model })));
     if (!models.length) { wrong.textContent = "no model on this page writes: start it with shakespeare, sort-dedup or en-es"; return ready("refused"); }
-    begin(state.model, Boolean(given.text));
+    begin(state.model, true);
   }, (error) => status(error.message));
 }

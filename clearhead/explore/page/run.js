@@ -4,7 +4,8 @@ import { pad } from "./pad.js";
 import { show as showLook } from "./look.js";
 import { show as showWalk } from "./walk.js";
 
-const DEFAULTS = { model: "", text: "", w: "", t: 1, k: 0, p: 1, seed: 0, view: "stations", at: "", ink: "", width: 3 };
+const DEFAULTS = { model: "", text: "", w: "", t: 1, k: 0, p: 1, seed: 0, view: "stations", at: "", ink: "", width: 3, layer: "" };
+const LONG = 512; // tokens from which one layer is looked at, not all
 const VIEWS = [["stations", "Stations"], ["attention", "Attention"], ["beams", "Beams"]];
 
 export function open(box, given, { signal, remember }) {
@@ -47,7 +48,8 @@ export function open(box, given, { signal, remember }) {
     for (const [name, hide] of [["beams", !model.writes], ["stations", !model.layers.length], ["attention", !model.layers.length]]) view.querySelector(`[data-name="${name}"]`).hidden = hide;
     if (!model.writes && state.view === "beams") state.view = "stations";
     view.set(state.view);
-    if (!keep || !state.text) Object.assign(state, { text: model.examples[0], w: "", at: "" });
+    if (!keep) Object.assign(state, { text: "", w: "", at: "", layer: "" });
+    state.text ||= model.examples[0];
     text.value = state.text;
     go({ model: model.name });
   }
@@ -66,7 +68,7 @@ export function open(box, given, { signal, remember }) {
       show(found);
       ready(`run ${model.name} ${found.ids.length} ${found.taken?.id ?? ""}`);
       if (rest) look();
-    }, (error) => { wrong.textContent = error.message; stop(); ready("refused"); });
+    }, (error) => { wrong.textContent = error.message; stop(); ready("refused"); }, state.text.length > 2000 ? 250 : 0);
   }
 
   function show(found) {
@@ -114,8 +116,9 @@ export function open(box, given, { signal, remember }) {
 
   let shown = null;
   function look() {
-    const wait = last && last.ids.length > 96 ? 350 : 60;
-    if (state.view === "attention") slow.run((cut) => ask("attention", asked(), { signal: cut, onProgress: progress }), attention, told, wait);
+    const wait = last && last.ids.length > 96 ? 350 : 60, isLong = last?.ids.length > LONG;
+    if (isLong) state.layer ||= model.layers.at(-1).path;
+    if (state.view === "attention") slow.run((cut) => ask("attention", { ...asked(), layer: isLong && !last.source.length ? state.layer : "" }, { signal: cut, onProgress: progress }), attention, told, wait);
     else if (state.view === "stations") slow.run((cut) => ask("walk", asked(), { signal: cut }), stations, told, wait);
     else slow.run((cut) => ask("beams", { ...asked(), width: state.width }, { signal: cut, onProgress: progress }), beams, told, wait);
   }
@@ -137,6 +140,9 @@ export function open(box, given, { signal, remember }) {
       make("div", { className: "look-main" }, make("nav", { id: "heads", ariaLabel: "Layers and heads" }),
         make("section", { id: "stage" }, make("div", { className: "bar" }, make("h2", { id: "where", ariaLive: "polite" }), make("div", { className: "choices", id: "views", role: "group", ariaLabel: "View" })), part("p", "what"), make("div", { id: "view", tabIndex: -1 }), part("p", "legend")),
         make("aside", { id: "detail", ariaLabel: "Details of the chosen token" })), part("section", "more"), part("footer", "foot"), help());
+    found.foot = found.foot.replace(/ Everything on this page.*/, "");
+    if (found.pictures.length < model.layers.length) stage.prepend(field("Layer (of a long text one at a time)", make("select", { on: { change(event) { go({ layer: event.target.value, at: "" }); } } },
+      ...model.layers.map(({ path }) => make("option", { value: path, textContent: path, selected: path === state.layer })))));
     showLook(found, end, kept, { hash: `#${state.at}` });
     document.documentElement.dataset.shown = `attention ${found.texts[0].length}`;
   }
@@ -164,7 +170,7 @@ export function open(box, given, { signal, remember }) {
   first.run((cut) => ask("models", {}, { signal: cut }), (found) => {
     models = found.models.filter((one) => one.layers.length || one.writes).sort((a, b) => b.writes - a.writes);
     pick.append(...models.map(({ name }) => make("option", { value: name, textContent: name, selected: name === state.model })));
-    begin(state.model, Boolean(given.text || given.w));
+    begin(state.model, true);
   }, (error) => status(error.message));
 }
 
