@@ -131,8 +131,14 @@ def contents(
     }
 
 
-def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan, begin: Callable[[], None]) -> dict[str, Any]:
-    begin()
+def _told(pictures: list[Picture], on_layer: Callable[[int, int], None]) -> Iterator[Picture]:
+    """The pictures one by one, each announced before it is made."""
+    for i, picture in enumerate(pictures):
+        on_layer(i, len(pictures))
+        yield picture
+
+
+def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
     measuring, thumbs, packed = Measuring(picture), _Thumbs(picture), packing(picture, how)
     picture.walk(measuring, thumbs, packed)
     summary = measuring.result()

@@ -25,7 +25,7 @@ export function open(box, given, { signal, remember }) {
     slider("Top-k (0: all)", [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 40, 50, 100], state.k, (k) => go({ k: Math.round(k) }, false)),
     slider("Top-p", [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1], state.p, (p) => go({ p }, false)),
     slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (seed) => go({ seed: Math.round(seed) }, false)));
-  const next = make("section", { className: "next" }, make("h2", { textContent: "What comes next" }), bars, make("div", {}, make("div", { className: "form" }, back, forth, play), knobs));
+  const next = make("section", { className: "coming" }, make("h2", { textContent: "What comes next" }), bars, make("div", {}, make("div", { className: "form" }, back, forth, play), knobs));
   const typed = make("div", { className: "field grow" }, field("Text", text), examples);
   box.append(make("div", { className: "form" }, field("Model", pick), typed), about, wrong, drawing, tokens, next,
     make("div", { className: "bar" }, view, make("span", { className: "form tight" },
@@ -41,7 +41,7 @@ export function open(box, given, { signal, remember }) {
     model = models.find((one) => one.name === name) ?? models[0];
     stop();
     examples.replaceChildren(...model.examples.map((words) => act(words.replace(/\n/g, " ⏎ "), () => { text.value = words; go({ text: words, w: "" }); text.focus(); })));
-    about.textContent = [model.about, `${model.kind}, ${model.weights.toLocaleString("en")} weights, up to ${model.longest.toLocaleString("en")} tokens.`].filter(Boolean).join(". ").replace("..", ".");
+    about.textContent = [model.about, `${model.kind}, ${model.weights.toLocaleString("en")} weights${model.size ? "" : `, up to ${model.longest.toLocaleString("en")} tokens`}.`].filter(Boolean).join(". ").replace("..", ".");
     drawing.replaceChildren(...(isPicture() ? [make("figure", {}, canvas.box)] : []));
     typed.hidden = isPicture();
     next.hidden = !model.writes;
