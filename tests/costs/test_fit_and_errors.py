@@ -210,6 +210,7 @@ def test_predicting_again_changes_nothing(document):
     assert predict_again(document) == document
 
 
+@pytest.mark.measured
 def test_what_is_predicted_today_for_what_was_measured_on_a_gpu():
     """The committed measurements hold today's formulas to their bounds."""
     document = predict_again(read(RESULTS / "cost.json"))
