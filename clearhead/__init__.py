@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead import attention, masks, positions
 from clearhead._version import __version__
-from clearhead.attention import KVCache, MultiHeadAttention, attend
+from clearhead.attention import KVCache, MultiHeadAttention, attend, under
 from clearhead.errors import ClearheadError
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
 
@@ -71,5 +71,6 @@ __all__ = [
     "pretrained",
     "save",
     "train",
+    "under",
     "work",
 ]
