@@ -9,8 +9,6 @@ the mask as an argument."""
 
 from __future__ import annotations
 
-import functools
-import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,12 +34,16 @@ class _Here(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
-        self.masks: list[Mask] = []  # of the parts that are running, innermost last
+        self.blocks: list[_Block] = []  # whose modules are running, innermost last
         self.ours = 0  # calls of `attend` at work: torch's function inside of them is no call of its own
 
     def added(self, mask: Mask | None) -> Mask:
-        """This mask with those that the thread is under."""
-        return functools.reduce(operator.and_, self.masks if mask is None else [mask, *self.masks])
+        """This mask with those that the thread is under; an attention call asks for it."""
+        for block in self.blocks:
+            block.calls += 1
+            mask = block.mask if mask is None else mask & block.mask
+        assert mask is not None
+        return mask
 
 
 _HERE = _Here()
@@ -76,7 +78,7 @@ def under(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | None = 
 
 def attend_under(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, **how: Any) -> Tensor:
     """`attend`, with the mask that this thread's module is under, if any."""
-    if _HERE.masks:
+    if _HERE.blocks:
         if how.get("offset") is None:
             how["offset"] = _offset(q.shape[-2], k.shape[-2], mask)
         mask = _HERE.added(mask)
@@ -121,26 +123,25 @@ class _Block:
         self.mask = mask
         self.has_run = False
         self.calls = 0
-        self._mode = _Mode(self)
+        self._mode = _Mode()
         self._depth = _Depth()
 
     def enter(self, module: nn.Module, args: Any) -> None:
         self._depth.value += 1
         if self._depth.value == 1:
             self.has_run = True
-            _HERE.masks.append(self.mask)
+            _HERE.blocks.append(self)
             self._mode.__enter__()
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth.value -= 1
         if self._depth.value == 0:
             self._mode.__exit__(None, None, None)
-            _HERE.masks.remove(self.mask)
+            _HERE.blocks.remove(self)
 
     def begin(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """One of our own layers: it takes the mask as an argument."""
         _HERE.ours += 1
-        self.calls += 1
         return args, kwargs if _HERE.ours > 1 else kwargs | {"mask": _HERE.added(kwargs.get("mask"))}
 
     def end(self, layer: nn.Module, args: Any, output: Any) -> None:
@@ -154,10 +155,6 @@ class _Depth(threading.local):
 class _Mode(TorchFunctionMode):
     """Torch's attention becomes ours, while this is the mode of the running thread."""
 
-    def __init__(self, block: _Block) -> None:
-        super().__init__()
-        self._block = block
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -170,11 +167,9 @@ class _Mode(TorchFunctionMode):
         return self._attend(*args, **kwargs)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not _HERE.masks or _HERE.ours:  # another thread's call, or ours, while the function is swapped
+        if not _HERE.blocks or _HERE.ours:  # another thread's call, or ours, while the function is swapped
             return _SDPA(*args, **kwargs)
-        self._block.calls += 1
-        given = from_sdpa(*args, **kwargs)
-        out = attend_under(**given)
+        out = attend_under(**from_sdpa(*args, **kwargs))
         query = args[0] if args else kwargs["query"]
         return out if query.dim() > 3 else out.squeeze(-3)
 

@@ -58,27 +58,23 @@ def attention(
 
 
 def mask_of(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
+    *,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
+    kv_length: int,
+    kv_offset: int = 0,
     **others: Any,
 ) -> Tensor | Mask | None:
     """What a model of transformers hands to `attention` as its mask: an expression, where there is one."""
-    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
-    where = {"q_offset": q_offset, "kv_offset": kv_offset}
     is_padded = attention_mask is not None and not bool(attention_mask.all())
-    at_end = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    first = others.get("q_offset")  # where the queries begin, in versions that say so in a whole number
+    at_end = isinstance(first, int) and first + others["q_length"] == kv_offset + kv_length
     found = None if is_padded or not at_end else _expression(mask_function)
     if found is not None and (kv_offset == 0 or not found.batch_shape):
         return found
-    dense = others | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return masking_utils.sdpa_mask(
-        **sizes, **where, mask_function=mask_function, attention_mask=attention_mask, **dense
-    )
+    sizes = {"kv_length": kv_length, "kv_offset": kv_offset, "attention_mask": attention_mask}
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return masking_utils.sdpa_mask(mask_function=mask_function, **sizes, **others | skips)
 
 
 def _expression(function: Callable[..., Any]) -> Mask | None:
