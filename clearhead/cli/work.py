@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import console, show_json, show_picture, table
+from clearhead.cli.output import Json, console, show_json, show_picture, table
 
 if TYPE_CHECKING:
     from clearhead.work import Work
@@ -31,18 +31,25 @@ def work(
         str | None,
         typer.Argument(help="A problem file (.toml) or the name of a shipped one; none lists them."),
     ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="With --check: further answer files.")] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
     blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
     check: Annotated[
-        Path | None, typer.Option(help="Mark the answers in this TOML file; status 1 if a cell is wrong.")
+        Path | None,
+        typer.Option(help="Mark the answers in this file (.toml, .json, .csv) or folder; status 1 if a cell is wrong."),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Work a small problem step by step, in exact numbers beside decimals.
 
     Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
-    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)"."""
-    from clearhead.work import mark, shipped, solve
+    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)". A cell that follows from a wrong one before it has its credit (→), and
+    known mistakes are named. Several files (--check answers/*.json) give a table of marks."""
+    from clearhead.work import answer_files, shipped, solve
+
+    if json:
+        format = Format.json
 
     if problem is None:
         if format is Format.json:
@@ -52,14 +59,32 @@ def work(
         return
     solved = solve(problem)
     if check is not None:
-        marks = mark(solved, check)
-        if format is Format.json:
-            show_json(marks.to_dict())
-        else:
-            show_picture(str(marks))
-        raise typer.Exit(0 if marks.is_right else 1)
+        _mark(solved, answer_files([check, *(files or [])]), format)
     _show(solved, format, digits, blank)
     raise typer.Exit(0 if solved.agrees else 1)
+
+
+def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
+    """One student's marks cell by cell, or a table of a class; status 1 where something is wrong."""
+    from clearhead.work import mark, mark_class
+
+    marks = mark_class(solved, answers)
+    one = marks.students[0] if len(answers) == len(marks.students) == 1 else None
+    if one is None and len(answers) == 1 and marks.unread:
+        mark(solved, answers[0])  # raises, and says why
+    if format is Format.json:
+        show_json((one or marks).to_dict())
+    elif one is not None:
+        show_picture(str(one))
+    else:
+        heads = [f"{key}/{cells}" for key, cells in zip(marks.keys, marks.cells, strict=True)]
+        console.print(table(["student", *heads, f"all/{sum(marks.cells)}", ""], marks.rows, title=solved.title))
+        for count, key, because in marks.mistakes:
+            students = f"{count} student{'' if count == 1 else 's'}"
+            console.print(f"{students}, {key}: {because}", markup=False, soft_wrap=True)
+        for name, why in marks.unread:
+            console.print(f"not marked: {name}: {why}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if marks.is_right else 1)
 
 
 def _show(solved: Work, format: Format, digits: int, blank: bool) -> None:

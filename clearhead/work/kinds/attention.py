@@ -27,13 +27,14 @@ KEYS = (
 
 def solve(source: Source) -> Solved:
     setting = read(source)
-    heads = [_head(setting, h) for h in range(setting.heads)]
+    heads = [_head(source, setting, h) for h in range(setting.heads)]
     steps = _given(source, setting)
     for h, head in enumerate(heads):
         steps += _head_steps(setting, head, f"{h + 1}" if setting.heads > 1 else "")
     joined = beside([head.z for head in heads])
     names = _features("z", len(joined[0]))
     if setting.heads > 1:
+        joined = source.own("concat", joined)
         steps.append(
             Step(
                 "concat", "The heads' outputs side by side", Grid.of(joined, setting.labels, names), "Z",
@@ -43,39 +44,48 @@ def solve(source: Source) -> Solved:
         )  # fmt: skip
     r = joined
     if "O" in setting.weights:
-        r = times(joined, setting.weights["O"])
+        r = source.own("r", times(joined, setting.weights["O"]))
         steps.append(
             Step("r", "Output projection", Grid.of(r, setting.labels, _features("r", len(r[0]))), "R",
                  "R = Z·W_O", "R = Z W_O")
         )  # fmt: skip
     logits: Matrix = []
     if "U" in setting.weights:
-        logits = times(r, setting.weights["U"])
+        logits = source.own("logits", times(r, setting.weights["U"]))
         tied = source.values.get("unembedding") == "tied"
         steps.append(
             Step("logits", "Logits", Grid.of(logits, setting.labels, setting.vocabulary), "L",
                  "L = R·Eᵀ" if tied else "L = R·U", r"L = R E^{\top}" if tied else "L = R U")
         )  # fmt: skip
     for loss in setting.losses:
-        steps += loss_steps(loss, logits, setting.labels, setting.vocabulary)
+        steps += loss_steps(source, loss, logits, setting.labels, setting.vocabulary)
     remarks = _remarks(setting)
     if setting.gradients:
-        made, said = gradient_steps(setting, heads, logits)
+        made, said = gradient_steps(source, setting, heads, logits)
         steps += made
         remarks += said
     return Solved(tuple(steps), float64_checks(setting, steps), tuple(remarks))
 
 
-def _head(setting: Setting, h: int) -> Head:
+def _head(source: Source, setting: Setting, h: int) -> Head:
+    number = f"{h + 1}" if setting.heads > 1 else ""
+    x = source.own("x", setting.x)
+
     def part(name: str) -> Matrix:
         weight = setting.weights[name]
         width = len(weight[0]) // setting.heads
-        return times(setting.x, columns(weight, h * width, (h + 1) * width))
+        return source.own(f"{name.lower()}{number}", times(x, columns(weight, h * width, (h + 1) * width)))
 
     q, k, v = part("Q"), part("K"), part("V")
-    scores = times(q, transpose(k))
-    weights = [softmax(row, allowed, setting.temperature) for row, allowed in zip(scores, setting.allowed, strict=True)]
-    return Head(q, k, v, scores, weights, times(weights, v))
+    scores = source.own(f"scores{number}", times(q, transpose(k)))
+    masked = source.own(f"masked{number}", _masked(scores, setting.allowed))
+    weights = [softmax(row, [score != -sympy.oo for score in row], setting.temperature) for row in masked]
+    weights = source.own(f"weights{number}", weights)
+    return Head(q, k, v, scores, weights, source.own(f"z{number}", times(weights, v)))
+
+
+def _masked(scores: Matrix, allowed: list[list[bool]]) -> Matrix:
+    return [[x if may else -sympy.oo for x, may in zip(*row, strict=True)] for row in zip(scores, allowed, strict=True)]
 
 
 def _features(letter: str, number: int) -> list[str]:
@@ -127,10 +137,7 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
              rf"S{sub} = Q{sub} K{sub}^{{\top}}")
     )  # fmt: skip
     if not all(may for row in setting.allowed for may in row):
-        hidden = [
-            [score if may else -sympy.oo for score, may in zip(row, allowed, strict=True)]
-            for row, allowed in zip(head.scores, setting.allowed, strict=True)
-        ]
+        hidden = _masked(head.scores, setting.allowed)
         steps.append(
             Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", Grid.of(hidden, labels, labels), f"S{h}",
                  "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j")

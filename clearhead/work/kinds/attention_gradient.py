@@ -12,6 +12,7 @@ from clearhead.work.kinds.attention_loss import error_of
 from clearhead.work.kinds.attention_setting import Head, Setting
 from clearhead.work.numbers import close_to
 from clearhead.work.sheet import Grid, Step
+from clearhead.work.source import Source
 
 _LATEX = r"\frac{\partial \ell}{\partial W_%s} = X^{\top} %s"
 _SCORES = r"\frac{\partial \ell}{\partial S}"
@@ -24,8 +25,8 @@ _FORMULAS = {
 DIGITS = 60
 
 
-def gradient_steps(setting: Setting, heads: list[Head], logits: Matrix) -> tuple[list[Step], list[str]]:
-    error = error_of(setting.losses[0], logits, setting.vocabulary)  # (T, V)
+def gradient_steps(source: Source, setting: Setting, heads: list[Head], logits: Matrix) -> tuple[list[Step], list[str]]:
+    error = source.own("grad_logits", error_of(setting.losses[0], logits, setting.vocabulary))  # (T, V)
     shown = error
     if not (setting.temperature == 0 or setting.temperature.is_infinite):
         error = _digits(error)
