@@ -267,11 +267,11 @@ SLIPS: dict[str, tuple[Slip, ...]] = {
         Slip("Biases were counted, and there are none here.", lambda v: {"bias": True} if not v.get("bias") else {}),
     ),
     "mask": (
+        Slip("This is what is left, not what is saved.", own=lambda w: {"saving": _of(w, "density")}),
         Slip("Ones and zeros are swapped: 1 means that a query may attend.",
              lambda v: {"expression": f"~({v['expression']})"}),
         Slip("Rows and columns are swapped: rows are queries.", lambda v: {"expression": f"({v['expression']}).T"}),
         *[Slip("This is another reading of the question: see step also.", _reading(i)) for i in range(4)],
-        Slip("This is what is left, not what is saved.", own=lambda w: {"saving": _of(w, "density")}),
     ),
     "receptive-field": (
         Slip("The residual connection was left out: a node also sees itself, so it is k + 1 and not k.",
