@@ -34,6 +34,9 @@ def work(
     files: Annotated[list[Path] | None, typer.Argument(help="With --check: further answer files.")] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
+    seed: Annotated[
+        int | None, typer.Option(help="New numbers of the same difficulty; the same seed, the same sheet.", min=0)
+    ] = None,
     blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
     check: Annotated[
         Path | None,
@@ -46,7 +49,7 @@ def work(
     Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
     may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)". A cell that follows from a wrong one before it has its credit (→), and
     known mistakes are named. Several files (--check answers/*.json) give a table of marks."""
-    from clearhead.work import answer_files, shipped, solve
+    from clearhead.work import answer_files, shipped, solve, variant
 
     if json:
         format = Format.json
@@ -57,7 +60,7 @@ def work(
         else:
             console.print(table(("problem", "what it works"), shipped().items()))
         return
-    solved = solve(problem)
+    solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
         _mark(solved, answer_files([check, *(files or [])]), format)
     _show(solved, format, digits, blank)

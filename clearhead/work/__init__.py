@@ -5,9 +5,10 @@ more in float64 by the code that models use. This room needs sympy and is import
 
 from clearhead.work.answers import answer_files
 from clearhead.work.marks import ClassMarks, Marks, mark, mark_class, mark_text
-from clearhead.work.problem import shipped, solve, solve_text
+from clearhead.work.problem import Problem, load, shipped, solve, solve_text
 from clearhead.work.sheet import Check, Comparison, Grid, Step, Work
 from clearhead.work.source import ProblemError
+from clearhead.work.variants import variant
 
 __all__ = [
     "Check",
@@ -15,14 +16,17 @@ __all__ = [
     "Comparison",
     "Grid",
     "Marks",
+    "Problem",
     "ProblemError",
     "Step",
     "Work",
     "answer_files",
+    "load",
     "mark",
     "mark_class",
     "mark_text",
     "shipped",
     "solve",
     "solve_text",
+    "variant",
 ]

@@ -1,4 +1,5 @@
-"""The kinds of problems, one file each: `KEYS`, the keys its files may have, and `solve(source)`."""
+"""The kinds of problems, one file each: `KEYS`, the keys its files may have, `solve(source)`, and `vary(source, draw)`,
+the values that make it another problem of the same difficulty."""
 
 from __future__ import annotations
 

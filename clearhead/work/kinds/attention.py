@@ -7,9 +7,12 @@ Rows are queries. `heads = 2` splits the columns of Q, K and V in two, as multi-
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 
 from clearhead.work.algebra import Matrix, beside, columns, softmax, times, transpose
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.attention_check import float64_checks
 from clearhead.work.kinds.attention_gradient import gradient_steps
 from clearhead.work.kinds.attention_loss import loss_steps
@@ -65,6 +68,28 @@ def solve(source: Source) -> Solved:
         steps += made
         remarks += said
     return Solved(tuple(steps), float64_checks(setting, steps), tuple(remarks))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """Other numbers in every matrix, and other words in the same places: their order in the file is kept, so that what
+    was sorted stays sorted."""
+    values = source.values
+    made: dict[str, Any] = {key: draw.like(values[key]) for key in ("x", "Q", "K", "V") if key in values}
+    if "weights" in values:
+        made["weights"] = {name: draw.like(matrix) for name, matrix in values["weights"].items()}
+    vectors = source.table("embeddings").values
+    if vectors:
+        made["embeddings"] = dict(zip(vectors, draw.like(list(vectors.values())), strict=True))
+    words = [word for word in vectors if not word.startswith("<")]
+    used = [word for word in words if word in source.names("tokens")]
+    renamed = dict(zip(used, draw.some(words, len(used)), strict=True))
+    if used:
+        made["tokens"] = [renamed.get(token, token) for token in source.names("tokens")]
+        made["loss"] = [
+            loss.values | {"targets": {at: renamed.get(word, word) for at, word in loss.values["targets"].items()}}
+            for loss in source.tables("loss")
+        ]
+    return made
 
 
 def _head(source: Source, setting: Setting, h: int) -> Head:

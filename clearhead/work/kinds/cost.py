@@ -5,10 +5,13 @@ Operations count two for each multiplication with its addition, of the matrix pr
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead.attention import MultiHeadAttention
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.numbers import N
 from clearhead.work.sheet import Check, Grid, Step
@@ -60,6 +63,13 @@ def solve(source: Source) -> Solved:
         else "The attention weights are no parameters: they are computed for each input.",
     )
     return Solved(steps, _checks(d, h, bias, output, total, made, n), remarks)
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    heads = draw.whole(2, 16) if source.whole("heads", 1) > 1 else 1
+    made = {"heads": heads, "d_model": heads * 8 * draw.whole(2, 16) * (1 if heads > 1 else 4)}
+    made |= {"bytes": draw.pick((2, 4, 8))} if heads > 1 else {}
+    return made | ({"tokens": 50 * draw.whole(2, 60)} if "tokens" in source.values else {})
 
 
 def _sum(source: Source, key: str, rows: list[list[object]]) -> sympy.Expr:

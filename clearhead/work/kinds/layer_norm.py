@@ -7,10 +7,13 @@ With ε = 0 and one γ for all features ‖y − β‖ = |γ|·√d whatever x i
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead.work.algebra import tidy
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.numbers import Number, as_float, same
 from clearhead.work.sheet import Check, Grid, Step
@@ -75,6 +78,10 @@ def solve(source: Source) -> Solved:
     else:
         remarks.append("γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply.")
     return Solved(tuple(steps), (_check(x, gamma, beta, eps, y),), tuple(remarks))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    return {key: draw.like(source.values[key]) for key in ("x", "gamma", "beta") if key in source.values}
 
 
 def _verdict(holds: bool, eps: Number, gamma: Number) -> str:

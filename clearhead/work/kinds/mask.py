@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import MAX_SIDE, Source
@@ -57,3 +61,13 @@ def _parse(source: Source, key: str | tuple[str | int, ...], text: str) -> masks
         return mask
     except ClearheadError as error:
         source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """The same pattern with other numbers, which are the same in every reading of it."""
+
+    def renumbered(text: str) -> str:
+        return re.sub(r"\d+", lambda found: str(draw.like(int(found[0]))), text)
+
+    also = {"also": [renumbered(text) for text in source.names("also")]} if "also" in source.values else {}
+    return {"expression": renumbered(source.text("expression")), "length": draw.whole(10, 20)} | also

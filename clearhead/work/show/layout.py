@@ -85,14 +85,14 @@ def is_plain(grid: Grid) -> bool:
 
 def _letters(grid: Grid) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
-    written = {x: _written(x) for row in grid.cells for x in row if not isinstance(x, str)}
+    forms = {x: written(x) for row in grid.cells for x in row if not isinstance(x, str)}
     width = sum(
-        max(len(row[j] if isinstance(row[j], str) else written[row[j]]) for row in grid.cells) + 2
+        max(len(row[j] if isinstance(row[j], str) else forms[row[j]]) for row in grid.cells) + 2
         for j in range(len(grid.columns))
     )
     if width <= _WIDEST:
         return {}
-    long = [x for x, words in written.items() if _SHORT < len(words) <= LONGEST]
+    long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
     each = len(_LETTERS)
     return {x: _LETTERS[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
 
@@ -102,10 +102,10 @@ def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], l
         return word(x)
     if x in letters:
         return letters[x]
-    return write(x) if len(_written(x)) <= LONGEST else TOO_LONG
+    return write(x) if len(written(x)) <= LONGEST else TOO_LONG
 
 
-def _written(x: Number) -> str:
+def written(x: Number) -> str:
     """The number as text, or a text that is too long for every cell without the pains of writing it out."""
     nodes = 0 if not x.is_Float else _MOST_NODES
     waiting = [x]
