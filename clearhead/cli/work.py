@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -29,9 +30,13 @@ class Format(StrEnum):
 def work(
     problem: Annotated[
         str | None,
-        typer.Argument(help="A problem file (.toml) or the name of a shipped one; none lists them."),
+        typer.Argument(
+            help="A problem file (.toml) or the name of a shipped one; none lists them. Or new, schema, skeleton."
+        ),
     ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(help="With --check: further answer files.")] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="With --check: further answer files; or what new, schema, skeleton take.")
+    ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
     seed: Annotated[
@@ -48,12 +53,20 @@ def work(
 
     Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
     may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)". A cell that follows from a wrong one before it has its credit (→), and
-    known mistakes are named. Several files (--check answers/*.json) give a table of marks."""
+    known mistakes are named. Several files (--check answers/*.json) give a table of marks.
+
+    clearhead work new my.toml [KIND] writes a commented template of a problem of your own, clearhead work schema [KIND]
+    says what such a file may hold, and clearhead work skeleton NAME prints a program to fill in, which
+    clearhead work skeleton NAME --check mine.py runs and grades."""
     from clearhead.work import answer_files, shipped, solve, variant
 
     if json:
         format = Format.json
 
+    if problem in _WORDS:
+        return _WORDS[problem](files or [], check, json)
+    if files and check is None:
+        raise typer.BadParameter(f"{files[0]!r} is left over; answer files need --check")
     if problem is None:
         if format is Format.json:
             show_json([{"name": name, "title": title} for name, title in shipped().items()])
@@ -62,9 +75,41 @@ def work(
         return
     solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
-        _mark(solved, answer_files([check, *(files or [])]), format)
+        _mark(solved, answer_files([check, *map(Path, files or [])]), format)
     _show(solved, format, digits, blank)
     raise typer.Exit(0 if solved.agrees else 1)
+
+
+def _new(words: list[str], check: Path | None, json: bool) -> None:
+    from clearhead.work import schema
+
+    if not 1 <= len(words) <= 2 or check:
+        raise typer.BadParameter("write clearhead work new FILE.toml, and perhaps a kind after it")
+    schema.write_template(Path(words[0]), *words[1:])
+    console.print(f"{words[0]} is written; work it with: clearhead work {words[0]}", markup=False, soft_wrap=True)
+
+
+def _schema(words: list[str], check: Path | None, json: bool) -> None:
+    from clearhead.work import schema
+
+    kinds = [None, *schema.KINDS] if not words else [schema.known(word) for word in words]
+    found = {kind or "every kind": schema.schema(kind) for kind in kinds}
+    if json:
+        show_json({kind: {"is": says, "keys": [vars(key) for key in keys]} for kind, (says, keys) in found.items()})
+        return
+    for kind, (says, keys) in found.items():
+        rows = [(key.name, "optional" if key.optional else "", key.says, key.example) for key in keys]
+        console.print(table(("key", "", "what it is", "example"), rows, title=f"{kind}: {says}"))
+        console.print()
+
+
+def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
+    raise NotImplementedError
+
+
+_WORDS: dict[str, Callable[[list[str], Path | None, bool], None]] = {
+    "new": _new, "schema": _schema, "skeleton": _skeleton
+}  # fmt: skip
 
 
 def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:

@@ -15,7 +15,7 @@ from clearhead.work.kinds import KINDS
 from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import MAX_BYTES, Source
 
-_COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
+COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -66,7 +66,7 @@ def work_of(source: Source) -> Work:
     """Works what a source says."""
     kind = source.choice("kind", KINDS)
     room = KINDS[kind]
-    source.only(*_COMMON, *room.KEYS)
+    source.only(*COMMON, *room.KEYS)
     solved = room.solve(source)
     return Work(
         name=source.name.removesuffix(".toml"),
