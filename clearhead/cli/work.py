@@ -104,7 +104,20 @@ def _schema(words: list[str], check: Path | None, json: bool) -> None:
 
 
 def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
-    raise NotImplementedError
+    from clearhead.work import skeleton
+
+    if not words:
+        console.print(table(("skeleton", "what is to be filled in"), skeleton.skeletons().items()))
+        return
+    if check is None:
+        show_picture(skeleton.skeleton(words[0]))
+        return
+    graded = skeleton.grade(words[0], check)
+    if json:
+        show_json(graded.to_dict())
+    else:
+        show_picture(str(graded))
+    raise typer.Exit(0 if graded.is_right else 1)
 
 
 _WORDS: dict[str, Callable[[list[str], Path | None, bool], None]] = {
