@@ -7,6 +7,7 @@ from clearhead.work.kinds import (
     attention,
     convolution,
     cost,
+    derivation,
     layer_norm,
     mask,
     position,
@@ -23,4 +24,5 @@ KINDS = {
     "mask": mask,
     "cost": cost,
     "receptive-field": receptive_field,
+    "derivation": derivation,
 }
