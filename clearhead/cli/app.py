@@ -37,6 +37,7 @@ _COMMANDS = (
     "cost",
     "check",
     "claims",
+    "documents",
     "plot",
     "bench",
     "models",
