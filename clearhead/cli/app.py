@@ -33,6 +33,7 @@ _COMMANDS = (
     "look",
     "walk",
     "work",
+    "exam",
     "mask",
     "cost",
     "check",
