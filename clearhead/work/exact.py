@@ -1,6 +1,6 @@
 """The language of derivations in exact numbers: fractions, roots and exponentials are kept as such.
 
-A number whose exact form would be beyond all reading goes on with sixty digits."""
+A number whose exact form would be beyond all reading, as a root of roots is, goes on with sixty digits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ _MOST_NODES = 400
 
 def kept(x: Number) -> Number:
     """The number in a form that people can read, or sixty digits of it."""
-    x = tidy(x)
-    if x.free_symbols or x.is_Rational or not _is_long(x):
+    if x.is_Rational or x.is_Float:
         return x
-    return close_to(x, DIGITS)
+    if x.free_symbols:
+        return tidy(x)
+    return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
 
 
 def _is_long(x: Number) -> bool:
+    """Whether a form has many parts, or a root of what is itself no fraction."""
     nodes, waiting = 0, [x]
     while waiting and nodes <= _MOST_NODES:
         nodes += 1
-        waiting += waiting.pop().args
+        part = waiting.pop()
+        if part.is_Float or (part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and not part.base.is_Rational):
+            return not (part.is_Pow and part.base == sympy.E)
+        waiting += part.args
     return nodes > _MOST_NODES
 
 

@@ -35,6 +35,7 @@ from clearhead.work.variants import variant
 
 FORMATS = (".pdf", ".typ", ".tex", ".md")
 _RULES = (
+    "Work on paper of your own and hand it in; enter here what (a), (b) and so on ask for.",
     "Give exact numbers (fractions, roots, powers of e) or decimals with three places at least.",
     "A later step that follows from a wrong one before it has its points.",
 )
@@ -67,7 +68,7 @@ def exam_from(number: str) -> Exam:
             before = tasks.get(sheet, Task(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
             tasks[sheet] = Task(sheet, before.points + question.points, steps)
-    return Exam(known.name.partition(",")[0], tuple(tasks.values()), "New numbers for questions of the same kind.")
+    return Exam("Exam", tuple(tasks.values()), f"After {known.name}")
 
 
 def read_exam(path: Path) -> Exam:
@@ -144,7 +145,7 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
 def _chosen(work: Work, task: Task) -> Work:
     """The sheet with what is given and the steps that are asked."""
     keep = [step for step in work.steps if step.given or not task.steps or step.key in task.steps]
-    return replace(work, steps=tuple(keep), comparisons=())
+    return replace(work, steps=tuple(keep), comparisons=(), remarks=() if task.steps else work.remarks)
 
 
 def _text(exam: Exam, works: list[Work], name: str, solutions: bool, ending: str) -> str:
@@ -187,8 +188,8 @@ def _question(number: int, work: Work, task: Task, seed: int | None, solutions: 
                 "points": each[i] if min(each) > 0 else 0,
                 "formula": _math(block.step.latex),
                 "words": block.step.formula,
-                "note": block.note,
-                "legend": [[letter, _math(value)] for letter, value in block.legend],
+                "note": block.step.note if solutions else "",
+                "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
             }
             for i, (block, shown) in enumerate(steps)
         ],
@@ -212,6 +213,7 @@ def _math(latex: str) -> str | None:
 def _shown(block: Block) -> dict[str, Any]:
     """A table as the template takes it: cells are mathematics, words, or nothing where an answer belongs."""
     step = block.step
+    digits = any(not isinstance(x, str) and x.has(sympy.Float) for row in step.grid.cells for x in row)
 
     def cell(written: str, value: Any, exact: bool) -> dict[str, str | None] | None:
         if not written:
@@ -231,6 +233,6 @@ def _shown(block: Block) -> dict[str, Any]:
         "rows": list(block.rows),
         "columns": list(block.columns),
         "one": step.grid.is_one,
-        "cells": table(block.exact, True),
-        "decimals": table(block.decimals, False),
+        "cells": table(block.decimals if digits and block.decimals else block.exact, not digits),
+        "decimals": None if digits else table(block.decimals, False),
     }

@@ -168,7 +168,7 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
         between = {"+": " + ", "-": " − ", "/": " / ", "*": "·", "@": "·"}[sign]
         if latex:
             between = {" − ": " - ", "·": r" \cdot " if sign == "*" else " "}.get(between, between)
-        return left + between + inner(node.right, level + (sign in "-/")), level
+        return left + between + inner(node.right, level + (sign in "-/@")), level
     if isinstance(node, ast.UnaryOp):
         return ("-" if latex else "−") + inner(node.operand, 2), 1
     if isinstance(node, ast.Attribute):

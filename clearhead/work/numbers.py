@@ -158,7 +158,7 @@ def same(a: Number, b: Number) -> bool:
 
 
 def _agree(a: Number, b: Number) -> bool:
-    """Whether two formulas agree at a few odd values of their letters, to 40 digits; multiplying out could take for ever."""
+    """Whether formulas agree at a few odd values of their letters, to 40 digits; multiplying out can take for ever."""
     letters = sorted((a - b).free_symbols, key=str)
     with mpmath.workdps(60):
         for first in ("2.7391", "5.1173", "11.4519"):

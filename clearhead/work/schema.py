@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from clearhead.errors import ConfigError, StorageError
 from clearhead.values import did_you_mean
+from clearhead.work.exact import Exact
 from clearhead.work.kinds import KINDS
+from clearhead.work.kinds.models import MODELS
 from clearhead.work.numbers import text
 from clearhead.work.problem import COMMON, solve_text
 
@@ -97,4 +100,6 @@ def uncommented(written: str) -> str:
 
 
 def _read(name: str) -> str:
-    return (resources.files("clearhead.work") / "templates" / f"{name}.toml").read_text(encoding="utf-8")
+    written = (resources.files("clearhead.work") / "templates" / f"{name}.toml").read_text(encoding="utf-8")
+    functions = textwrap.fill(", ".join(sorted(Exact().functions)), 110).replace("\n", "\n# ")
+    return written.replace("{models}", ", ".join(MODELS)).replace("{functions}", functions)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from clearhead.cli.app import run as run_command
-from clearhead.work import ProblemError, mark, mark_class, mark_text, shipped, solve, solve_text
+from clearhead.work import ProblemError, mark, mark_class, mark_text, solve, solve_text
 from clearhead.work.grading import follows, numeric_columns
 from clearhead.work.mistakes import SLIPS
 from clearhead.work.numbers import read_number, text
@@ -119,7 +119,8 @@ def test_a_file_names_its_own_mistakes():
 def test_every_slip_can_be_made_somewhere():
     """A slip that no shipped problem shows would be a sentence that nobody ever sees."""
     seen = set()
-    for name in shipped():
+    for name in ("sort-dedup", "sort-dedup-two-heads", "cnn-digits", "layer-norm-identity", "sinusoid-position-3", "sparse-16",
+                 "attention-1000-512", "receptive-field", "schedule"):  # fmt: skip
         work = solve(name)
         for slip in SLIPS.get(work.kind, ()):
             try:

@@ -14,7 +14,7 @@ from clearhead.work.problem import COMMON
 from clearhead.work.schema import schema, template, uncommented, write_template
 
 # Keys that stand in the place of others.
-INSTEAD = {("attention", "x"): ("tokens", "embeddings", "unembedding", "vocabulary", "loss", "gradient")}
+INSTEAD = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attention", "V"), ("derivation", "model")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,12 +56,12 @@ def test_the_reference_says_which_keys_are_needed(kind):
     assert [key.name for key in schema()[1]] == list(COMMON)
 
 
-def test_x_in_place_of_tokens():
-    values = template("attention")
-    start = values.index("# A vector for each token")
-    written = values[:start] + values[values.index("# Q, K and V") :]
-    written = re.sub(r"(?m)^tokens = .*\n", "", written).replace("#x = ", "x = ")
-    assert solve_text(written).step("x").given
+def test_x_in_place_of_tokens_and_q_k_v_in_place_of_all():
+    values = re.sub(r"(?m)^tokens = .*\n", "", template("attention"))
+    start, weights = values.index("# A vector for each token"), values.index("# Q, K and V have")
+    assert solve_text((values[:start] + values[weights:]).replace("#x = ", "x = ")).step("x").given
+    direct = re.sub(r"(?m)^#(?=[QKV] = )", "", values[:start])
+    assert solve_text(direct).step("q").given
 
 
 def test_a_file_with_every_kind_works_and_is_written_once(tmp_path):

@@ -38,10 +38,10 @@ def gradient_steps(source: Source, setting: Setting, heads: list[Head], logits: 
     for h, head in enumerate(heads):
         d_z = columns(d_joined, h * width, (h + 1) * width)
         d_s = _through_weights(setting, head, d_z)
-        x = transpose(setting.x)
-        parts["V"].append(times(x, times(transpose(head.weights), d_z)))
+        x, origin = transpose(setting.x), transpose(setting.source)
+        parts["V"].append(times(origin, times(transpose(head.weights), d_z)))
         parts["Q"].append(times(x, times(d_s, head.k)))
-        parts["K"].append(times(x, times(transpose(d_s), head.q)))
+        parts["K"].append(times(origin, times(transpose(d_s), head.q)))
     steps = [
         Step("grad_logits", "Gradient at the logits", Grid.of(shown, setting.labels, setting.vocabulary), "∂ℓ/∂L",
              "p − one-hot of the target, zeros where nothing is asked",
@@ -50,8 +50,16 @@ def gradient_steps(source: Source, setting: Setting, heads: list[Head], logits: 
     for name in setting.gradients:
         whole = beside(parts[name])
         rows = [f"x{i + 1}" for i in range(len(whole))]
+        if setting.direct:
+            rows = setting.labels if name == "Q" else setting.keys
         grid = Grid.of(whole, rows, [f"{name.lower()}{i + 1}" for i in range(len(whole[0]))])
-        steps.append(Step(f"grad_{name}", f"Gradient of W_{name}", grid, f"∂ℓ/∂W_{name}", *_FORMULAS[name]))
+        what, plain, latex = f"W_{name}", *_FORMULAS[name]
+        if setting.direct:  # X is the identity, and W_Q is Q
+            what = name
+            plain, latex = (
+                way.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for way in (plain, latex)
+            )
+        steps.append(Step(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", plain, latex))
     return steps, _remarks(setting, heads)
 
 

@@ -33,7 +33,7 @@ from clearhead.work.exact import DIGITS, Exact, is_above, scalar
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.language import LanguageError, Run, parse, shown
-from clearhead.work.numbers import LETTERS, Number, same, text
+from clearhead.work.numbers import LETTERS, Number, read_number, same, text
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.show.latex import symbol_in_latex, words
 from clearhead.work.source import Source
@@ -51,14 +51,22 @@ def solve(source: Source) -> Solved:
     doubles = Run(trees, {name: _tensor(value) for name, value in given.items()}, Doubles())
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
     lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
-    _needed(source, exact)
+    if not source.answered:
+        _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
-    steps, worst, proved = _given(source, given, symbols), 0.0, []
+    steps, waiting = _given(source, given, symbols)
+    worst, proved = 0.0, []
     for key, block in blocks.items():
+        used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
+        steps += [waiting.pop(name) for name in list(waiting) if name in used]
         with _blamed(block, "is"):
             cells = (lettered if _flag(block) else exact).name(key)
             worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
-        proved += _claims(source, block, exact)
+        own = source.own(key, cells)
+        if own is not cells:
+            exact, lettered = exact.changed(key, own), lettered.changed(key, own)
+        elif not source.answered:  # from a student's own numbers nothing need be true
+            proved += _claims(source, block, exact)
         steps.append(_step(source, block, key, cells, trees, symbols))
     checks = [Check("torch in float64", worst)]
     if "model" in source.values:
@@ -69,7 +77,7 @@ def solve(source: Source) -> Solved:
         checks.append(Check(model.name, wrong))
     remarks = []
     if proved:
-        remarks.append(f"Shown by sympy for all numbers, with letters in their place: {', '.join(proved)}.")
+        remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
     if any(x.has(sympy.Float) for step in steps for row in step.grid.cells for x in row):
         remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
     return Solved(tuple(steps), tuple(checks), tuple(remarks))
@@ -199,17 +207,19 @@ def _letters(name: str, value: Matrix) -> Matrix:
 # ---------------------------------------------------------------------- the sheet
 
 
-def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> list[Step]:
-    """One step with the single numbers, and one for each vector or matrix."""
+def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> tuple[list[Step], dict[str, Step]]:
+    """One step with the single numbers, and one for each vector or matrix, which waits for the step that uses it."""
     titles = source.table("titles").values
     single = {symbols.get(name, name): value[0][0] for name, value in given.items() if _is_number(value)}
     grid = Grid.of([[x] for x in single.values()], list(single), ["value"])
     steps = [Step("given", "Given", grid, given=True)] if single else []
+    waiting = {}
     for name, value in given.items():
         if not _is_number(value):
-            steps.append(Step(name, titles.get(name, f"Given: {symbols.get(name, name)}"), _grid(source, None, value),
-                              symbols.get(name, name), given=True))  # fmt: skip
-    return steps
+            symbol = symbols.get(name, name)
+            title = titles.get(name, f"Given: {symbol}")
+            waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
+    return steps, waiting
 
 
 def _step(
@@ -248,7 +258,9 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
     if isinstance(block.values[key], str):
         name = block.text(key)
         values = source.table("given").values.get(name)
-        labels = [f"{name} = {value}" for value in (values if isinstance(values, list) else [values])]
+        labels = [
+            f"{name} = {text(read_number(value))}" for value in (values if isinstance(values, list) else [values])
+        ]
     else:
         labels = block.names(key)
     if len(labels) != number:

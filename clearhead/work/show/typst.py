@@ -14,9 +14,9 @@ _SIGNS = {code: sign for sign, code in MATH.items() if code.startswith("\\")} | 
     r"\surd": "√", r"\_": r"\_", r"\neq": "≠", r"\ne": "≠", r"\in": "∈", r"\mid": "|", r"\;": "med",
     r"\lceil": "⌈", r"\rceil": "⌉", r"\dots": "…", r"\cdots": "⋯",
 }  # fmt: skip
-_NAMES = set(
-    "alpha beta gamma delta epsilon eta lambda mu nu pi sigma tau phi rho theta omega Sigma Delta Theta "
-    "lim max min log exp sin cos tanh det".split()  # noqa: SIM905 (a list would be a line for each)
+_NAMES = re.compile(
+    "alpha|beta|gamma|delta|epsilon|eta|lambda|mu|nu|pi|sigma|tau|phi|rho|theta|omega|Sigma|Delta|Theta|lim|max|min|log|exp|"
+    "sin|cos|tanh|det"
 )
 _PLAIN = {"/": r"\/", ",": r"\,", ";": r"\;", '"': r"\"", "#": r"\#", "$": r"\$", "&": r"\&", "@": r"\@", "~": ""}
 
@@ -52,12 +52,12 @@ def _one(token: str, tokens: Iterator[str]) -> str:
     if token in (r"\text", r"\mathrm", r"\operatorname"):
         return f'op("{_words(tokens)}")' if token == r"\operatorname" else f'"{_words(tokens)}"'
     if token in (r"\left", r"\right"):
-        return next(tokens).replace(".", "")
+        return _one(next(tokens), tokens).replace(".", "")
     if token in _SIGNS:
         return _SIGNS[token]
     if token.startswith("\\"):
         name = token[1:].removeprefix("var")
-        if name not in _NAMES:
+        if not _NAMES.fullmatch(name):
             raise LookupError(f"{token} is not known here")
         return name
     return _PLAIN.get(token, token.strip())
