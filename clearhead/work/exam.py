@@ -171,7 +171,7 @@ def _text(exam: Exam, works: list[Work], name: str, solutions: bool, ending: str
 
 def _question(number: int, work: Work, task: Task, seed: int | None, solutions: bool) -> dict[str, Any]:
     made = [(block, _shown(block)) for block in blocks(work, Style(blank=not solutions), _latex)]
-    given = [shown for block, shown in made if block.step.given]
+    given = [one for block, shown in made if block.step.given for one in _singles(block, shown)]
     steps = [(block, shown) for block, shown in made if not block.step.given]
     each = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
     return {
@@ -198,6 +198,17 @@ def _question(number: int, work: Work, task: Task, seed: int | None, solutions: 
     }
 
 
+def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
+    """A list of single numbers as so many equations; other tables as they are."""
+    if block.step.key != "given":
+        return [shown]
+    symbols = [_math(symbol_in_latex(name)) or f'"{name}"' for name in block.rows]
+    return [
+        shown | {"symbol": name, "one": True, "cells": [row], "decimals": None}
+        for name, row in zip(symbols, shown["cells"], strict=True)
+    ]
+
+
 def _latex(number: Number) -> str:
     return str(sympy.latex(number))
 
@@ -215,18 +226,20 @@ def _shown(block: Block) -> dict[str, Any]:
     step = block.step
     digits = any(not isinstance(x, str) and x.has(sympy.Float) for row in step.grid.cells for x in row)
 
-    def cell(written: str, value: Any, exact: bool) -> dict[str, str | None] | None:
+    words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
+
+    def cell(written: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
+        if not written and column in words:  # not asked
+            written = value
         if not written:
             return None
         plain = isinstance(value, str) or written == TOO_LONG or not exact
         return {"math": None if plain else _math(written), "text": written}
 
     def table(rows: list[list[str]] | None, exact: bool) -> Any:
-        if rows is None:
-            return None
-        return [
-            [cell(x, v, exact) for x, v in zip(*row, strict=True)] for row in zip(rows, step.grid.cells, strict=True)
-        ]
+        pairs = zip(rows or (), step.grid.cells, strict=rows is not None)
+        made = [[cell(x, v, exact, j) for j, (x, v) in enumerate(zip(*row, strict=True))] for row in pairs]
+        return made or None
 
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,

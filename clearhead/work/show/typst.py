@@ -23,7 +23,7 @@ _PLAIN = {"/": r"\/", ",": r"\,", ";": r"\;", '"': r"\"", "#": r"\#", "$": r"\$"
 
 def math(latex: str) -> str:
     """LaTeX mathematics as Typst's; `LookupError` for a command that is not known here."""
-    return _group(iter(_TOKEN.findall(latex)))
+    return _group(iter(_TOKEN.findall(re.sub(r"(?<=frac)(\d)(\d)", r"{\1}{\2}", latex))))
 
 
 def _group(tokens: Iterator[str], end: str = "") -> str:
@@ -60,6 +60,8 @@ def _one(token: str, tokens: Iterator[str]) -> str:
         if not _NAMES.fullmatch(name):
             raise LookupError(f"{token} is not known here")
         return name
+    if token.isdigit() and len(token) > 4:
+        return f"{int(token):,}".replace(",", " thin ")
     return _PLAIN.get(token, token.strip())
 
 
