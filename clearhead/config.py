@@ -14,6 +14,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require
 
-__all__ = ["Config", "Value"]
+__all__ = ["Config", "Value", "toml_document"]
 
 # TOML has no null. A field that is None is left out where None is its default, and written as this word where it
 # is not.
@@ -110,7 +111,7 @@ class Config(Value):
 
     def to_toml(self) -> str:
         """The text of a TOML file; `from_toml` is its inverse."""
-        return _toml_document(self.to_dict())
+        return toml_document(self.to_dict())
 
     @classmethod
     def from_toml(cls: type[C], text: str) -> C:
@@ -259,9 +260,13 @@ def _named(name: Any, choices: tuple[type, ...], where: str) -> type:
 # ---------------------------------------------------------------------- writing TOML
 
 
-def _toml_document(data: Mapping[str, Any]) -> str:
+def toml_document(data: Mapping[str, Any]) -> str:
     """One line a field, and one inline table a choice, so that the file reads like the constructor call."""
-    return "".join(f"{key} = {_toml_value(value)}\n" for key, value in data.items() if value is not None)
+    return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in data.items() if value is not None)
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:
@@ -272,11 +277,11 @@ def _toml_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):
         return str(value) if not math.isfinite(value) else repr(value)
-    if isinstance(value, int):
+    if isinstance(value, (int, Decimal)):
         return str(value)
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        pairs = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        pairs = (f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
         return "{" + ", ".join(pairs) + "}"
     raise ConfigError(f"got {value!r} ({type(value).__name__}), which TOML cannot hold")

@@ -4,15 +4,17 @@
 
     claims.run(["scale-key-weight"])[0].verdict   # "does not hold"
 
-A verdict is "holds", "holds when" or "does not hold"; it is derived from what the code found.
+A verdict is "holds", "holds when", "does not hold" or "misprint"; it is derived from what the code found.
 """
 
 from __future__ import annotations
 
+from clearhead.claims.coverage import coverage, ledger_of
 from clearhead.claims.ledger import (
     DOES_NOT_HOLD,
     HOLDS,
     HOLDS_WHEN,
+    MISPRINT,
     VERDICTS,
     Claim,
     ClaimError,
@@ -30,13 +32,16 @@ __all__ = [
     "DOES_NOT_HOLD",
     "HOLDS",
     "HOLDS_WHEN",
+    "MISPRINT",
     "VERDICTS",
     "Claim",
     "ClaimError",
     "Outcome",
     "Trial",
     "claims",
+    "coverage",
     "find",
+    "ledger_of",
     "report",
     "run",
 ]

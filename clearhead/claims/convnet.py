@@ -49,20 +49,16 @@ def conv_output_size(t: Trial) -> None:
     FINAL,
     "Part 1, Q4, solution",
     "The output size is M = (N − F)/S + 1.",
-    method="Formula against torch for N = 1 … 40, F = 1 … 7, S = 1 … 4.",
-    when="S divides N − F; otherwise the quotient is rounded down",
+    method="Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide.",
 )
 def conv_formula(t: Trial) -> None:
+    asked = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
+    t.case("128 with 3, 1 and with 5, 3", asked, asked == [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
     even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
     t.case("sizes that divide", f"{good} of {len(even)}", good == len(even))
     real = nn.Conv1d(1, 1, 2, stride=2)(torch.zeros(1, 1, 3)).shape[-1]
-    t.case(
-        "N = 3, F = 2, S = 2",
-        f"torch gives {real}, the formula {(3 - 2) / 2 + 1}",
-        real == (3 - 2) / 2 + 1,
-        inside=False,
-    )
+    t.note(f"where S does not divide N − F the quotient is rounded down: N = 3, F = 2, S = 2 gives {real}, not 1.5")
 
 
 @claim(
@@ -134,7 +130,7 @@ def conv_program_runs(t: Trial) -> None:
     fixed = parses(PRINTED.replace("120", "144"))
     t.case("with nn.Linear(144, 10)", fixed, fixed == "parses")
     commas = PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU")
-    t.instead(
+    t.meant(
         "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is what is left.",
         parses(commas) == "parses",
     )
@@ -239,12 +235,14 @@ def pooling_receptive_field(t: Trial) -> None:
     FINAL,
     f"{PLACE}.1",
     "Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.",
-    method="The patch (0, 0, 0, 8): both poolings.",
+    method="The patch (0, 0, 0, 8): both poolings; then beside a second channel.",
 )
 def pooling_max_average(t: Trial) -> None:
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
     t.case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
+    both = torch.cat([x, -x], 1)
+    t.case("two channels, averaged", (found := nn.AvgPool1d(4)(both).flatten().tolist()), found == [mean, -mean])
 
 
 @claim(

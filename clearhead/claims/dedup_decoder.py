@@ -79,7 +79,7 @@ def dedup_scores(t: Trial) -> None:
         "0 0;0 0 0 0 0 0 0 0"
     )
     t.case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
-    t.instead(
+    t.meant(
         "Without the eighth column of zeros the printed product is right: it is 7 × 7.",
         [row[:7] for row in p] == SCORES,
     )
@@ -103,7 +103,7 @@ def dedup_attention_printed(t: Trial) -> None:
             [s.strip("<>") for s in SEQUENCE],
         )
     )
-    t.instead("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
+    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
 
 
 @claim(
@@ -148,7 +148,7 @@ def dedup_representations(t: Trial) -> None:
     r = exact.times(exact.times(attention_matrix(), Q), W_O)
     p = printed("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
     t.case("rows", f"{len(r)}, printed {len(p)}", r == p)
-    t.instead(
+    t.meant(
         "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right.",
         [*p[:2], p[1], *p[2:]] == r,
     )

@@ -22,7 +22,8 @@ from clearhead.values import did_you_mean
 HOLDS = "holds"
 HOLDS_WHEN = "holds when"
 DOES_NOT_HOLD = "does not hold"
-VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD)
+MISPRINT = "misprint"
+VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD, MISPRINT)
 
 # One file a theme, in the order of a course.
 THEMES = (
@@ -49,6 +50,7 @@ THEMES = (
     "vision",
     "data_efficiency",
     "inductive_bias",
+    "papers",
 )
 
 
@@ -91,6 +93,7 @@ class Trial:
         self.cases: list[Case] = []
         self.notes: list[str] = []
         self.corrections: list[tuple[str, bool]] = []
+        self.misprint = False
         self.figure: Figure | None = None
 
     def case(self, what: str, got: object, ok: object, *, inside: bool = True) -> None:
@@ -104,6 +107,11 @@ class Trial:
     def instead(self, text: str, ok: object) -> None:
         """The correct statement, tried as well."""
         self.corrections.append((text, bool(ok)))
+
+    def meant(self, text: str, ok: object) -> None:
+        """What a slip of the pen stands for: an index, a sign, a column too many. Tried as well."""
+        self.misprint = True
+        self.instead(text, ok)
 
     def draw(self, figure: Figure) -> None:
         self.figure = figure
@@ -173,7 +181,7 @@ class Outcome:
         if self.verdict == HOLDS_WHEN:
             known |= {"condition": self.claim.when}
             known |= {"example_for": self.example_for, "example_against": self.example_against}
-        if self.verdict == DOES_NOT_HOLD:
+        if self.verdict in (DOES_NOT_HOLD, MISPRINT):
             known |= {"counter_example": self.counter_example, "correct": self.correct}
         return known
 
@@ -182,7 +190,8 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
     """The verdict that follows from the cases.
 
     All right: it holds. Wrong only outside of the claim's condition: it holds when that is met. Wrong anywhere else: it
-    does not hold as printed, and then a correct statement has to be given and to pass its own test.
+    does not hold as printed, or is a misprint where only the typography is at fault; a correct statement has to be
+    given then, and to pass its own test.
     """
     if not trial.cases:
         raise ClaimError(f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)")
@@ -203,7 +212,8 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
     if claim.when and inside and all(c.ok for c in inside):
         return Outcome(verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]), **common)
     correct = " ".join(text for text, _ in trial.corrections)
-    return Outcome(verdict=DOES_NOT_HOLD, counter_example=str(failed[0]), correct=correct, **common)
+    verdict = MISPRINT if trial.misprint else DOES_NOT_HOLD
+    return Outcome(verdict=verdict, counter_example=str(failed[0]), correct=correct, **common)
 
 
 _LEDGER: dict[str, Claim] = {}

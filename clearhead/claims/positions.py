@@ -50,8 +50,8 @@ def sinusoid_second_line(t: Trial) -> None:
         sp.simplify(first - line) == 0,
     )
     t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
-    t.instead(
-        "It is a slip of the text: even entries are the sines of the first formula, odd ones the cosines of the third.",
+    t.meant(
+        "The line is a garbled copy of the third: even entries are the sines of the first, odd ones its cosines.",
         abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7,
     )
 

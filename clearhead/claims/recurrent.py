@@ -39,8 +39,7 @@ def rnn_update(t: Trial) -> None:
     HOMEWORK,
     "1.4a.4",
     "Recurrent networks know the order of their inputs by processing them one after the other.",
-    method="h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions.",
-    when="the recurrence does not commute; a plain sum (w = 1) forgets the order",
+    method="h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions, for four w.",
 )
 def rnn_order(t: Trial) -> None:
     def last(w: Fraction, xs: tuple[int, ...]) -> Fraction:
@@ -49,9 +48,10 @@ def rnn_order(t: Trial) -> None:
             h = w * h + x
         return h
 
-    for w, inside in ((Fraction(1, 2), True), (Fraction(1), False)):
+    for w in (Fraction(1, 2), Fraction(2), Fraction(-1), Fraction(9, 10)):
         a, b = last(w, (1, 2)), last(w, (2, 1))
-        t.case(f"w = {w}", f"{a} and {b}", a != b, inside=inside)
+        t.case(f"w = {w}", f"{a} and {b}", a != b)
+    t.note(f"a plain sum (w = 1) forgets the order: {last(Fraction(1), (1, 2))} and {last(Fraction(1), (2, 1))}")
 
 
 @claim(
@@ -61,7 +61,6 @@ def rnn_order(t: Trial) -> None:
     "The forward pass of a recurrent network over a sequence cannot be parallelised.",
     method="Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b, "
     "symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h.",
-    when="there is an activation between the steps; a linear recurrence is a prefix sum",
 )
 def rnn_not_parallel(t: Trial) -> None:
     h, w1, b1, w2, b2 = sp.symbols("h w1 b1 w2 b2", real=True)
@@ -70,8 +69,7 @@ def rnn_not_parallel(t: Trial) -> None:
     straight = abs(float(bent)) < 1e-12
     t.case("tanh, h = ½: second derivative of artanh of two steps", f"{float(bent):.4f}", not straight)
     joined = sp.expand(w2 * (w1 * h + b1) + b2)
-    linear = sp.diff(joined, h, 2) == 0
-    t.case("linear: two steps are one of the same kind", f"{joined}", not linear, inside=False)
+    t.note(f"without an activation two steps are one of the same kind, {joined}, and a prefix sum does it")
     xs = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
     rounds, states = prefix_states(Fraction(1, 2), xs)
     t.note(f"8 linear steps in {rounds} rounds, equal to one after the other: {states == stepped(Fraction(1, 2), xs)}")

@@ -11,17 +11,23 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 
-from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, Outcome
+from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, Outcome
 from clearhead.claims.sources import DOCUMENTS
 from clearhead.claims.typeset import typeset
 
-_CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no"}
-_LABEL = {HOLDS: "holds", HOLDS_WHEN: "holds when …", DOES_NOT_HOLD: "does not hold as printed"}
-_MARK = {HOLDS: "✓", HOLDS_WHEN: "?", DOES_NOT_HOLD: "✗"}
+_CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
+_LABEL = {
+    HOLDS: "holds",
+    HOLDS_WHEN: "holds when …",
+    DOES_NOT_HOLD: "does not hold as printed",
+    MISPRINT: "misprint",
+}
+_MARK = {HOLDS: "✓", HOLDS_WHEN: "?", DOES_NOT_HOLD: "✗", MISPRINT: "≠"}
 _MEANS = {
     HOLDS: "every case that was tried agrees with it",
     HOLDS_WHEN: "it is right under the condition that is given, with an example on each side of it",
     DOES_NOT_HOLD: "there is a counter-example, the smallest that was found; what to say instead was tried as well",
+    MISPRINT: "only the typography is at fault (an index, a sign, a column too many); what was meant was tried as well",
 }
 
 TITLES = {
@@ -48,6 +54,7 @@ TITLES = {
     "vision": "Vision Transformers",
     "data_efficiency": "Transformer against convolution as the data grow",
     "inductive_bias": "Inductive bias",
+    "papers": "The papers themselves",
 }
 
 
@@ -63,7 +70,7 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
         f'<title>The ledger of claims</title><style>{style}</style></head><body><main id="top">',
         _opening(len(outcomes), len(documents), seed),
         _contents(documents),
-        _wrong([o for o in outcomes if o.verdict == DOES_NOT_HOLD], numbers),
+        _wrong([o for o in outcomes if o.verdict in (DOES_NOT_HOLD, MISPRINT)], numbers),
     ]
     for i, (source, found) in enumerate(documents, 1):
         parts.append(f'<h2 id="document-{i}">{i}. {escape(source)}</h2>')
@@ -155,7 +162,7 @@ def _key(o: Outcome) -> str:
             ("With it", o.example_for),
             ("Without it", o.example_against),
         ]
-    elif o.verdict == DOES_NOT_HOLD:
+    elif o.correct:
         rows = [("Counter-example", o.counter_example), ("Say instead", o.correct)]
     else:
         return ""

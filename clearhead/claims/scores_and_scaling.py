@@ -74,14 +74,17 @@ def scaled_variance(t: Trial) -> None:
     "variance-printed-index",
     EXERCISES,
     "1(a), the two sums",
-    "With the query's index as it is printed (the same entry of q in each term) mean and variance are still 0 and d.",
-    method="Exact moments of Σ_j q_i k_ij with one q_i for all terms.",
+    "The score of key i is a sum over j of q_i k_ij (the query's entry carries the key's index).",
+    method="The printed sum against the dot product for q = (1, 2) and the key (3, 5); then the exact moments of both.",
 )
 def variance_printed_index(t: Trial) -> None:
-    for d in WIDTHS:
-        first, variance = score_moments(d, same_query=True)
-        t.case(f"d = {d}", f"E = {first}, Var = {variance}", first == 0 and variance == d)
-    t.note("the meant index j and the printed i give the same two moments; only higher ones differ")
+    q, k = (1, 2), (3, 5)
+    by_print, score = sum(q[0] * x for x in k), sum(x * y for x, y in zip(q, k, strict=True))
+    t.case("q = (1, 2), first key (3, 5): by the sum, by definition", f"{by_print} and {score}", by_print == score)
+    t.meant(
+        "The query's entry is q_j, with the index of the sum; mean 0 and variance d are right with either index.",
+        all(score_moments(d, same_query=same) == (0, d) for d in WIDTHS for same in (True, False)),
+    )
 
 
 @claim(

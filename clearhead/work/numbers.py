@@ -7,7 +7,7 @@ on length, depth and size, so that no cell can run code or ask for a number with
     product = signed (("*" | "·" | "×" | "/") signed)*
     signed  = ("-" | "−" | "+") signed | power
     power   = atom (("^" | "**") signed)?
-    atom    = number | "e" | "pi" | "π" | "inf" | "∞" | "n" | name "(" sum ")" | "√" atom | "(" sum ")"
+    atom    = number | "e" | "pi" | "π" | "inf" | "∞" | letter | name "(" sum ")" | "√" atom | "(" sum ")"
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     "ln": sympy.log,
     "sin": sympy.sin,
     "cos": sympy.cos,
+    "tanh": sympy.tanh,
 }
-N = sympy.Symbol("n", positive=True)  # the one unknown that answers may hold: a length, or a number of layers
-_CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "π": sympy.pi, "inf": sympy.oo, "∞": sympy.oo, "n": N}
+# The unknowns that answers may hold: lengths, widths, numbers of heads or layers.
+LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
+N = LETTERS["n"]
+_CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "π": sympy.pi, "inf": sympy.oo, "∞": sympy.oo, **LETTERS}
 
 
 class NumberError(ConfigError):
@@ -155,10 +158,12 @@ def same(a: Number, b: Number) -> bool:
 
 
 def _agree(a: Number, b: Number) -> bool:
-    """Whether two formulas agree at a few odd values of n, to 40 digits; multiplying them out could take for ever."""
+    """Whether formulas agree at a few odd values of their letters, to 40 digits; multiplying out can take for ever."""
+    letters = sorted((a - b).free_symbols, key=str)
     with mpmath.workdps(60):
-        for n in ("2.7391", "5.1173", "11.4519"):
-            x, y = (_evaluate(formula, {N: mpmath.mpf(n)}) for formula in (a, b))
+        for first in ("2.7391", "5.1173", "11.4519"):
+            at = {letter: mpmath.mpf(first) / (1 + mpmath.mpf(i) / 7) for i, letter in enumerate(letters)}
+            x, y = (_evaluate(formula, dict(at)) for formula in (a, b))
             if abs(x - y) > mpmath.mpf(10) ** -40 * max(abs(x), abs(y)):
                 return False
     return True

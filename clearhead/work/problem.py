@@ -1,55 +1,117 @@
-"""From a file (or the name of a shipped problem) to a `Work`."""
+"""From a file (or the name of a shipped problem) to a `Problem`, and from that to a `Work`."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.work.document import compare
 from clearhead.work.kinds import KINDS
-from clearhead.work.sheet import Work
+from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import MAX_BYTES, Source
 
-_COMMON = ("kind", "title", "source", "question", "remarks", "document")
+COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
+_NAMED = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem as its file states it: a name, and the TOML text."""
+
+    name: str
+    text: str
+
+    @property
+    def source(self) -> Source:
+        """The text, read."""
+        return Source.parse(self.text, f"{self.name}.toml")
 
 
 def shipped() -> dict[str, str]:
     """The problems that come with clearhead: name and title, in order of name."""
     names = sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
-    return {name: Source.parse(_shipped_text(name), name).text("title") for name in names}
+    return {name: _filled(Problem(name, _shipped_text(name)).source, "title") for name in names}
 
 
-def solve(problem: str | Path) -> Work:
-    """Works a problem: a path to a TOML file, or the name of a shipped one."""
+def load(problem: str | Path | Problem) -> Problem:
+    """A problem to be worked or varied: a path to a TOML file, or the name of a shipped one."""
+    if isinstance(problem, Problem):
+        return problem
     path = Path(problem)
     if path.suffix != ".toml" and not path.exists():
         if not _is_shipped(str(problem)):
             known = ", ".join(shipped())
             raise StorageError(f"there is no file and no shipped problem {str(problem)!r}; shipped are {known}")
-        return solve_text(_shipped_text(str(problem)), f"{problem}.toml")
-    return solve_text(read_text(path), path.name)
+        return Problem(str(problem), _shipped_text(str(problem)))
+    return Problem(path.name.removesuffix(".toml"), read_text(path))
+
+
+def solve(problem: str | Path | Problem) -> Work:
+    """Works a problem: a path to a TOML file, the name of a shipped one, or what `variant` made of either."""
+    loaded = load(problem)
+    return solve_text(loaded.text, f"{loaded.name}.toml")
 
 
 def solve_text(text: str, name: str = "problem.toml") -> Work:
     """Works the problem that a TOML text describes; `name` is what errors call it."""
-    source = Source.parse(text, name)
+    return work_of(Source.parse(text, name))
+
+
+def work_of(source: Source) -> Work:
+    """Works what a source says."""
     kind = source.choice("kind", KINDS)
     room = KINDS[kind]
-    source.only(*_COMMON, *room.KEYS)
+    source.only(*COMMON, *room.KEYS)
     solved = room.solve(source)
     return Work(
-        name=name.removesuffix(".toml"),
+        name=source.name.removesuffix(".toml"),
         kind=kind,
-        title=source.text("title", kind),
+        title=_filled(source, "title", kind),
         steps=solved.steps,
         checks=solved.checks,
         source=source.text("source"),
-        question=source.text("question").strip(),
+        question=_filled(source, "question").strip(),
         remarks=(*solved.remarks, *source.names("remarks")),
         comparisons=compare(source, solved.steps),
+        problem=source.values,
     )
+
+
+def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> Work:
+    """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
+    it should be after the ones before it, also where a wrong answer stands in its own place."""
+    values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
+    source = Source(work.name, values | (changes or {}), {}, answered=own or {})
+    made = work_of(source)
+    refilled = {key: source.worked[key] for key in source.answered if key in source.worked}
+    steps = [replace(s, grid=_refilled(s.grid, refilled[s.key])) if s.key in refilled else s for s in made.steps]
+    return replace(made, steps=tuple(steps))
+
+
+def _refilled(grid: Grid, value: Any) -> Grid:
+    """The grid with other numbers, in the shape that a kind works them in; columns of words stay."""
+    rows = value if isinstance(value, list) else [value]
+    flat = iter([x for row in rows for x in (row if isinstance(row, list) else [row])])
+    cells = [[x if isinstance(x, str) else next(flat) for x in row] for row in grid.cells]
+    return Grid.of(cells, grid.rows, grid.columns)
+
+
+def _filled(source: Source, key: str, default: str = "") -> str:
+    """A text in which {tokens} stands for what the file says of tokens, so that it fits other numbers too."""
+
+    def value(found: re.Match[str]) -> str:
+        named = source.values.get(found[1], source.table("given").values.get(found[1]))
+        if isinstance(named, (list, dict)):
+            flat = all(isinstance(one, (int, str)) for one in named)
+            return " ".join(map(str, named)) if isinstance(named, list) and flat else found[0]
+        return found[0] if named is None else f"{named:,}" if isinstance(named, int) else str(named)
+
+    return _NAMED.sub(value, source.text(key, default))
 
 
 def read_text(path: Path) -> str:

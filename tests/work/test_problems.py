@@ -19,6 +19,7 @@ VERDICTS = {
     "receptive-field": [("formula", True)],
     "schedule": [],
     "sinusoid-position-3": [],
+    "softmax-jacobian": [],
     "sort-dedup": [
         ("scores", False), ("weights", False), ("weights", True), ("z", True), ("r", False), ("loss", False),
         ("targets_loss_own", True), ("loss_own", True), ("grad_Q", True), ("grad_K", True), ("grad_V", False),

@@ -1,4 +1,5 @@
-"""The kinds of problems, one file each: `KEYS`, the keys its files may have, and `solve(source)`."""
+"""The kinds of problems, one file each: `KEYS`, the keys its files may have, `solve(source)`, and `vary(source, draw)`,
+the values that make it another problem of the same difficulty."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from clearhead.work.kinds import (
     attention,
     convolution,
     cost,
+    derivation,
     layer_norm,
     mask,
     position,
@@ -22,4 +24,5 @@ KINDS = {
     "mask": mask,
     "cost": cost,
     "receptive-field": receptive_field,
+    "derivation": derivation,
 }

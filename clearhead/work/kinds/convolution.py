@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch import nn
 
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import Source
@@ -50,7 +51,7 @@ def solve(source: Source) -> Solved:
         modules.append(module)
     numbers = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages]
     names = [s.name for s in stages]
-    weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
+    weights = source.own("weights", [[sympy.Integer(s.weights)] for s in stages[1:]])
     fields = [[sympy.Integer(n) for n in s.field] for s in stages]
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
     steps = (
@@ -74,6 +75,31 @@ def solve(source: Source) -> Solved:
             "more than there is, and those at its edges see less than the field."
         )
     return Solved(steps, _checks(stages, modules), tuple(remarks))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """The same layers in the same order; a square stays a square, and what does not fit is drawn again."""
+
+    def near(value: Any, low: int) -> Any:
+        if isinstance(value, list):
+            return [near(value[0], low)] * 2 if value[0] == value[1] else [near(one, low) for one in value]
+        return value if value == low else draw.whole(max(low, value - 2), value + 3)
+
+    channels, high, wide = source.values["input"]
+    size = draw.whole(high - high // 4, high + high // 2)
+    layers = []
+    for layer in source.values["layer"]:
+        kernel = near(layer["kernel"], 2) if "kernel" in layer else 0
+        new = {"kernel": kernel, "filters": draw.whole(2, 24), "outputs": draw.whole(4, 20)}
+        new |= {
+            "padding": draw.whole(0, 2),
+            "stride": kernel if "pool" in layer["type"] else near(layer.get("stride", 1), 1),
+        }
+        layers.append({key: new.get(key, value) for key, value in layer.items()})
+    return {
+        "input": [channels, size, size if high == wide else draw.whole(wide - wide // 4, wide + wide // 2)],
+        "layer": layers,
+    }
 
 
 def _described(layers: list[Source], names: list[str]) -> Grid:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import MAX_SIDE, Source
@@ -20,8 +24,10 @@ def solve(source: Source) -> Solved:
     mask = _parse(source, "expression", source.text("expression"))
     dense = mask.dense(n)
     cells = [[sympy.Integer(int(may)) for may in row] for row in dense.tolist()]
-    each = [sympy.Add(*row) for row in cells]
-    whole = sympy.Add(*each)
+    cells = source.own("mask", cells)
+    each = source.own("keys", [sympy.Add(*row) for row in cells])
+    whole = source.own("allowed", sympy.Add(*each))
+    density = source.own("density", whole / sympy.Integer(n * n))
     names = [f"{i}" for i in range(n)]
     steps = [
         given({"mask": str(mask), "n": sympy.Integer(n)}),
@@ -30,8 +36,8 @@ def solve(source: Source) -> Solved:
         Step("keys", "Keys of each query", Grid.of([each], [""], names), "k", "sums of the rows",
              r"k_i = \sum_j M_{ij}"),
         Step("allowed", "Pairs allowed", Grid.one(whole), "A", "sum of all cells", r"A = \sum_i k_i"),
-        Step("density", "Density", Grid.one(whole / sympy.Integer(n * n)), "A/n²", "pairs allowed / n²", r"A / n^2"),
-        Step("saving", "Saving against full attention", Grid.one(1 - whole / sympy.Integer(n * n)), "1 − A/n²",
+        Step("density", "Density", Grid.one(density), "A/n²", "pairs allowed / n²", r"A / n^2"),
+        Step("saving", "Saving against full attention", Grid.one(1 - density), "1 − A/n²",
              "1 − density", r"1 - A / n^2"),
     ]  # fmt: skip
     others = source.names("also")
@@ -55,3 +61,13 @@ def _parse(source: Source, key: str | tuple[str | int, ...], text: str) -> masks
         return mask
     except ClearheadError as error:
         source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """The same pattern with other numbers, which are the same in every reading of it."""
+
+    def renumbered(text: str) -> str:
+        return re.sub(r"\d+", lambda found: str(draw.like(int(found[0]))), text)
+
+    also = {"also": [renumbered(text) for text in source.names("also")]} if "also" in source.values else {}
+    return {"expression": renumbered(source.text("expression")), "length": draw.whole(10, 20)} | also

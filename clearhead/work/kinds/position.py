@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead.positions import Sinusoidal
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.numbers import Number, as_float
 from clearhead.work.sheet import Check, Grid, Step
@@ -22,8 +25,8 @@ def solve(source: Source) -> Solved:
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):
         source.fail("base", "base must be above 1")
-    wave = [base ** sympy.Rational(2 * i, d) for i in pairs]
-    angles = [[_over(p, w) for w in wave] for p in positions]
+    wave = source.own("divisors", [base ** sympy.Rational(2 * i, d) for i in pairs])
+    angles = source.own("angles", [[_over(p, w) for w in wave] for p in positions])
     values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
     rows = [f"pos {p}" for p in positions]
     names = [f"dim {2 * i + odd}" for i in pairs for odd in (0, 1)]
@@ -40,6 +43,17 @@ def solve(source: Source) -> Solved:
     table = [Sinusoidal(base=as_float(base)).table(1, d, start=p, dtype=torch.float64)[0] for p in positions]
     chosen = torch.stack(table)[:, [2 * i + odd for i in pairs for odd in (0, 1)]]
     return Solved(steps, (Check("positions.Sinusoidal in float64", difference(values, chosen)),))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """Other positions, and other pairs of a model of another width."""
+    d = 2 ** draw.whole(3, 10)
+    pairs, positions = (len(source.vector(key)) for key in ("pairs", "positions"))
+    return {
+        "d_model": d,
+        "positions": draw.some(range(1, 30), min(positions, 29)),
+        "pairs": draw.some(range(min(d // 2, 12)), min(pairs, d // 2)),
+    }
 
 
 def _over(position: int, divisor: Number) -> Number:

@@ -5,9 +5,12 @@ more than there are."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.kinds.position import wholes
 from clearhead.work.numbers import N
@@ -50,6 +53,11 @@ def solve(source: Source) -> Solved:
         default=0.0,
     )
     return Solved(tuple(steps), (Check("following an attention graph that reaches the bound", worst),), remarks)
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    made = {"heads": draw.some(range(1, 13), min(len(source.vector("heads")), 12)), "layers": draw.whole(3, 6)}
+    return made | ({"tokens": 100 * draw.whole(2, 50)} if "tokens" in source.values else {})
 
 
 def _reach(heads: int, layers: int) -> int:

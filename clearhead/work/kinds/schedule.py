@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 
 from clearhead.training.schedule import WarmupCosine
+from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.kinds.position import wholes
 from clearhead.work.numbers import as_float
@@ -30,7 +33,9 @@ def solve(source: Source) -> Solved:
         done = sympy.Rational(step, warmup) if rising else sympy.Rational(step - warmup, total - warmup)
         phases.append("rising" if rising else "falling")
         fractions.append(done)
-        rates.append(lr_max * (done if rising else (1 + sympy.cos(sympy.pi * done)) / 2))
+    fractions = source.own("fraction", fractions)
+    for phase, done in zip(phases, fractions, strict=True):
+        rates.append(lr_max * (done if phase == "rising" else (1 + sympy.cos(sympy.pi * done)) / 2))
     names = [f"{step:,}" for step in asked]
     steps = (
         given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)}),
@@ -47,3 +52,15 @@ def solve(source: Source) -> Solved:
     schedule = WarmupCosine(as_float(lr_max), warmup, total)
     made = torch.tensor([[schedule(step)] for step in asked], dtype=torch.float64)
     return Solved(steps, (Check("training.WarmupCosine in float64", difference([[rate] for rate in rates], made)),))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """Steps stay at the same parts of their phase, where cosines are known by heart."""
+    before, total = source.whole("warmup_steps"), source.whole("total_steps")
+    warmup, rest = 1000 * draw.whole(1, 12), 12_000 * draw.whole(2, 20)
+    steps = [
+        step * warmup // before if step <= before else warmup + (step - before) * rest // (total - before)
+        for step in wholes(source, "steps", total)
+    ]
+    rate = f"{draw.whole(1, 9)}/{10 ** draw.whole(3, 5)}"
+    return {"lr_max": rate, "warmup_steps": warmup, "total_steps": warmup + rest, "steps": sorted(set(steps))}

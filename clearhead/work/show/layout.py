@@ -11,7 +11,7 @@ from clearhead.work.sheet import Grid, Step, Work
 
 LONGEST = 160
 TOO_LONG = "…"
-_WIDEST = 84
+_WIDEST = 72
 _SHORT = 9
 _MOST_NODES = 100
 _LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
@@ -45,9 +45,10 @@ def blocks(
 ) -> list[Block]:
     """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
     made = []
+    taken = {step.symbol for step in work.steps}
     for i, step in enumerate(work.steps):
         grid, hide = step.grid, style.blank and not step.given
-        letters = {} if hide or grid.is_one else _letters(grid)
+        letters = {} if hide or grid.is_one else _letters(grid, taken)
         exact = [["" if hide else _exact(x, write, word, letters) for x in row] for row in grid.cells]
         legend = tuple((letter, write(x)) for x, letter in letters.items())
         decimals = None
@@ -83,18 +84,19 @@ def is_plain(grid: Grid) -> bool:
     return grid.is_one
 
 
-def _letters(grid: Grid) -> dict[Number, str]:
+def _letters(grid: Grid, taken: set[str]) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
-    written = {x: _written(x) for row in grid.cells for x in row if not isinstance(x, str)}
+    free = [letter for letter in _LETTERS if letter not in taken]
+    forms = {x: written(x) for row in grid.cells for x in row if not isinstance(x, str)}
     width = sum(
-        max(len(row[j] if isinstance(row[j], str) else written[row[j]]) for row in grid.cells) + 2
+        max(len(row[j] if isinstance(row[j], str) else forms[row[j]]) for row in grid.cells) + 2
         for j in range(len(grid.columns))
     )
     if width <= _WIDEST:
         return {}
-    long = [x for x, words in written.items() if _SHORT < len(words) <= LONGEST]
-    each = len(_LETTERS)
-    return {x: _LETTERS[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
+    long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
+    each = len(free)
+    return {x: free[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
 
 
 def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]) -> str:
@@ -102,10 +104,10 @@ def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], l
         return word(x)
     if x in letters:
         return letters[x]
-    return write(x) if len(_written(x)) <= LONGEST else TOO_LONG
+    return write(x) if len(written(x)) <= LONGEST else TOO_LONG
 
 
-def _written(x: Number) -> str:
+def written(x: Number) -> str:
     """The number as text, or a text that is too long for every cell without the pains of writing it out."""
     nodes = 0 if not x.is_Float else _MOST_NODES
     waiting = [x]

@@ -1,0 +1,68 @@
+"""Holds, holds when, does not hold, or a misprint? Statements are drawn by a seed; an answer is checked by trying the
+statement there and then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from clearhead.claims.ledger import HOLDS_WHEN, VERDICTS, Claim, Outcome, claims
+from clearhead.claims.sources import DOCUMENTS
+
+Ask = Callable[[int, Claim], str | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A statement, what was answered, and what is so."""
+
+    outcome: Outcome
+    given: str
+
+    @property
+    def right(self) -> bool:
+        return self.given == self.outcome.verdict
+
+    @property
+    def because(self) -> list[str]:
+        """What decides, in a line or two."""
+        o = self.outcome
+        if o.verdict == HOLDS_WHEN:
+            return [f"It holds when {o.claim.when}.", f"Otherwise: {o.example_against}"]
+        return [o.headline, o.correct] if o.correct else [o.headline, *o.notes[:1]]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "id": self.outcome.claim.id,
+            "given": self.given,
+            "verdict": self.outcome.verdict,
+            "right": self.right,
+            "because": self.because,
+        }
+
+
+def drawn(n: int, seed: int = 0, document: int | None = None) -> list[Claim]:
+    """The statements of a quiz: the same seed, the same statements."""
+    known = [c for c in claims().values() if document is None or c.source == DOCUMENTS[document]]
+    return random.Random(seed).sample(known, min(n, len(known)))
+
+
+def meaning(text: str) -> str | None:
+    """The verdict that a person means: by its number, its first letters, or in full."""
+    word = " ".join(text.lower().split())
+    if word.isdigit():
+        return VERDICTS[int(word) - 1] if 0 < int(word) <= len(VERDICTS) else None
+    if word in VERDICTS:
+        return word
+    near = [v for v in VERDICTS if word and v.startswith(word)]
+    return near[0] if len(near) == 1 else None
+
+
+def quiz(chosen: list[Claim], ask: Ask, seed: int = 0) -> Iterator[Answer]:
+    """Asks one after the other until `ask` gives None."""
+    for number, claim in enumerate(chosen, 1):
+        given = ask(number, claim)
+        if given is None:
+            return
+        yield Answer(claim.run(seed), given)

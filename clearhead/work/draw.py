@@ -1,0 +1,114 @@
+"""Numbers like given ones: what a variant of a problem is drawn from.
+
+Whole numbers stay whole and of the same size, fractions keep their denominators. What is equal in the problem stays
+equal in its variant, so that two heads that are copies stay copies. Only `random()` is asked of Python's generator: its
+sequence is promised to be the same in every version."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import sympy
+
+from clearhead.work.numbers import Number, read_number
+
+T = TypeVar("T")
+Written = Any  # a cell as a problem file writes it: 3, "1/2", 0.5
+
+
+class Draw:
+    """One draw; `like` remembers what it gave, so that equal things stay equal."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+        self._drawn: dict[str, Any] = {}
+
+    def whole(self, low: int, high: int) -> int:
+        """A whole number from low to high, both included."""
+        return low + int(self._random.random() * (high - low + 1))
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[self.whole(0, len(options) - 1)]
+
+    def some(self, options: Sequence[T], count: int) -> list[T]:
+        """That many of the options, none twice, in their order."""
+        chosen = self.shuffled(range(len(options)))[:count]
+        return [options[i] for i in sorted(chosen)]
+
+    def shuffled(self, values: Sequence[T]) -> list[T]:
+        left = list(values)
+        return [left.pop(self.whole(0, len(left) - 1)) for _ in values]
+
+    def like(self, value: Written) -> Written:
+        """A number, vector or matrix of the same difficulty. Zeros and ones alone are a pattern whose places change;
+        where no row and no column has two ones, as in the identity, it stays."""
+        if not isinstance(value, list):
+            return self._once([value], lambda: self._cells([value], _near))[0]
+        if not value or not isinstance(value[0], list):
+            return self._once(value, lambda: self._cells(value, _among))
+        flat = [cell for row in value for cell in row]
+        if _is_pattern(flat):
+            return value if _is_one_hot(value) else self._once(value, lambda: self._moved(value))
+        width = len(value[0])
+        limits = _among([_exact(cell) for cell in flat])
+        columns = [
+            self._once([row[j] for row in value], lambda j=j: self._cells([row[j] for row in value], lambda _: limits))
+            for j in range(width)
+        ]
+        return [[column[i] for column in columns] for i in range(len(value))]
+
+    def _once(self, key: object, make: Any) -> Any:
+        name = repr(key)
+        if name not in self._drawn:
+            self._drawn[name] = make()
+        return self._drawn[name]
+
+    def _moved(self, matrix: list[list[Written]]) -> list[list[Written]]:
+        cells = iter(self.shuffled([cell for row in matrix for cell in row]))
+        return [[next(cells) for _ in row] for row in matrix]
+
+    def _cells(self, cells: list[Written], limits: Any) -> list[Written]:
+        exact = [_exact(cell) for cell in cells]
+        if _is_pattern(cells) and len(cells) > 1:
+            return cells if len(set(cells)) == 1 else self.shuffled(cells)
+        low, high = limits(exact)
+        return [self._cell(cell, number, low, high) for cell, number in zip(cells, exact, strict=True)]
+
+    def _cell(self, cell: Written, number: Number, low: Number, high: Number) -> Written:
+        if not number.is_Rational:
+            return cell
+        while True:
+            below, above = sympy.ceiling(low * number.q), sympy.floor(high * number.q)
+            made = sympy.Rational(self.whole(int(below), int(above)), number.q)
+            if made.q == number.q:
+                return int(made) if made.is_Integer else f"{made.p}/{made.q}"
+
+
+def _exact(cell: Written) -> Number:
+    return read_number(cell)
+
+
+def _near(exact: list[Number]) -> tuple[Number, Number]:
+    """The limits of a single number: it keeps its sign and its size."""
+    (x,) = exact
+    if x == 0 or not x.is_Rational:
+        return x, x
+    least, most = sympy.Rational(1, x.q), max(2 * abs(x), abs(x) + 2)
+    return (least, most) if x > 0 else (-most, -least)
+
+
+def _among(exact: list[Number]) -> tuple[Number, Number]:
+    """The limits of numbers that belong together: from the least to the greatest, or some way above."""
+    rational = [x for x in exact if x.is_Rational and not x.is_infinite] or [sympy.Integer(0)]
+    low, high = min(rational), max(rational)
+    return low, max(high, low + 3 if low >= 0 and high <= 3 else low + 6)
+
+
+def _is_pattern(cells: Sequence[Written]) -> bool:
+    return all(cell in (0, 1) for cell in cells)
+
+
+def _is_one_hot(matrix: list[list[Written]]) -> bool:
+    return all(sum(row) <= 1 for row in matrix) and all(sum(column) <= 1 for column in zip(*matrix, strict=True))

@@ -1,0 +1,287 @@
+"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`.
+
+    [given]
+    z = [1, 0, 2]
+
+    [[step]]
+    key = "p"
+    is = "softmax(z)"
+
+    [[step]]
+    key = "J"
+    is = "diag(p) - p.T @ p"
+    always = "jacobian(p, z)"
+
+A step may say what it `equals` with these numbers, and what it is `always`, whatever the numbers: then sympy works both
+sides with letters in place of the numbers named in `general`. Every step runs once more in float64.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+
+from clearhead.work.algebra import Matrix, floats
+from clearhead.work.doubles import Doubles
+from clearhead.work.draw import Draw
+from clearhead.work.exact import DIGITS, Exact, is_above, scalar
+from clearhead.work.kinds.base import Solved, difference
+from clearhead.work.kinds.models import MODELS
+from clearhead.work.language import LanguageError, Run, parse, shown
+from clearhead.work.numbers import LETTERS, Number, read_number, same, text
+from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.show.latex import symbol_in_latex, words
+from clearhead.work.source import Source
+
+KEYS = ("given", "titles", "symbols", "general", "needs", "vary", "step", "model")
+_STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "columns", "letters", "equals", "always",
+         "at_most")  # fmt: skip
+_COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b: is_above(b, a), ">": is_above}
+_FUNCTIONS = set(Exact().functions)
+
+
+def solve(source: Source) -> Solved:
+    given, blocks, trees = _read(source)
+    exact: Run[Matrix] = Run(trees, given, Exact())
+    doubles = Run(trees, {name: _tensor(value) for name, value in given.items()}, Doubles())
+    numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
+    lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
+    if not source.answered:
+        _needed(source, exact)
+    symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
+    steps, waiting = _given(source, given, symbols)
+    worst, proved = 0.0, []
+    for key, block in blocks.items():
+        used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
+        steps += [waiting.pop(name) for name in list(waiting) if name in used]
+        with _blamed(block, "is"):
+            cells = (lettered if _flag(block) else exact).name(key)
+            worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
+        own = source.own(key, cells)
+        if own is not cells:
+            exact, lettered = exact.changed(key, own), lettered.changed(key, own)
+        elif not source.answered:  # from a student's own numbers nothing need be true
+            proved += _claims(source, block, exact)
+        steps.append(_step(source, block, key, cells, trees, symbols))
+    checks = [Check("torch in float64", worst)]
+    if "model" in source.values:
+        model = MODELS[source.choice("model", MODELS)]
+        found = model.run({name: doubles.name(name) for name in (*given, *trees)})
+        wrong = max(difference([[x.subs(numbers) for x in row] for row in _cells(steps, key)], value)
+                    for key, value in found.items())  # fmt: skip
+        checks.append(Check(model.name, wrong))
+    remarks = []
+    if proved:
+        remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
+    if any(x.has(sympy.Float) for step in steps for row in step.grid.cells for x in row):
+        remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
+    return Solved(tuple(steps), tuple(checks), tuple(remarks))
+
+
+def vary(source: Source, draw: Draw) -> dict[str, Any]:
+    """Each given number as [vary] says, and else like the one before: `keep`, `permutation`, whole numbers `from` and
+    `to` (`over` a denominator, `times` what another name was drawn), or one of a list."""
+    made: dict[str, Any] = {}
+    rules = source.table("vary").values
+    for name, value in source.table("given").values.items():
+        rule = rules.get(name, "like")
+        if rule == "keep":
+            made[name] = value
+        elif rule == "permutation":
+            made[name] = draw.shuffled(value)
+        elif isinstance(rule, list):
+            made[name] = draw.pick(rule)
+        elif isinstance(rule, dict):
+            made[name] = _map(value, lambda _, rule=rule: _drawn(rule, draw, made))
+        else:
+            made[name] = draw.like(value)
+    return {"given": made}
+
+
+def _map(value: Any, function: Any) -> Any:
+    return [_map(one, function) for one in value] if isinstance(value, list) else function(value)
+
+
+def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
+    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1)) * made.get(
+        rule.get("times", ""), 1
+    )
+    return int(number) if number.is_Integer else f"{number.p}/{number.q}"
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _read(source: Source) -> tuple[dict[str, Matrix], dict[str, Source], dict[str, ast.expr]]:
+    """What is given, the tables of the steps, and their trees; each step may name what stands before it."""
+    table = source.table("given")
+    given = {name: _value(table, name) for name in table.values}
+    blocks: dict[str, Source] = {}
+    trees: dict[str, ast.expr] = {}
+    for block in source.tables("step"):
+        block.only(*_STEP)
+        block.need("key", "is")
+        key = block.text("key")
+        if key in given or key in blocks or not key.isidentifier():
+            block.fail("key", f"key is {key!r}; expected a name that is not taken, in letters, digits and _")
+        trees[key] = _parse(block, "is", block.text("is"), set(given) | set(trees))
+        blocks[key] = block
+    if not blocks:
+        source.fail(None, "there is no [[step]]; expected at least one")
+    return given, blocks, trees
+
+
+def _value(table: Source, name: str) -> Matrix:
+    if not name.isidentifier():
+        table.fail(name, f"{name!r} is no name; expected letters, digits and _")
+    value = table.values[name]
+    if not isinstance(value, list):
+        return [[table.number(name)]]
+    return table.matrix(name) if value and isinstance(value[0], list) else [table.vector(name)]
+
+
+def _parse(source: Source, key: str, text: str, known: set[str]) -> ast.expr:
+    with _blamed(source, key):
+        return parse(text, known, _FUNCTIONS)
+
+
+@contextmanager
+def _blamed(source: Source, key: str) -> Iterator[None]:
+    """What goes wrong inside is said with the line of the key."""
+    try:
+        yield
+    except LanguageError as error:
+        source.fail(key, f"{source.text('key', key)}: {error}")
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, RuntimeError) as error:
+        source.fail(key, f"{source.text('key', key)} cannot be worked: {str(error).splitlines()[0]}")
+
+
+def _needed(source: Source, run: Run[Matrix]) -> None:
+    """Refuses numbers that make the exercise trivial, by the file's own conditions."""
+    known = set(run.given) | set(run.steps)
+    for condition in source.names("needs"):
+        sign = next((sign for sign in _COMPARISONS if sign in condition), "==")
+        sides = [_parse(source, "needs", side, known) for side in condition.split(sign)]
+        if len(sides) != 2:
+            source.fail("needs", f"needs holds {condition!r}; expected two expressions and ==, !=, < or > between them")
+        with _blamed(source, "needs"):
+            left, right = (scalar(run.work(side)) for side in sides)
+        if not _COMPARISONS[sign](left, right):
+            source.fail("needs", f"these numbers do not meet {condition!r}; choose others")
+
+
+def _claims(source: Source, block: Source, run: Run[Matrix]) -> list[str]:
+    """Refuses a step that is not what it says it equals; gives the key of one that sympy shows for all numbers."""
+    key, known = block.text("key"), set(run.given) | set(run.steps)
+    for claim in ("equals", "always", "at_most"):
+        if claim not in block.values:
+            continue
+        tree, runs = _parse(block, claim, block.text(claim), known), [run]
+        if claim == "always":
+            free = {name: _letters(name, run.given[name]) for name in source.names("general")}
+            runs.append(Run(run.steps, {**run.given, **free}, run.algebra))
+        with _blamed(block, claim):
+            pairs = [pair for one in runs for pair in _pairs(one.name(key), one.work(tree))]
+        for a, b in pairs:
+            if is_above(a, b) if claim == "at_most" else not same(a, b):
+                what = "above" if claim == "at_most" else "not"
+                block.fail(claim, f"{key} is {what} {block.text(claim)}: one cell is {text(a)}, the other {text(b)}")
+    return [key] if "always" in block.values else []
+
+
+def _pairs(a: Matrix, b: Matrix) -> list[tuple[Number, Number]]:
+    if b and len(b) == len(b[0]) == 1:
+        b = [[b[0][0]] * len(a[0])] * len(a)
+    return [pair for left, right in zip(a, b, strict=True) for pair in zip(left, right, strict=True)]
+
+
+def _letters(name: str, value: Matrix) -> Matrix:
+    return [[sympy.Symbol(f"{name}{i}{j}", real=True) for j in range(len(value[0]))] for i in range(len(value))]
+
+
+# ---------------------------------------------------------------------- the sheet
+
+
+def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> tuple[list[Step], dict[str, Step]]:
+    """One step with the single numbers, and one for each vector or matrix, which waits for the step that uses it."""
+    titles = source.table("titles").values
+    single = {symbols.get(name, name): value[0][0] for name, value in given.items() if _is_number(value)}
+    grid = Grid.of([[x] for x in single.values()], list(single), ["value"])
+    steps = [Step("given", "Given", grid, given=True)] if single else []
+    waiting = {}
+    for name, value in given.items():
+        if not _is_number(value):
+            symbol = symbols.get(name, name)
+            title = titles.get(name, f"Given: {symbol}")
+            waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
+    return steps, waiting
+
+
+def _step(
+    source: Source, block: Source, key: str, cells: Matrix, trees: dict[str, ast.expr], symbols: dict[str, str]
+) -> Step:
+    symbol = symbols[key]
+    plain, latex = shown(trees[key], symbols), shown(trees[key], symbols, latex=True)
+    if plain != symbol:
+        plain, latex = f"{symbol} = {plain}", f"{symbol_in_latex(symbol)} = {latex}"
+    known = set(trees) | set(source.table("given").values)
+    for claim, sign, code in (("equals", "=", "="), ("always", "=", "="), ("at_most", "≤", r"\le")):
+        if claim in block.values and "formula" not in block.values:
+            tree = _parse(block, claim, block.text(claim), known)
+            plain += f" {sign} {shown(tree, symbols)}"
+            latex += f" {code} {shown(tree, symbols, latex=True)}"
+    if "formula" in block.values:
+        plain, latex = block.text("formula"), rf"\text{{{words(block.text('formula'))}}}"
+    return Step(key, block.text("title", symbol), _grid(source, block, cells), symbol, plain,
+                block.text("latex", latex), block.text("note"))  # fmt: skip
+
+
+def _grid(source: Source, block: Source | None, cells: Matrix) -> Grid:
+    plain = block is None or not ("rows" in block.values or "columns" in block.values)
+    if plain and _is_number(cells):
+        return Grid.one(cells[0][0])
+    numbered = [f"{i + 1}" if len(cells) > 1 else "" for i in range(len(cells))]
+    rows = _labels(source, block, "rows", len(cells)) or numbered
+    columns = _labels(source, block, "columns", len(cells[0])) or [f"{j + 1}" for j in range(len(cells[0]))]
+    return Grid.of(cells, rows, columns)
+
+
+def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequence[str]:
+    """The labels that a step states, or those made of a given vector: T = 1/2, T = 1, …"""
+    if block is None or key not in block.values:
+        return ()
+    if isinstance(block.values[key], str):
+        name = block.text(key)
+        values = source.table("given").values.get(name)
+        labels = [
+            f"{name} = {text(read_number(value))}" for value in (values if isinstance(values, list) else [values])
+        ]
+    else:
+        labels = block.names(key)
+    if len(labels) != number:
+        block.fail(key, f"{key} has {len(labels)} labels; {block.text('key')} has {number} {key}")
+    return labels
+
+
+def _cells(steps: list[Step], key: str) -> Sequence[Sequence[Number]]:
+    return next(step.grid.cells for step in steps if step.key == key)
+
+
+def _is_number(value: Matrix) -> bool:
+    return len(value) == len(value[0]) == 1
+
+
+def _flag(block: Source) -> bool:
+    value = block.values.get("letters", False)
+    if not isinstance(value, bool):
+        block.fail("letters", "letters must be true or false")
+    return value
+
+
+def _tensor(matrix: Matrix) -> torch.Tensor:
+    return torch.tensor(floats(matrix), dtype=torch.float64)
