@@ -26,6 +26,7 @@ from clearhead.look.picture import Picture
 from clearhead.look.terminal import heatmap
 from clearhead.look.trace import Trace, trace
 from clearhead.look.trained import at, translation
+from clearhead.look.walk import Walk, walk
 
 __all__ = [
     "Album",
@@ -38,6 +39,7 @@ __all__ = [
     "Picture",
     "Replace",
     "Trace",
+    "Walk",
     "Zero",
     "album",
     "at",
@@ -53,4 +55,5 @@ __all__ = [
     "save_page",
     "trace",
     "translation",
+    "walk",
 ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import torch
@@ -116,11 +115,10 @@ class Album:
         return page(self)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the page in a frame of its own, which neither takes nor gives styles."""
-        return (
-            f'<iframe srcdoc="{escape(self.html())}" sandbox="allow-scripts" title="{escape(self.title)}" '
-            'style="width: 100%; height: 60rem; border: 0"></iframe>'
-        )
+        """In a notebook: the page in a frame of its own."""
+        from clearhead.look.page import framed
+
+        return framed(self.html(), self.title)
 
 
 def album(

@@ -10,6 +10,7 @@ import base64
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,39 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
         raise ConfigError(
             f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; draw pictures of some rows"
         )
-    text = json.dumps(_data(album, budget), ensure_ascii=False, separators=(",", ":"))
+    return filled("page.html", album.title, _data(album, budget), styles=("page.css",), scripts=_SCRIPTS)
+
+
+def filled(template: str, title: str, data: Any, *, styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """A template of `assets/` with everything put into it, so that the page is one file."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {
-        "title": html.escape(album.title),
-        "style": _asset("page.css"),
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "title": html.escape(title),
+        "style": "\n".join(_asset(name) for name in styles),
+        "script": "\n".join(_asset(name) for name in scripts),
         # Inside a script element only "</" and "<!--" could end it: no "<" is left.
         "data": text.replace("<", "\\u003c"),
     }
     # In one pass: what a user wrote may look like a place of the template.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset(template))
+
+
+def framed(text: str, title: str) -> str:
+    """For a notebook: a page in a frame of its own, which neither takes nor gives styles."""
+    return (
+        f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" title="{html.escape(title)}" '
+        'style="width: 100%; height: 60rem; border: 0"></iframe>'
+    )
 
 
 def save_page(album: Album, path: str | Path, *, budget: int = BUDGET) -> Path:
     """Write the page to a file."""
-    path, text = Path(path), page(album, budget=budget)
+    return written(page(album, budget=budget), path)
+
+
+def written(text: str, path: str | Path) -> Path:
+    """Write a page's text to a file, whose folder is made."""
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -163,13 +163,19 @@ def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
 def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
     """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
     with torch.autocast(call.q.device.type, enabled=False):
-        scores = _scores(call, heads, rows, wide)
-        allowed = _allowed(call, heads, rows)
-        if call.bias is not None:
-            bias = _part(call.bias, heads, rows)
-            scores = scores + bias.to(wide)
-            allowed = _and(allowed, bias > -math.inf)  # −∞ is how a float mask hides a key
-        return without_dropout(call.weights)(scores, allowed)
+        return without_dropout(call.weights)(*scores_of(call, heads, rows, wide))
+
+
+@torch.no_grad()
+def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
+    scores = _scores(call, heads, rows, wide)
+    allowed = _allowed(call, heads, rows)
+    if call.bias is not None:
+        bias = _part(call.bias, heads, rows)
+        scores = scores + bias.to(wide)
+        allowed = _and(allowed, bias > -math.inf)  # −∞ is how a float mask hides a key
+    return scores, allowed
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
+from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.edit import Edit
 from clearhead.look.listen import Listener
@@ -181,6 +182,10 @@ class Trace:
         made = self._steps(path, run)
         picked = self._choose(made, heads, None)[0]
         return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
+
+    def given(self, path: str, *, run: int = -1) -> Call:
+        """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
+        return self._steps(path, run).steps[-1].value.call
 
     def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """The largest difference between recomputed weights times values and what the fast path gave for them.

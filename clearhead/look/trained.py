@@ -39,7 +39,7 @@ def translation(trained: Trained, made: Translated) -> Album:
     """A sentence and its translation, by the very ids that were read and written: never encoded anew.
 
     The query that reads token i is the one that writes token i + 1."""
-    tokenizer, device = trained.tokenizer, _device(trained)
+    tokenizer, device = trained.tokenizer, device_of(trained)
     if not made.read:
         raise DataError("there is nothing to translate: give a sentence")
     target = [tokenizer.bos_id, *made.written]
@@ -57,6 +57,12 @@ def translation(trained: Trained, made: Translated) -> Album:
 
 def of_sorting(trained: Trained, letters: str) -> Album:
     """Letters, <START>, and what the model makes of them."""
+    ids, answer = sorting_ids(trained, letters)
+    return _of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {trained.tokenizer.decode(answer)}")
+
+
+def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
+    """The ids of letters and <START>, and those of the answer."""
     tokenizer = trained.tokenizer
     ids = [*tokenizer.encode(letters), tokenizer.bos_id]
     if len(ids) == 1:
@@ -65,37 +71,42 @@ def of_sorting(trained: Trained, letters: str) -> Album:
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
         raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
-    made = generate(
-        trained.model,
-        torch.tensor([ids], device=_device(trained)),
-        how=Greedy(),
-        max_new=room,
-        stop=tokenizer.eos_id,
-    )
-    answer = made.sequence(0).tolist()
-    return _of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {tokenizer.decode(answer)}")
+    prompt = torch.tensor([ids], device=device_of(trained))
+    made = generate(trained.model, prompt, how=Greedy(), max_new=room, stop=tokenizer.eos_id)
+    return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 
 def of_text(trained: Trained, prompt: str) -> Album:
     """A text as a decoder reads it, with the token that it expects next."""
+    ids = text_ids(trained, prompt)
+    return _of_ids(trained, ids, title=shortened(prompt))
+
+
+def text_ids(trained: Trained, prompt: str, room: int = 0) -> list[int]:
+    """The ids of a text that is neither empty nor longer than the model takes, with `room` for more."""
     ids = trained.tokenizer.prompt(prompt)
     if not ids:
         raise DataError("the text has no token: give at least one letter")
     longest = getattr(trained.model.config, "max_len", None)
-    if longest is not None and len(ids) > longest:
-        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it")
-    shown = prompt if len(prompt) <= 90 else prompt[:89] + "…"
-    return _of_ids(trained, ids, title=" ".join(shown.split()))
+    if longest is not None and len(ids) + room > longest:
+        most = f"{longest - room} at most" + (f", with {room} to be written" if room else "")
+        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {most}: shorten it")
+    return ids
+
+
+def shortened(text: str) -> str:
+    """A text in one line of at most 90 characters."""
+    return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
 
 
 def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
     model = trained.model
     if not isinstance(model, VisionTransformer):
-        raise _nothing_to_see(trained)
+        raise nothing_to_see(trained)
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
-        logits = model(prepare(pixels[None], _normalisation(trained)).to(_device(trained)))
+        logits = model(prepare(pixels[None], normalisation(trained)).to(device_of(trained)))
     chances = logits[0].softmax(-1)
     places = [f"({i}, {j})" for i in range(rows) for j in range(columns)]
     tokens = [*["[CLS]"] * model.config.pooling.n_extra, *places]
@@ -114,7 +125,7 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
 def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
     """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
     if not isinstance(trained.model, VisionTransformer):
-        raise _nothing_to_see(trained)
+        raise nothing_to_see(trained)
     height, width = trained.model.config.image_size
     if data is not None:
         return _from_data(trained, given, data)
@@ -150,7 +161,7 @@ def _from_data(trained: Trained, given: str, data: Path) -> Tensor:
 
 def _of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
     with torch.no_grad(), _trace(trained) as t:
-        logits = trained.model(torch.tensor([ids], device=_device(trained)))
+        logits = trained.model(torch.tensor([ids], device=device_of(trained)))
     chances, best = logits[0, -1].softmax(-1).topk(3)
     named = trained.tokenizer.tokens(best.cpu())
     expected = ", ".join(f"{name} ({100 * p:.0f} %)" for name, p in zip(named, chances.tolist(), strict=True))
@@ -161,16 +172,18 @@ def _of_ids(trained: Trained, ids: list[int], *, title: str) -> Album:
 def _trace(trained: Trained) -> Trace:
     layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
-        raise _nothing_to_see(trained)
+        raise nothing_to_see(trained)
     return trace(trained.model, *(f"{path}.weights" for path in layers), "**.blocks.*.output")
 
 
-def _nothing_to_see(trained: Trained) -> DataError:
+def nothing_to_see(trained: Trained) -> DataError:
+    """What is said of a model without attention."""
     kind = type(trained.model).__name__
     return DataError(f"{trained.name} is a {kind} and has no attention to look at: choose a Transformer")
 
 
-def _normalisation(trained: Trained) -> Any:
+def normalisation(trained: Trained) -> Any:
+    """How the pictures were normalised that this model was trained on."""
     choice = getattr(trained.recipe.data, "normalise", None)
     if choice is None:
         raise DataError(
@@ -183,6 +196,7 @@ def _facts(trained: Trained) -> dict[str, str]:
     return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
-def _device(trained: Trained) -> torch.device:
+def device_of(trained: Trained) -> torch.device:
+    """Where a model is."""
     first: nn.Parameter = next(trained.model.parameters())
     return first.device

@@ -1,0 +1,134 @@
+"""A walk for the terminal: the way in and out and one block of each stack in full, a line for each of the others."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ConfigError
+from clearhead.look.stations import Station
+from clearhead.look.terminal import heatmap
+from clearhead.look.text import table
+from clearhead.look.walk import Group, Walk
+
+_ROWS = 8  # tokens that are shown of a longer line
+_NUMBERS = 5  # of each vector
+
+
+def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
+    """See `Walk.text`."""
+    shown = chosen(walk, layer, head)
+    letters = "   ".join(f"{letter} = {size:,}" for letter, size in walk.sizes.items())
+    lines = [walk.title, "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items()), letters]
+    for group in walk.groups:
+        if group.block is not None and group not in shown:
+            lines.append(_summary(walk, group))
+            continue
+        order = f" ({group.order})" if group.order else ""
+        where = f"   {group.where}" if group.where else ""
+        lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
+        for number in group.stations:
+            lines += _station(walk.stations[number], number, head, width, colour)
+    return "\n".join(lines)
+
+
+def chosen(walk: Walk, layer: str | int, head: int) -> list[Group]:
+    """The blocks that are shown in full; refuses layers and heads that are not there."""
+    blocks = [group for group in walk.groups if group.block is not None]
+    found = [group for group in blocks if str(layer) in (str(group.block), group.where)]
+    if blocks and not found:
+        most = max(group.block or 0 for group in blocks)
+        raise ConfigError(
+            f"there is no layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.where for g in blocks)}"
+        )
+    heads = walk.sizes.get("H", 1)
+    if not 0 <= head < heads:
+        raise ConfigError(f"there is no head {head}; expected 0 to {heads - 1}")
+    return found
+
+
+def _summary(walk: Walk, group: Group) -> str:
+    """What a block that is not shown did to the stream."""
+    stations = [walk.stations[i] for i in group.stations]
+    first, last = walk.stations[stations[0].sources[0]].values, stations[-1].values
+    lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
+    change = float((last - first).norm(dim=-1).mean())
+    return (
+        f"\n── {group.title} ({len(stations)} stations of the same kinds): x goes from length {lengths[0]:.3g} to "
+        f"{lengths[1]:.3g}, by a change of {change:.3g} (means over tokens)"
+    )
+
+
+def _station(station: Station, number: int, head: int, width: int, colour: bool) -> list[str]:
+    branch = f" · {station.branch}" if station.branch else ""
+    lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
+    if station.where:
+        lines[-1] += f"   {station.where}"
+    said = f"{station.why} {station.note}".strip()
+    lines += textwrap.wrap(said, width - 1, initial_indent="     ", subsequent_indent="     ")
+    return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, colour).split("\n")]
+
+
+def _values(station: Station, head: int, width: int, colour: bool) -> str:
+    x, rows = station.values, station.rows
+    if station.kind == "maps":
+        own = head if len(x) > 1 else 0
+        many = f"head {own} of {len(x)}" if len(x) > 1 else "the same for every head"
+        return f"{many}\n{_matrix(station, x[own], width, colour)}"
+    if station.kind == "ids":
+        parts = list(rows)
+        if station.role != "characters":
+            parts = [f"{label.strip() or label} {int(n)}" for label, n in zip(rows, x, strict=True)]
+        return " │ ".join(parts[: 4 * _ROWS]) + (" │ …" if len(parts) > 4 * _ROWS else "")
+    if station.kind == "words":
+        return _words(station)
+    if station.kind == "image":
+        small = torch.nn.functional.adaptive_avg_pool2d(x[None].float() / 255, (16, 32))[0]
+        return "\n".join("".join(" ·░▒▓█"[round(5 * value)] for value in row) for row in small.tolist())
+    many = f"head {head} of {len(x)}\n" if x.dim() == 3 else ""
+    x = x[min(head, len(x) - 1)] if x.dim() == 3 else x
+    return many + _vectors(x if x.dim() > 1 else x[None], rows or ("",))
+
+
+def _vectors(x: Tensor, rows: Sequence[str]) -> str:
+    """The first numbers of each vector, and its length."""
+    lines = []
+    for label, row in list(zip(rows, x, strict=True))[:_ROWS]:
+        numbers = "  ".join(f"{value:7.3f}" for value in row[:_NUMBERS].tolist())
+        lines.append((label.strip() or label, f"[{numbers}  …]", f"length {float(row.norm()):.3g}"))
+    more = f"\n… and {len(rows) - _ROWS} more" if len(rows) > _ROWS else ""
+    return table(lines, right=(0,)) + more
+
+
+def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
+    """Numbers where they fit, else shades: of scores between the smallest and the largest."""
+    fits = max(x.shape) <= _ROWS
+    if fits:
+        names = [label.strip() or label for label in station.columns]
+        form = "{:.0f}" if x.dtype == torch.bool else "{:.2f}"
+        cells = [[form.format(float(value)) for value in row] for row in x]
+        lines = [
+            ("", *names),
+            *((label.strip() or label, *row) for label, row in zip(station.rows, cells, strict=True)),
+        ]
+        return table(lines, right=range(len(names) + 1))
+    shades = x.float()
+    if station.role in ("scores", "bias"):
+        shades = (shades - shades.min()) / (shades.max() - shades.min()).clamp(min=1e-12)
+    return heatmap(shades, station.rows, station.columns, width=width, colour=colour)
+
+
+def _words(station: Station) -> str:
+    """A line a step: the likeliest with their probabilities, or what was taken."""
+    lines = []
+    for i, words in enumerate(station.cells):
+        read = f"{station.rows[i].strip() or station.rows[i]} →" if station.rows else "→"
+        if station.values.dim() > 1:
+            shares = station.values[i].tolist()
+            lines.append((read, *(f"{word.strip() or word} {p:.3f}" for word, p in zip(words, shares, strict=True))))
+        else:
+            lines.append((read, words[0].strip() or words[0]))
+    return table(lines, right=(0,))
