@@ -31,6 +31,7 @@ _COMMANDS = (
     "evaluate",
     "generate",
     "look",
+    "walk",
     "work",
     "mask",
     "cost",

@@ -1,28 +1,28 @@
 """A walk: what happens to one input in a Transformer, station by station, with the numbers of the run that happened.
 
 walk = look.walk(pretrained.load("en-es"), "Hello world")
-print(walk)                          # in the terminal; in a notebook it draws itself
+print(walk)                                     # in the terminal; in a notebook it draws itself
 walk["encoder.blocks.0", "weights"].values      # (H, S, S): who attended to whom in the first block
-walk.steps[0].likeliest              # the five likeliest first words, with their probabilities
+walk.steps[0].likeliest                         # the five likeliest first words, with their probabilities
 
 A text is written greedily first; then one pass over all that was read and written is watched, which under the causal
-mask gives every step's numbers at once.
-"""
+mask gives every step's numbers at once."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.data.digits import prepare
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import Greedy, generate
+from clearhead.look.page import filled, framed
 from clearhead.look.stations import Guide, Line, Station
 from clearhead.look.trace import trace
 from clearhead.look.trained import (
@@ -45,7 +45,8 @@ LIKELIEST = 5
 NEW_TOKENS = 8  # of a text that has no end of its own
 
 
-class Word(NamedTuple):
+@dataclass(frozen=True)
+class Word:
     """A token or class that could come next, and how likely it is."""
 
     token: str
@@ -64,13 +65,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Group:
-    """Stations that belong together: the way in, a block, the way out."""
+    """Stations that belong together, the numbers `first` to `last`: the way in, a block, the way out."""
 
     where: str
     title: str
-    stations: range
+    first: int
+    last: int
     block: int | None = None  # its number in its stack
-    order: str = ""  # of a block: "pre-norm", "post-norm", "parallel", as it was seen to run
+    order: str = ""  # of a block: "pre-norm", "post-norm" or "parallel", as it was seen to run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,21 +95,16 @@ class Walk:
             if inside and station.role == role:
                 return station
         roles = ", ".join(dict.fromkeys(station.role for station in self.stations))
-        raise ConfigError(
-            f"there is no station {role!r} in {where or 'the model'!r}; the kinds of stations are: {roles}"
-        )
+        raise ConfigError(f"there is no station {role!r} in {where or 'the model'}; the kinds of stations are: {roles}")
 
     @property
     def groups(self) -> list[Group]:
         """The stations in groups, in order."""
-        found: list[Group] = []
-        start = 0
-        for i, station in enumerate(self.stations):
-            last = i + 1 == len(self.stations)
-            if last or self.stations[i + 1].group != station.group:
-                found.append(_group(self.stations, range(start, i + 1), first=not found, last=last))
-                start = i + 1
-        return found
+        ends = [i for i, (a, b) in enumerate(zip(self.stations, self.stations[1:], strict=False)) if a.group != b.group]
+        return [
+            _group(self.stations, first, last)
+            for first, last in zip([0, *(i + 1 for i in ends)], [*ends, len(self.stations) - 1], strict=True)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
@@ -123,62 +120,58 @@ class Walk:
 
     def html(self) -> str:
         """The walk as one self-contained page that needs no network."""
-        from clearhead.look.walk_page import page
-
-        return page(self)
+        return filled("walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",))
 
     def __str__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        from clearhead.look.page import framed
-
         return framed(self.html(), self.title)
 
 
-def walk(trained: Trained, given: str, *, max_new: int | None = None, data: Path | None = None) -> Walk:
-    """What happens to an input in a trained model: a sentence, a beginning, letters, or a picture of a digit.
+def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None) -> Walk:
+    """What happens to an input in a model: a sentence, a beginning, letters, or a picture of a digit.
 
         look.walk(pretrained.load("en-es"), "Hello world")
 
     `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
-    where pictures are that are given by number."""
-    model = trained.model
-    if isinstance(model, VisionTransformer):
-        return _of_picture(trained, given, data)
-    if isinstance(model, EncoderDecoder):
-        return _of_pair(trained, given, max_new)
-    if isinstance(model, Encoder):
-        ids = text_ids(trained, given)
-        return (
-            _Run(trained, given, {"": _line("T", trained, ids)})
-            .watched(_ids(trained, ids))
-            .ended()
-            .walk(shortened(given))
-        )
-    if not isinstance(model, Decoder):
+    where pictures are that are given by number. Of a bare module the inputs are tensors, as it is called with them."""
+    if isinstance(model, nn.Module):
+        return _of_tensors(model, given)
+    trained, text = model, given[0]
+    if isinstance(trained.model, EncoderDecoder):
+        return _of_pair(trained, text, max_new)
+    if isinstance(trained.model, VisionTransformer):
+        return _of_picture(trained, text, data)
+    if isinstance(trained.model, Encoder):
+        ids = text_ids(trained, text)
+        run = _Run(trained.model, trained.name, {"": _line("T", trained, ids, len(ids))}, text)
+        return run.watched(_ids(trained, ids)).walk(shortened(text))
+    if not isinstance(trained.model, Decoder):
         raise nothing_to_see(trained)
     if trained.task == "sort-dedup":
-        ids, made = sorting_ids(trained, given, with_stop=True)
+        ids, made = sorting_ids(trained, text, with_stop=True)
         made = made[:max_new]
     else:
         room = NEW_TOKENS if max_new is None else max_new
-        ids = text_ids(trained, given, room)
-        new = generate(model, _ids(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
+        ids = text_ids(trained, text, room)
+        new = generate(trained.model, _ids(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
-    read = [*ids, *made[:-1]]
-    run = _Run(trained, given, {"": _line("T", trained, read, len(ids))}).watched(_ids(trained, read))
-    return run.written(made, first=len(ids) - 1).walk(f"{shortened(given)} → {_said(trained, made)}")
+    run = _Run(trained.model, trained.name, {"": _line("T", trained, [*ids, *made[:-1]], len(ids))}, text)
+    run.watched(_ids(trained, [*ids, *made[:-1]])).chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
+    answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
+    return run.walk(f"{shortened(text)} → {shortened(answer)}")
 
 
-def _of_pair(trained: Trained, given: str, max_new: int | None) -> Walk:
-    made = translations(trained, [given], how=Greedy(), max_new=max_new)[0]
+def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walk:
+    made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
     if not made.read:
         raise DataError("there is nothing to translate: give a sentence")
     target = [trained.tokenizer.bos_id, *made.written[:-1]]
-    lines = {"encoder": _line("S", trained, made.read), "": _line("T", trained, target)}
-    run = _Run(trained, given, lines).watched(_ids(trained, made.read), _ids(trained, target))
-    return run.written(made.written).walk(f"{shortened(given)} → {made.target}")
+    lines = {"encoder": _line("S", trained, made.read, len(made.read)), "": _line("T", trained, target, 1)}
+    run = _Run(trained.model, trained.name, lines, text)
+    run.watched(_ids(trained, made.read), _ids(trained, target)).chosen(made.written, trained.tokenizer.tokens)
+    return run.walk(f"{shortened(text)} → {made.target}")
 
 
 def _of_picture(trained: Trained, given: str, data: Path | None) -> Walk:
@@ -186,97 +179,80 @@ def _of_picture(trained: Trained, given: str, data: Path | None) -> Walk:
     config: Any = trained.model.config
     rows, columns = config.grid
     tokens = [*["[CLS]"] * config.pooling.n_extra, *(f"({i}, {j})" for i in range(rows) for j in range(columns))]
-    run = _Run(trained, pixels, {"": Line("T", tokens, len(tokens))})
-    run.watched(prepare(pixels[None], normalisation(trained)).to(device_of(trained))).classified()
+    run = _Run(trained.model, trained.name, {"": Line("T", tokens, len(tokens))}, pixels)
+    run.watched(prepare(pixels[None], normalisation(trained)).to(device_of(trained)))
+    run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     return run.walk(f"{Path(given).name} → {run.steps[0].taken.token}")
+
+
+def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
+    """A module by itself: tokens are called by their numbers, and there is no text to begin and to end with."""
+    starts = ("encoder", "") if len(inputs) > 1 else ("",)
+    lines = {
+        start: Line(letter, [str(i) for i in range(x.shape[1])], x.shape[1])
+        for start, letter, x in zip(starts, ("S", "T") if len(inputs) > 1 else ("T",), inputs, strict=True)
+    }
+    name = type(model).__name__
+    return _Run(model, name, lines, None).watched(*inputs).walk(f"A run of {name}")
 
 
 class _Run:
     """One watched run on its way to a walk."""
 
-    def __init__(self, trained: Trained, given: str | Tensor, lines: Mapping[str, Line]) -> None:
-        self._trained, self._lines = trained, lines
-        self._given = given
+    def __init__(self, model: nn.Module, name: str, lines: Mapping[str, Line], given: str | Tensor | None) -> None:
+        self._model, self._name, self._lines, self._given = model, name, lines, given
         self.steps: list[Step] = []
 
     def watched(self, *inputs: Tensor) -> _Run:
-        """Run the model on these inputs and note the stations."""
-        model = self._trained.model
-        with torch.no_grad(), trace(model) as seen, visiting(model) as visits:
-            self._gave: Tensor = model(*inputs)
+        """Run the model on these inputs and note the stations, the input itself first."""
+        with torch.no_grad(), trace(self._model) as seen, visiting(self._model) as visits:
+            self.gave: Tensor = self._model(*inputs)
         if not seen.paths:
-            raise nothing_to_see(self._trained)
-        self._guide = Guide(seen, self._lines)
-        self._enter(self._given)
-        self._guide.walk(visits[0])
+            raise ConfigError(f"{self._name} has not attended to anything that can be seen. {seen.report()}")
+        self._guide = guide = Guide(seen, self._lines)
+        if isinstance(self._given, str):
+            letters = self._given.strip()
+            points = torch.tensor([ord(letter) for letter in letters])
+            guide.note("characters", points, "characters", where="", group="", rows=tuple(letters))
+        elif self._given is not None:
+            guide.note("pixels", self._given, "height width", where="", group="")
+        guide.walk(visits[0])
         return self
 
-    def _enter(self, given: str | Tensor) -> None:
-        """The input itself, before any module sees it."""
-        if isinstance(given, str):
-            points = torch.tensor([ord(letter) for letter in given.strip()])
-            self._guide.note("characters", points, "characters", where="", group="", rows=tuple(given.strip()))
-        else:
-            self._guide.note("pixels", given, "height width", where="", group="")
-
-    def written(self, ids: Sequence[int], first: int = 0) -> _Run:
-        """The tokens that were taken, the first of them behind row `first` of the last line."""
-        tokens, line = self._trained.tokenizer.tokens, self._lines[""]
-        self._choose([*range(first, first + len(ids))], list(ids), tokens, lambda row: tuple(line.tokens[: row + 1]))
-        self._exit("next", tuple(line.tokens[first:]), line.letter)
-        return self
-
-    def ended(self) -> _Run:
-        """An encoder's vectors, which are its answer."""
-        last, line = len(self._guide.stations) - 1, self._lines[""]
-        common = {"where": "", "group": "", "rows": tuple(line.tokens), "sources": (last,)}
-        self._guide.note("vectors", self._gave[0], f"{line.letter} M", **common)
-        return self
-
-    def classified(self) -> _Run:
-        """The one class that was answered."""
-        chances = self._gave[0].float().softmax(-1)
-        self._choose([0], [int(chances.argmax())], lambda ids: [str(int(i)) for i in ids], lambda row: ())
-        self._exit("answer", (), "1")
-        return self
-
-    def _choose(self, rows: list[int], taken: list[int], tokens: Any, read: Any) -> None:
-        logits = self._gave[0].reshape(-1, self._gave.shape[-1])  # (T, V), or (1, V) of classes
-        chances = logits.float().softmax(-1).cpu()
+    def chosen(self, taken: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0) -> _Run:
+        """What was taken of the outputs from row `first` on, and the last stations that say so."""
+        line, guide = self._lines[""], self._guide
+        logits = self.gave[0].reshape(-1, self.gave.shape[-1])  # (T, V), or (1, V) of classes
+        one = logits.shape[0] == 1 and len(line.tokens) > 1
+        chances = logits[first : first + len(taken)].float().softmax(-1).cpu()
         best = chances.topk(min(LIKELIEST, chances.shape[-1]), dim=-1)
-        for row, id_ in zip(rows, taken, strict=True):
-            ids, shares = best.indices[row].tolist(), best.values[row].tolist()
+        for i, id_ in enumerate(taken):
+            ids, shares = best.indices[i].tolist(), best.values[i].tolist()
             words = tuple(Word(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
-            self.steps.append(Step(read(row), words, Word(tokens([id_])[0], id_, float(chances[row, id_]))))
-
-    def _exit(self, role: str, rows: tuple[str, ...], letter: str) -> None:
-        shares = torch.tensor([[word.probability for word in step.likeliest] for step in self.steps])
-        last = self._guide.stations[-1]
-        common: dict[str, Any] = {"where": last.where, "group": last.group, "rows": rows}
-        words = tuple(tuple(word.token for word in step.likeliest) for step in self.steps)
-        steps = letter if len(rows) == self._guide.sizes.get(letter) or letter == "1" else "steps"
-        before = len(self._guide.stations) - 1
-        rest = float(1 - shares.sum(-1).mean())
-        note = f"All the others together get {rest:.2g} on average."
-        at = self._guide.note(
-            "softmax", shares, f"{steps} {shares.shape[1]}", cells=words, sources=(before,), note=note, **common
-        )
-        ids = torch.tensor([step.taken.id for step in self.steps])
-        taken = tuple((step.taken.token,) for step in self.steps)
-        self._guide.note(role, ids, steps, cells=taken, sources=(at,), **common)
+            word = Word(tokens([id_])[0], id_, float(chances[i, id_]))
+            self.steps.append(Step(() if one else tuple(line.tokens[: first + i + 1]), words, word))
+        before = len(guide.stations) - 1
+        rows = () if one else tuple(line.tokens[first:])
+        common: dict[str, Any] = {"where": guide.stations[-1].where, "group": guide.stations[-1].group, "rows": rows}
+        letter = "1" if one else line.letter if first == 0 else "steps"
+        cells = tuple(tuple(word.token for word in step.likeliest) for step in self.steps)
+        rest = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
+        shown = {"cells": cells, "sources": (before,), "note": rest}
+        at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **shown, **common)
+        shown = {"cells": tuple((step.taken.token,) for step in self.steps), "sources": (at,)}
+        guide.note("answer" if one else "next", torch.tensor(taken), letter, **shown, **common)
+        return self
 
     def walk(self, title: str) -> Walk:
-        model = self._trained.model
-        facts = {
-            "model": f"{self._trained.name}, {type(model).__name__}",
-            "weights": f"{sum(p.numel() for p in model.parameters()):,}",
-        }
-        if self._trained.task != "digits" and self.steps:
+        kind = type(self._model).__name__
+        weights = f"{sum(p.numel() for p in self._model.parameters()):,}"
+        facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
+        if len(self.steps) > 1:
             facts["written"] = f"{len(self.steps)} tokens, each the likeliest"
         return Walk(
             title=title,
-            model=self._trained.name,
-            kind=type(model).__name__,
+            model=self._name,
+            kind=kind,
             stations=self._guide.stations,
             steps=self.steps,
             sizes=dict(self._guide.sizes),
@@ -284,45 +260,33 @@ class _Run:
         )
 
 
-def _group(stations: Sequence[Station], which: range, *, first: bool, last: bool) -> Group:
-    where = stations[which.start].group
+def _group(stations: Sequence[Station], first: int, last: int) -> Group:
+    where, roles = stations[first].group, [one.role for one in stations[first : last + 1]]
     found = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
     if found is not None:
         stack = (found[1] or "").rpartition(".")[2]
         title = f"{stack} block {found[3]}".strip()
-        return Group(
-            where, title[0].upper() + title[1:], which, int(found[3]), _order([stations[i] for i in which], which)
-        )
-    name = where.rpartition(".")[2]
-    if first and stations[which.start].role in ("characters", "pixels"):
-        title = "The input" if name or len(which) == 1 else "The way in"
-    elif any(stations[i].role in ("tokens", "start", "embedding", "patches") for i in which):
-        title = f"Into the {name or 'model'}"
-    else:
-        title = f"Out of the {name or 'model'}" if name or not last else "The way out"
-    return Group(where, title, which)
+        return Group(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(stations, first, last))
+    name = where.rpartition(".")[2] or "model"
+    way = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
+    return Group(where, way if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
 
 
-def _order(stations: Sequence[Station], which: range) -> str:
+def _order(stations: Sequence[Station], first: int, last: int) -> str:
     """Where the norms of a block stand, as it ran."""
-    norms = {number: one for number, one in zip(which, stations, strict=True) if one.role == "norm"}
-    adds = [one for one in stations if one.role == "add"]
+    numbers = range(first, last + 1)
+    norms = {i for i in numbers if stations[i].role == "norm"}
+    adds = [stations[i] for i in numbers if stations[i].role == "add"]
     if not norms or not adds:
         return ""
-    if any(one.sources[0] in norms for one in adds) or which[-1] in norms:
+    if last in norms or any(one.sources[0] in norms for one in adds):
         return "post-norm"
-    if len(norms) > 1 and len({one.sources for one in norms.values()}) == 1 and len(adds[-1].sources) > 2:
-        return "parallel"
-    return "pre-norm"
+    return "parallel" if len(adds[-1].sources) > 2 else "pre-norm"
 
 
-def _line(letter: str, trained: Trained, ids: Sequence[int], given: int | None = None) -> Line:
-    return Line(letter, trained.tokenizer.tokens(list(ids)), len(ids) if given is None else given)
+def _line(letter: str, trained: Trained, ids: Sequence[int], given: int) -> Line:
+    return Line(letter, trained.tokenizer.tokens(list(ids)), given)
 
 
 def _ids(trained: Trained, ids: Sequence[int]) -> Tensor:
     return torch.tensor([list(ids)], device=device_of(trained))
-
-
-def _said(trained: Trained, ids: Sequence[int]) -> str:
-    return shortened(trained.tokenizer.decode([i for i in ids if i not in trained.stops]))

@@ -30,7 +30,7 @@ def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100
         order = f" ({group.order})" if group.order else ""
         where = f"   {group.where}" if group.where else ""
         lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
-        for number in group.stations:
+        for number in range(group.first, group.last + 1):
             lines += _station(walk.stations[number], number, head, width, colour)
     return "\n".join(lines)
 
@@ -52,7 +52,7 @@ def chosen(walk: Walk, layer: str | int, head: int) -> list[Group]:
 
 def _summary(walk: Walk, group: Group) -> str:
     """What a block that is not shown did to the stream."""
-    stations = [walk.stations[i] for i in group.stations]
+    stations = walk.stations[group.first : group.last + 1]
     first, last = walk.stations[stations[0].sources[0]].values, stations[-1].values
     lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
     change = float((last - first).norm(dim=-1).mean())
