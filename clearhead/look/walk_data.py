@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from clearhead.look.stations import Station
+from clearhead.look.stations import Station, texts
 from clearhead.look.walk import Walk
 
 SIDE = 64  # cells of a matrix's side
@@ -26,6 +26,7 @@ def as_dict(walk: Walk) -> dict[str, Any]:
         "kind": walk.kind,
         "facts": dict(walk.facts),
         "sizes": dict(walk.sizes),
+        "letters": texts()["letters"],
         "groups": [asdict(group) for group in walk.groups],
         "stations": [_of_station(station) for station in walk.stations],
         "steps": [asdict(step) for step in walk.steps],

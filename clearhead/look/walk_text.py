@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ConfigError
-from clearhead.look.stations import Station
+from clearhead.look.stations import Station, texts
 from clearhead.look.terminal import heatmap
 from clearhead.look.text import table
 from clearhead.look.walk import Group, Walk
@@ -21,8 +21,12 @@ _NUMBERS = 5  # of each vector
 def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
     """See `Walk.text`."""
     shown = chosen(walk, layer, head)
-    letters = "   ".join(f"{letter} = {size:,}" for letter, size in walk.sizes.items())
-    lines = [walk.title, "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items()), letters]
+    letters = [
+        f"{letter} = {size:,} {texts()['letters'].get(letter, '')}".strip() for letter, size in walk.sizes.items()
+    ]
+    lines = [walk.title, "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())]
+    lines += textwrap.wrap(", ".join(letters), width)
+    said: set[str] = set()  # why a station is there is said once
     for group in walk.groups:
         if group.block is not None and group not in shown:
             lines.append(_summary(walk, group))
@@ -31,7 +35,9 @@ def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100
         where = f"   {group.where}" if group.where else ""
         lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
         for number in range(group.first, group.last + 1):
-            lines += _station(walk.stations[number], number, head, width, colour)
+            station = walk.stations[number]
+            lines += _station(station, number, "" if station.why in said else station.why, head, width, colour)
+            said.add(station.why)
     return "\n".join(lines)
 
 
@@ -62,12 +68,12 @@ def _summary(walk: Walk, group: Group) -> str:
     )
 
 
-def _station(station: Station, number: int, head: int, width: int, colour: bool) -> list[str]:
+def _station(station: Station, number: int, why: str, head: int, width: int, colour: bool) -> list[str]:
     branch = f" · {station.branch}" if station.branch else ""
     lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
     if station.where:
         lines[-1] += f"   {station.where}"
-    said = f"{station.why} {station.note}".strip()
+    said = f"{why} {station.note}".strip()
     lines += textwrap.wrap(said, width - 1, initial_indent="     ", subsequent_indent="     ")
     return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, colour).split("\n")]
 

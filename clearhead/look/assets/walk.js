@@ -1,0 +1,331 @@
+// The page of a walk: the model drawn from the stations of its run, and one station at a time beside it.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const { stations, groups, steps } = data;
+const at = (id) => document.getElementById(id);
+const state = { station: 0, head: 0 };
+const groupOf = stations.map((_, i) => groups.findIndex((group) => group.first <= i && i <= group.last));
+
+// An element with attributes and children; a string is a text node.
+function make(tag, attributes = {}, ...children) {
+  const one = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) one.addEventListener(name.slice(2), value);
+    else if (name.startsWith("aria-")) one.setAttribute(name, String(value));
+    else if (value !== null && value !== false) one.setAttribute(name, value === true ? "" : value);
+  }
+  one.append(...children.filter((child) => child !== null));
+  return one;
+}
+function draw(tag, attributes = {}, ...children) {
+  const one = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
+  one.append(...children);
+  return one;
+}
+const trimmed = (token) => token.trim() || token;
+const number = (value) => (value === null ? "−∞" : Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.001)
+  ? value.toExponential(1) : value.toFixed(Math.abs(value) >= 100 ? 1 : 3)).replace("-", "−");
+
+// ---------------------------------------------------------------------------------------------- colours
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const parts = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+function mixed(from, to, share) {
+  const [a, b] = [parts(from), parts(to)];
+  return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
+}
+// Numbers to colours: from nothing to much for weights, from low over nothing to high for the others.
+function scale(role, values) {
+  const flat = values.flat(3).filter((value) => value !== null), most = Math.max(1e-9, ...flat.map(Math.abs));
+  const [paper, heat, low, ink] = ["--card", "--heat", "--low", "--ink"].map(colour);
+  if (role === "mask") return (value) => mixed(paper, heat, value ? 0.75 : 0);
+  if (role === "weights") { // of few tokens as they are, of many relative to the largest
+    const full = values.length > CELLS ? Math.max(...flat) : 1;
+    return (value) => mixed(paper, heat, Math.sqrt(value / full));
+  }
+  if (role === "pixels") return (value) => mixed("#000000", "#ffffff", value / 255);
+  return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.abs(value) / most));
+}
+function picture(rows, paint, width, height, attributes = {}) {
+  const canvas = make("canvas", { width: rows[0].length, height: rows.length, ...attributes });
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const brush = canvas.getContext("2d");
+  rows.forEach((row, y) => row.forEach((value, x) => { brush.fillStyle = paint(value); brush.fillRect(x, y, 1, 1); }));
+  return canvas;
+}
+
+// ---------------------------------------------------------------------------------------------- the architecture
+
+const LABELS = { characters: "Characters", pixels: "Pixels", tokens: "Tokens and ids", start: "Start token, words", embedding: "Embedding",
+  patches: "Patches", front: "Token in front", position: "Positions", norm: "Norm", add: "+", pool: "One vector", logits: "Logits",
+  softmax: "Softmax", next: "Next token", answer: "Answer", bias: "Distances", between: "…", linear: "Linear", vectors: "Vectors" };
+const WIDE = 148, HIGH = 26, GAP = 13, SIDE = 32, TOP = 30, COLUMN = 240;
+
+// The name of the stack a group is in: "encoder" of "encoder.blocks.3".
+const stackOf = (group) => group.where.replace(/(^|\.)[^.]+\.\d+$/, "");
+function columnsOf() {
+  const stacks = [...new Set(groups.filter((group) => group.block !== null).map(stackOf))];
+  const column = (group) => Math.max(0, stacks.findIndex((name) => name !== "" && group.where.startsWith(name)));
+  return { stacks, column };
+}
+// What stands for a group in the drawing: one box if it is folded, else a box for every station or run of stations of one branch.
+function nodesOf(group, open) {
+  if (!open) return [{ first: group.first, last: group.last, label: group.title, kind: "folded" }];
+  const nodes = [];
+  for (let i = group.first; i <= group.last; i++) {
+    const { branch, role } = stations[i], before = nodes[nodes.length - 1];
+    if (branch && before?.branch === branch) before.last = i;
+    else nodes.push({ first: i, last: i, branch, role, kind: branch.includes("attention") ? "attention" : role,
+      label: branch ? branch[0].toUpperCase() + branch.slice(1) : LABELS[role] ?? role });
+  }
+  return nodes;
+}
+
+function drawing() {
+  const { stacks, column } = columnsOf(), shown = openBlocks(), bottom = [TOP, TOP], placed = [], boxes = [];
+  for (const group of groups) {
+    const c = column(group), open = group.block === null || shown.has(group.where), isBlock = group.block !== null;
+    const x = c * COLUMN + SIDE, top = bottom[c];
+    let y = top + (isBlock && open ? 28 : 0);
+    for (const node of nodesOf(group, open)) {
+      placed.push({ ...node, x, y, c, group });
+      y += HIGH + GAP;
+    }
+    if (isBlock && open) {
+      boxes.push(draw("rect", { class: "block", x: x - 26, y: top, width: WIDE + 44, height: y - top - GAP + 8, rx: 9 }),
+        svgText(group.title, x - 18, top + 12, "title"), svgText(group.order, x + WIDE + 12, top + 12, "title", "end"));
+      y += 8;
+    }
+    bottom[c] = y;
+  }
+  const nodeOf = (i) => placed.find((node) => node.first <= i && i <= node.last);
+  const height = Math.max(...bottom) + 4, width = (stacks.length > 1 ? 2 : 1) * COLUMN - 24;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "group" },
+    draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 5, markerHeight: 5, orient: "auto" },
+      draw("path", { d: "M0 0L6 3L0 6z" }))));
+  columnTitles(stacks).forEach((title, c) => svg.append(svgText(title, c * COLUMN + SIDE + WIDE / 2, 16, "column", "middle")));
+  svg.append(...boxes, ...placed.flatMap((node) => edges(node, nodeOf, placed)), ...loop(placed), ...placed.map(box));
+  at("drawing").replaceChildren(svg);
+  const here = svg.querySelector(".here"), frame = at("drawing");
+  if (here && frame.scrollHeight > frame.clientHeight)
+    frame.scrollTop = (here.getBBox().y / height) * frame.scrollHeight - frame.clientHeight / 2;
+}
+// The blocks that are drawn in full: the chosen one, and of every other stack the one of the same number.
+function openBlocks() {
+  const now = groups[groupOf[state.station]];
+  if (now.block !== null) openBlocks.number = now.block;
+  const open = new Set(), stacks = columnsOf().stacks;
+  for (const stack of stacks) {
+    const own = groups.filter((group) => group.block !== null && stackOf(group) === stack);
+    open.add((own.find((group) => group.block === (openBlocks.number ?? 0)) ?? own[0]).where);
+  }
+  return open;
+}
+function columnTitles(stacks) {
+  return stacks.map((stack) => {
+    const count = groups.filter((group) => group.block !== null && stackOf(group) === stack).length;
+    const name = stack.split(".").pop() || data.kind;
+    return `${name[0].toUpperCase()}${name.slice(1)}, ${count} block${count > 1 ? "s" : ""}`;
+  });
+}
+const svgText = (text, x, y, kind, anchor = "start") => draw("text", { x, y, class: kind, "text-anchor": anchor }, text);
+
+function box(node) {
+  const here = node.first <= state.station && state.station <= node.last, round = node.role === "add";
+  const middle = [node.x + WIDE / 2, node.y + HIGH / 2];
+  const shape = round ? draw("circle", { cx: middle[0], cy: middle[1], r: 11 })
+    : draw("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: 6 });
+  const one = draw("g", { class: `node ${node.kind}${here ? " here" : ""}`, tabindex: 0, role: "button",
+    "aria-label": `${node.group.title}: ${round ? "add" : node.label}`, "aria-pressed": here }, shape, svgText(node.label, ...middle, ""));
+  one.addEventListener("click", () => go({ station: node.first }));
+  one.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go({ station: node.first }); }
+  });
+  return one;
+}
+// The arrows into a box: straight from the box above, around the side from farther up, across from the other stack.
+function edges(node, nodeOf, placed) {
+  const sources = new Set();
+  for (let i = node.first; i <= node.last; i++) for (const source of stations[i].sources) {
+    const from = nodeOf(source);
+    if (from && from !== node) sources.add(from);
+  }
+  const column = placed.filter((other) => other.c === node.c), above = column[column.indexOf(node) - 1];
+  if (!sources.size && above) sources.add(above);
+  const x = node.x + WIDE / 2, half = node.role === "add" ? 11 : HIGH / 2, mid = node.y + HIGH / 2;
+  let side = 0;
+  return [...sources].map((from) => {
+    if (from === above) return draw("path", { d: `M${x} ${from.y + HIGH / 2 + (from.role === "add" ? 11 : HIGH / 2)}V${mid - half - 1}` });
+    if (from.c !== node.c) {
+      const out = from.x + WIDE, channel = out + 22;
+      return draw("path", { class: "memory", d: `M${out} ${from.y + HIGH / 2}H${channel}V${mid}H${node.x - 1}` });
+    }
+    // What enters a block from outside branches off inside of it, under its title.
+    const top = from.group === node.group ? from.y + HIGH + (from.role === "add" ? -2 : 0) : placed.find((other) => other.group === node.group).y - GAP;
+    const start = top + GAP / 2 - 1, left = node.x - 10 - 6 * side++;
+    const into = node.role === "add" ? x - 12 : node.x - 1;
+    return draw("path", { class: "skip", d: `M${x} ${start}H${left}V${mid}H${into}` });
+  });
+}
+
+// What was taken is read in the next step.
+function loop(placed) {
+  const end = placed.find((node) => node.role === "next"), start = placed.find((node) => node.c === end?.c && ["start", "tokens"].includes(node.role));
+  if (!end || !start) return [];
+  const right = end.x + WIDE, out = right + 26;
+  return [draw("path", { class: "loop", d: `M${right} ${end.y + HIGH / 2}H${out}V${start.y + HIGH / 2}H${right + 1}` })];
+}
+
+// ---------------------------------------------------------------------------------------------- one station
+
+function article(i, live = true) {
+  const one = stations[i], group = groups[groupOf[i]];
+  const sizes = one.letters.length ? make("p", { class: "shape" }, make("b", {}, `(${one.letters.join(", ")})`),
+    ` = (${one.shape.map((n) => n.toLocaleString("en")).join(", ")})`) : null;
+  return make("article", {},
+    make("p", { class: "place" }, [group.title, group.order, one.branch].filter(Boolean).join(" · ")),
+    make("h2", {}, `${i}. ${one.name}`),
+    live ? strip(group) : null,
+    make("p", { class: "formula" }, one.formula), sizes,
+    make("p", { class: "why" }, one.why),
+    one.note ? make("p", { class: "remark" }, one.note) : null,
+    made(one), one.where ? make("p", { class: "where made" }, one.where) : null,
+    make("div", { class: "values" }, ...values(one)));
+}
+function strip(group) {
+  const buttons = [];
+  for (let i = group.first; i <= group.last; i++)
+    buttons.push(make("button", { type: "button", "aria-current": i === state.station, onclick: () => go({ station: i }) }, short(stations[i])));
+  return make("div", { class: "strip", role: "group", "aria-label": group.title }, ...buttons);
+}
+const SHORT = { q: "q", k: "k", v: "v", scores: "scores", mask: "mask", weights: "softmax", heads: "heads", out: "together", hidden: "wide",
+  feed_forward: "back", add: "add", norm: "norm" };
+const short = (one) => SHORT[one.role] ?? LABELS[one.role] ?? one.name;
+function made(one) {
+  if (!one.sources.length) return null;
+  const links = one.sources.map((i) => make("button", { type: "button", onclick: () => go({ station: i }) }, `${i}. ${stations[i].name}`));
+  return make("p", { class: "made" }, "made from ", ...links);
+}
+
+function values(one) {
+  if (one.kind === "ids") return [chips(one)];
+  if (one.kind === "words") return [bars(one)];
+  if (one.kind === "image") {
+    const side = Math.min(320, innerWidth - 40);
+    return [picture(one.values, scale("pixels", one.values), side, (side * one.values.length) / one.values[0].length, { class: "big" })];
+  }
+  const deep = one.shape.length > 2, many = deep && one.values.length > 1, head = many ? Math.min(state.head, one.values.length - 1) : 0;
+  const rows = deep ? one.values[head] : one.shape.length > 1 ? one.values : [one.values];
+  const norms = one.norms && (deep ? one.norms[head] : one.shape.length > 1 ? one.norms : [one.norms]);
+  const paint = scale(one.role, rows);
+  const title = many ? make("h3", {}, `Head ${head} of ${one.values.length}`) : null;
+  const body = one.kind === "maps" ? matrix(one, rows, paint) : vectors(one, rows, norms, paint);
+  return [many ? heads(one, head) : null, title, make("div", { class: "scroll" }, body)].filter(Boolean);
+}
+function heads(one, chosen) {
+  const thumbs = one.values.map((rows, h) => make("button", { type: "button", "aria-pressed": h === chosen, "aria-label": `head ${h}`,
+    onclick: () => go({ head: h }) },
+    picture(rows, scale(one.role, rows), 44, one.kind === "maps" ? 44 : 22), String(h)));
+  return make("div", { class: "heads", role: "group", "aria-label": "Heads" }, ...thumbs);
+}
+function chips(one) {
+  return make("div", { class: "chips" }, ...one.rows.map((token, i) => make("span", {}, token,
+    one.role === "characters" ? "" : make("small", {}, String(one.values[i])))));
+}
+function bars(one) {
+  const tables = steps.map((step, i) => make("table", {},
+    make("caption", {}, ...(step.read.length ? ["after ", make("b", {}, step.read.slice(-6).map(trimmed).join(" "))] : ["of the picture"])),
+    make("tbody", {}, ...step.likeliest.map((word) => {
+      const gauge = make("span", {});
+      gauge.style.width = `${100 * word.probability}%`;
+      return make("tr", { class: word.id === step.taken.id ? "taken" : null }, make("td", {}, trimmed(word.token)),
+        make("td", { class: "gauge" }, gauge), make("td", {}, word.probability >= 0.001 ? word.probability.toFixed(3) : "<0.001"));
+    }))));
+  if (one.role === "softmax") return make("div", { class: "bars" }, ...tables);
+  return make("div", { class: "chips" }, ...steps.map((step) => make("span", {}, trimmed(step.taken.token),
+    make("small", {}, `${step.taken.id}, p = ${step.taken.probability.toFixed(3)}`))));
+}
+function vectors(one, rows, norms, paint) {
+  const narrow = innerWidth < 600, first = Math.min(narrow ? 2 : 5, rows[0].length), width = Math.min(narrow ? 110 : 260, 4 * rows[0].length);
+  const rest = one.shape[one.shape.length - 1];
+  const head = make("tr", {}, make("th"), make("th", {}, `${rows[0].length < rest ? `${rows[0].length} of ` : ""}${rest.toLocaleString("en")}`),
+    ...Array.from({ length: first }, (_, j) => make("th", {}, String(j))), make("th", {}, "length"));
+  return make("table", { class: "rows" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) => make("tr", {},
+    make("th", { scope: "row" }, trimmed(one.rows[i] ?? "")), make("td", {}, picture([row], paint, width, 14)),
+    ...row.slice(0, first).map((value) => make("td", { class: "n" }, number(value))),
+    make("td", { class: "n" }, number(norms[i]))))));
+}
+const CELLS = 12; // up to which numbers are written into the cells
+function matrix(one, rows, paint) {
+  if (Math.max(rows.length, rows[0].length) > CELLS) {
+    const side = Math.min(480, innerWidth - 60), high = Math.max(40, (side * rows.length) / rows[0].length);
+    return make("figure", { style: "margin:0" }, picture(rows, paint, side, Math.min(640, high), { class: "big" }),
+      make("figcaption", { class: "remark" }, `queries ${named(one.rows)} down, keys ${named(one.columns)} across` + (one.pooled ? "; a cell is a mean" : "")));
+  }
+  const dark = (cell) => { const [r, g, b] = cell.style.backgroundColor.match(/\d+/g).map(Number); return 0.3 * r + 0.6 * g + 0.1 * b < 140; };
+  const cell = (value) => {
+    const td = make("td", {}, one.role === "mask" ? (value ? "True" : "False") : value === null ? "−∞" : value.toFixed(2).replace("-", "−"));
+    td.style.backgroundColor = paint(value);
+    td.style.color = dark(td) ? "#fff" : "#111";
+    return td;
+  };
+  const head = make("tr", {}, make("th", {}, "query ↓ key →"), ...one.columns.map((name) => make("th", { scope: "col" }, trimmed(name))));
+  return make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) =>
+    make("tr", {}, make("th", { scope: "row" }, trimmed(one.rows[i])), ...row.map(cell)))));
+}
+const named = (tokens) => `${trimmed(tokens[0])} … ${trimmed(tokens[tokens.length - 1])}`;
+
+// ---------------------------------------------------------------------------------------------- moving
+
+function go(changes, push = true) {
+  Object.assign(state, changes);
+  state.station = Math.max(0, Math.min(stations.length - 1, state.station));
+  state.head = Math.max(0, Math.min((data.sizes.H ?? 1) - 1, state.head));
+  const focused = document.activeElement?.closest("#drawing") !== null && document.activeElement !== document.body;
+  drawing();
+  if (focused) at("drawing").querySelector(".here")?.focus();
+  const before = stations[state.station - 1], after = stations[state.station + 1];
+  at("station").replaceChildren(article(state.station), make("div", { class: "turn" },
+    make("button", { type: "button", disabled: !before, onclick: () => go({ station: state.station - 1 }) }, `← ${before ? short(before) : ""}`),
+    make("button", { type: "button", class: "next", disabled: !after, onclick: () => go({ station: state.station + 1 }) }, `${after ? short(after) : ""} →`)));
+  document.documentElement.dataset.ready = `${state.station}/${state.head}`;
+  try { if (push) history.replaceState(null, "", `#${state.station}.${state.head}`); } catch { /* a frame without an address */ }
+}
+// The same station in the block before or after.
+function jump(by) {
+  const group = groups[groupOf[state.station]];
+  const other = groups.find((one) => one.block === (group.block ?? -2) + by && group.block !== null && stackOf(one) === stackOf(group))
+    ?? groups[groupOf[state.station] + by];
+  if (other) go({ station: Math.min(other.first + (group.block === null || other.block === null ? 0 : state.station - group.first), other.last) });
+}
+const KEYS = { ArrowLeft: () => go({ station: state.station - 1 }), ArrowRight: () => go({ station: state.station + 1 }),
+  ArrowUp: () => jump(-1), ArrowDown: () => jump(1), "[": () => go({ head: state.head - 1 }), "]": () => go({ head: state.head + 1 }),
+  Home: () => go({ station: 0 }), End: () => go({ station: stations.length - 1 }), "?": () => at("help").showModal() };
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || at("help").open || !KEYS[event.key]) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+at("help-open").addEventListener("click", () => at("help").showModal());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({}));
+addEventListener("hashchange", () => { restore(); go({}, false); });
+// On paper: the drawing, then the way in, the chosen blocks and the way out, station by station.
+addEventListener("beforeprint", () => {
+  const open = openBlocks();
+  const wanted = groups.filter((group) => group.block === null || open.has(group.where));
+  at("paper").replaceChildren(...wanted.flatMap((group) => stations.slice(group.first, group.last + 1).map((_, k) => article(group.first + k, false))));
+});
+addEventListener("afterprint", () => at("paper").replaceChildren());
+
+function restore() {
+  const found = location.hash.match(/^#(\d+)\.(\d+)$/);
+  if (found) Object.assign(state, { station: Number(found[1]), head: Number(found[2]) });
+}
+const described = (target, pairs) => at(target).append(...pairs.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+at("title").textContent = data.title;
+described("facts", Object.entries(data.facts));
+described("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.letters[letter] ?? ""}`]));
+restore();
+go({}, false);
