@@ -313,11 +313,15 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({
 addEventListener("hashchange", () => { restore(); go({}, false); });
 // On paper: the drawing, then the way in, the chosen blocks and the way out, station by station.
 addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("printing");
   const open = openBlocks();
   const wanted = groups.filter((group) => group.block === null || open.has(group.where));
   at("paper").replaceChildren(...wanted.flatMap((group) => stations.slice(group.first, group.last + 1).map((_, k) => article(group.first + k, false))));
 });
-addEventListener("afterprint", () => at("paper").replaceChildren());
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("printing");
+  at("paper").replaceChildren();
+});
 
 function restore() {
   const found = location.hash.match(/^#(\d+)\.(\d+)$/);
