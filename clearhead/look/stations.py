@@ -143,15 +143,15 @@ class Guide:
     def walk(self, visit: Visit) -> None:
         """All of one call of the model."""
         self._last = visit.gave
-        self._follow(visit, visit.path)
+        self._follow(visit, visit.path, len(self._made) - 1)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, visit: Visit, group: str) -> int:
+    def _follow(self, visit: Visit, group: str, source: int | None) -> int:
         """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
         known: Known = []
-        if visit.given and _is_stream(visit.given[0]) and self._made:
-            known.append((visit.given[0], self._number_of(visit.given[0])))
+        if visit.given and _is_stream(visit.given[0]) and source is not None and source >= 0:
+            known.append((visit.given[0], source))
         for part in visit.parts:
             if part.quiet or part.gave is None:
                 continue
@@ -161,7 +161,7 @@ class Guide:
             if part.path in self._trace.paths:
                 number = self._attention(part, source, group)
             elif any(inner.path in self._trace.paths for inner in part.all):
-                number = self._follow(part, part.path)
+                number = self._follow(part, part.path, source)
             else:
                 number = self._unit(part, source, group)
             known.append((part.gave, number))
@@ -192,7 +192,7 @@ class Guide:
             fill = {"scale": "" if scale == 1 else " · √M"}
             return self._vectors("embedding", x, line, fill=fill, **common | {"sources": (first,)})
         if part.given[0].dim() == 4:
-            return self._vectors("patches", x, line, **common | {"sources": (len(self._made) - 1,)})
+            return self._vectors("patches", x, line, **common | {"sources": tuple(range(len(self._made)))[-1:]})
         if "norm" in kind:
             return self._vectors("norm", x, line, fill={"norm": _norm(part.module)}, **common)
         if "position" in kind + part.name:
@@ -219,6 +219,8 @@ class Guide:
     def _vectors(self, role: str, x: Tensor, line: Line, last: str = "M", **details: Any) -> int:
         """A row a token, or one for all of them where the tokens have become one."""
         x = x[0]
+        if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1]:
+            last = "F"
         if x.dim() == 1:
             return self.note(role, x, last, **details)
         rows = tuple(line.tokens[-len(x) :])  # patches have no [CLS] before them yet
@@ -282,7 +284,9 @@ class Guide:
         if call.bias is not None:
             fill["scores"] += " + bias"
         maps = {"where": path, **names, **common}
-        at = self.note("scores", _one(scores, 3), f"H {T} {S}", sources=(made["q"], made["k"]), fill=fill, **maps)
+        added = [i for i, one in enumerate(self._made) if one.role == "bias" and call.bias is not None][-1:]
+        both = (made["q"], made["k"], *added)
+        at = self.note("scores", _one(scores, 3), f"H {T} {S}", sources=both, fill=fill, **maps)
         seen = torch.ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
         seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S), 3)
         at = self.note(
@@ -325,7 +329,12 @@ class Guide:
                 known.append((x, found))
                 return found
         sources = tuple(number for _, number in known[-1:])
-        known.append((x, self._vectors("between", x, line, sources=sources, **common)))
+        note = ""
+        if known and known[-1][0].shape == x.shape and x.dim() == 3:
+            change = x - known[-1][0]
+            if _equal(change, change[:, :1].expand_as(change), float(x.abs().max())):
+                note = "Here the same vector was added to every token."
+        known.append((x, self._vectors("between", x, line, sources=sources, note=note, **common)))
         return known[-1][1]
 
     def _reshaped(self, x: Tensor, before: Tensor, number: int, line: Line, common: dict[str, Any]) -> int | None:
@@ -359,13 +368,12 @@ def _one(x: Tensor, dims: int) -> Tensor:
     return x.reshape(-1, *x.shape[-dims:])[0] if x.dim() >= dims else x.reshape(*[1] * (dims - x.dim()), *x.shape)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _equal(a: Tensor, b: Tensor, largest: float = 0.0) -> bool:
     """Equal but for rounding: a sum of three in another order rounds twice, each time by half a unit of the largest."""
     if a.shape != b.shape or not a.numel():
         return False
-    a, b = a.double(), b.double()
-    unit = torch.finfo(torch.float32).eps
-    return float((a - b).abs().max()) <= 2 * unit * float(b.abs().max())
+    unit = torch.finfo(b.dtype).eps
+    return float((a.double() - b.double()).abs().max()) <= 2 * unit * max(largest, float(b.abs().max()))
 
 
 def _bias(module: nn.Module, letter: str = "") -> str:

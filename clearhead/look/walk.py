@@ -187,11 +187,7 @@ def _of_picture(trained: Trained, given: str, data: Path | None) -> Walk:
 
 def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
     """A module by itself: tokens are called by their numbers, and there is no text to begin and to end with."""
-    starts = ("encoder", "") if len(inputs) > 1 else ("",)
-    lines = {
-        start: Line(letter, [str(i) for i in range(x.shape[1])], x.shape[1])
-        for start, letter, x in zip(starts, ("S", "T") if len(inputs) > 1 else ("T",), inputs, strict=True)
-    }
+    lines = {"encoder": Line("S", (), 0), "": Line("T", (), 0)} if len(inputs) > 1 else {"": Line("T", (), 0)}
     name = type(model).__name__
     return _Run(model, name, lines, None).watched(*inputs).walk(f"A run of {name}")
 
@@ -199,7 +195,7 @@ def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
 class _Run:
     """One watched run on its way to a walk."""
 
-    def __init__(self, model: nn.Module, name: str, lines: Mapping[str, Line], given: str | Tensor | None) -> None:
+    def __init__(self, model: nn.Module, name: str, lines: dict[str, Line], given: str | Tensor | None) -> None:
         self._model, self._name, self._lines, self._given = model, name, lines, given
         self.steps: list[Step] = []
 
@@ -209,6 +205,10 @@ class _Run:
             self.gave: Tensor = self._model(*inputs)
         if not seen.paths:
             raise ConfigError(f"{self._name} has not attended to anything that can be seen. {seen.report()}")
+        for start, line in self._lines.items():
+            if not line.tokens:
+                size = seen.given([path for path in seen.paths if path.startswith(start)][-1]).T
+                self._lines[start] = Line(line.letter, [str(i) for i in range(size)], size)
         self._guide = guide = Guide(seen, self._lines)
         if isinstance(self._given, str):
             letters = self._given.strip()
@@ -244,6 +244,11 @@ class _Run:
         return self
 
     def walk(self, title: str) -> Walk:
+        """All that was noted."""
+        last = self._guide.stations[-1]
+        if last.role == "norm" and last.shape == self.gave.shape[1:]:  # an encoder's vectors are its answer
+            common = {"where": "", "group": "", "rows": last.rows, "sources": (len(self._guide.stations) - 1,)}
+            self._guide.note("vectors", self.gave[0], " ".join(last.letters), **common)
         kind = type(self._model).__name__
         weights = f"{sum(p.numel() for p in self._model.parameters()):,}"
         facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
