@@ -181,7 +181,7 @@ class Guide:
         assert x is not None
         kind, line = type(part.module).__name__.lower(), self._line(part.path)
         common: dict[str, Any] = {"where": part.path, "group": group, "sources": () if source is None else (source,)}
-        matrices = [one for one in part.all if isinstance(one.module, nn.Linear)]
+        matrices = [one for one in part.all if _is_matrix(one.module)]
         if not part.given:
             rows = tuple(line.tokens)
             sizes = {"rows": rows, "columns": rows}
@@ -203,7 +203,7 @@ class Guide:
             return self._feed_forward(part, matrices, line, common)
         if self._last is not None and same(x, self._last):
             return self._logits(x, line, "{h} W" + _bias(part.module), common)
-        return self._vectors("linear", x, line, **common)
+        return self._vectors("linear" if matrices else "between", x, line, **common)
 
     def _ids(self, part: Visit, line: Line, group: str) -> int:
         """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
@@ -233,10 +233,10 @@ class Guide:
         name = re.sub(r"\W.*", "", str(activation)) if activation is not None else "activation"
         inside = f"{name}({{h}} W₁{_bias(matrices[0].module, '1')})"
         if len(matrices) > 2:
-            inside = f"{name}: activation({{h}} W_gate) · ({{h}} W₁)"
+            inside = "activation({h} W_gate) · ({h} W₁)"
         common = common | {"branch": "feed-forward"}
         where = {"where": down.path}
-        note = f"{float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
+        note = f"{name}; {float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
         wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
         form = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '2')}"
         number = self._vectors("feed_forward", part.gave, line, formula=form, **common | where)  # type: ignore[arg-type]
@@ -297,7 +297,7 @@ class Guide:
         heads = _one(self._trace.heads(path), 3)
         own = {"where": path, "rows": names["rows"], **common}
         at = self.note("heads", heads, f"H {T} D", sources=(at, made["v"]), **own)
-        out = next((one for one in reversed(part.parts) if isinstance(one.module, nn.Linear)), part)
+        out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
         form = (
             f"attention({'{h}' if not cross else '{h}, memory'}) = concat(head₁, …, head_H) W_O{_bias(out.module, 'O')}"
         )
@@ -357,6 +357,12 @@ class Guide:
 
     def _line(self, path: str) -> Line:
         return next(line for start, line in self._lines.items() if path.startswith(start))
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    """Whether it is a linear map by itself: torch's, or another that has one matrix and is no table of embeddings."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def _is_stream(x: Tensor) -> bool:
