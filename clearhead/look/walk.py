@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from clearhead.data.digits import prepare
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import Greedy, generate
+from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.look.listen import first_tensor
 from clearhead.look.page import filled, framed
 from clearhead.look.stations import Guide, Line, Station
 from clearhead.look.trace import trace
@@ -153,8 +155,8 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         ids, made = sorting_ids(trained, text, with_stop=True)
         made = made[:max_new]
     else:
-        room = NEW_TOKENS if max_new is None else max_new
-        ids = text_ids(trained, text, room)
+        ids = text_ids(trained, text)
+        room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
         new = generate(trained.model, _ids(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
     run = _Run(trained.model, trained.name, {"": _line("T", trained, [*ids, *made[:-1]], len(ids))}, text)
@@ -201,10 +203,12 @@ class _Run:
 
     def watched(self, *inputs: Tensor) -> _Run:
         """Run the model on these inputs and note the stations, the input itself first."""
-        with torch.no_grad(), trace(self._model) as seen, visiting(self._model) as visits:
-            self.gave: Tensor = self._model(*inputs)
-        if not seen.paths:
+        model = self._model
+        with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, visiting(model) as visits:
+            output = first_tensor(model(*inputs))
+        if not seen.paths or output is None:
             raise ConfigError(f"{self._name} has not attended to anything that can be seen. {seen.report()}")
+        self.gave: Tensor = output
         for start, line in self._lines.items():
             if not line.tokens:
                 size = seen.given([path for path in seen.paths if path.startswith(start)][-1]).T
