@@ -107,13 +107,20 @@ class Guide:
         """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
         a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
         stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
-        h = {i for i, one in enumerate(self._made) if one.role == "norm"} - stream
+        norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
+        h, memory = (
+            norms - stream,
+            {one.sources[0] for one in self._made if one.branch == "cross-attention" and one.role == "k"},
+        )
         done: list[Station] = []
         for i, one in enumerate(self._made):
             own = i if one.role == "norm" else next(iter(one.sources), None)
             added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
             words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
-            done.append(replace(one, formula=one.formula.format_map(words)))
+            kind = "memory" if i in memory else "" if i not in norms else "norm_before" if i in h else "norm_behind"
+            inside = one.group.rpartition(".")[2].isdigit() or kind == "memory"
+            note = texts()[kind]["note"] if kind and inside else one.note
+            done.append(replace(one, formula=one.formula.format_map(words), note=note))
         return done
 
     def note(self, role: str, values: Tensor, letters: str, **details: Any) -> int:

@@ -114,6 +114,12 @@ class TestHelloWorld:
                 first, second = (walk.stations[i].values for i in station.sources)
                 assert torch.equal(first + second, station.values)
 
+    def test_what_is_particular_is_said(self):
+        walk = hello()
+        assert walk["encoder.norm", "norm"].note.startswith("This is the memory")
+        assert walk["encoder.blocks.2", "norm"].note.startswith("Pre-norm")
+        assert walk["decoder.norm", "norm"].note == ""
+
     def test_masks_say_who_may_attend(self):
         walk = hello()
         T, S = walk.sizes["T"], walk.sizes["S"]
@@ -259,6 +265,17 @@ class TestOrders:
         assert walk["", "pool"].formula == "x = the first token's x"
         with torch.no_grad():
             assert torch.equal(walk["", "logits"].values, model(image)[0])
+
+
+def test_a_text_as_long_as_the_model():
+    """256 tokens are read at most, the last of which is the last but one that is written."""
+    walk = look.walk(loaded("shakespeare"), "x" * 254)
+    assert (walk.sizes["T"], len(walk.steps)) == (256, 3)
+    told = walk.to_dict()["stations"][walk.stations.index(walk["blocks.0", "weights"])]
+    assert told["pooled"] is True
+    assert (len(told["values"][0]), len(told["values"][0][0])) == (64, 64)
+    weights = walk["blocks.0", "weights"].values
+    assert told["values"][3][63][1] == pytest.approx(float(weights[3, 252:, 4:8].mean()), rel=1e-3)
 
 
 class TestOthersModels:
