@@ -19,6 +19,7 @@ from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig,
 from clearhead.positions import ALiBi, Learned, RelativeBias, Rotary
 from tests.interop.peers import PEERS
 from tests.look.test_browser import BROWSER, opened
+from tests.pretrained.test_speak import reader  # noqa: F401 (a fixture)
 
 SIZES = {"vocab_size": 31, "max_len": 13, "d_model": 24, "n_heads": 4, "d_ff": 23}
 EPS = torch.finfo(torch.float32).eps
@@ -279,6 +280,21 @@ def test_a_text_as_long_as_the_model():
 
 
 class TestOthersModels:
+    def test_a_foreign_folder_walks_as_the_model_it_was_made_of(self, tmp_path):
+        pretrained.export(loaded("shakespeare"), tmp_path / "out")
+        ours, theirs = (look.walk(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out")))
+        assert theirs.title == ours.title
+        assert [one.role for one in theirs.stations] == [one.role for one in ours.stations]
+        assert torch.equal(theirs["", "logits"].values, ours["", "logits"].values)
+
+    def test_a_foreign_encoder_with_its_tokenizer(self, reader):  # noqa: F811
+        trained = pretrained.load(reader)
+        walk = look.walk(trained, "the quick brown fox")
+        assert "".join(walk.stations[0].rows) == "the quick brown fox"
+        assert walk["", "tokens"].values.tolist() == trained.tokenizer.prompt("the quick brown fox")
+        assert walk.stations[-1].role == "vectors"
+        assert walk.steps == []
+
     def test_torchs_encoder(self):
         layer = nn.TransformerEncoderLayer(24, 4, 23, batch_first=True)
         model = shaken(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
