@@ -287,7 +287,7 @@ class Guide:
     def _between(self, x: Tensor, known: Known, line: Line, common: dict[str, Any]) -> int:
         alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape][-6:]
         for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
-            if _equal(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]
+            if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
                 return self._vectors("add", x, line, sources=tuple(sorted(number for _, number in some)), **common)
         for before, number in reversed(known):
             own = common | {"sources": (number,)}
@@ -325,7 +325,7 @@ def _one(x: Tensor) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor, largest: float = 0.0) -> bool:
-    """Equal but for rounding: a sum of three in another order rounds twice, each time by half a unit of the largest."""
+    """Equal but for rounding: by two units of the largest number at most."""
     if a.shape != b.shape or not a.numel():
         return False
     unit = torch.finfo(b.dtype).eps
