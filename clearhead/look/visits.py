@@ -40,8 +40,9 @@ class Visit:
 
     @property
     def quiet(self) -> bool:
-        """Whether it handed on what it got: dropout in evaluation, `nn.Identity`."""
-        return self.gave is None or (bool(self.given) and same(self.given[0], self.gave))
+        """Whether it did nothing but hand on what it got: dropout in evaluation, `nn.Identity`."""
+        handed_on = self.gave is not None and bool(self.given) and same(self.given[0], self.gave)
+        return self.gave is None or (handed_on and not self.parts)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -37,6 +37,8 @@ from clearhead.look.trained import (
     text_ids,
 )
 from clearhead.look.visits import visiting
+from clearhead.look.walk_data import as_dict
+from clearhead.look.walk_text import as_text
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import translations
@@ -110,14 +112,10 @@ class Walk:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
-        from clearhead.look.walk_data import as_dict
-
         return as_dict(self)
 
     def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
         """The walk for a terminal: the blocks of this number (or this one block, by its path) in full."""
-        from clearhead.look.walk_text import as_text
-
         return as_text(self, layer=layer, head=head, width=width, colour=colour)
 
     def html(self) -> str:
@@ -145,23 +143,31 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         return _of_pair(trained, text, max_new)
     if isinstance(trained.model, VisionTransformer):
         return _of_picture(trained, text, data)
-    if isinstance(trained.model, Encoder):
-        ids = text_ids(trained, text)
-        run = _Run(trained.model, trained.name, {"": _line("T", trained, ids, len(ids))}, text)
-        return run.watched(_ids(trained, ids)).walk(shortened(text))
-    if not isinstance(trained.model, Decoder):
-        raise nothing_to_see(trained)
+    if isinstance(trained.model, (Decoder, Encoder)):
+        return _of_text(trained, text, max_new)
+    raise nothing_to_see(trained)
+
+
+def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
+    """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
+    made: list[int] = []
     if trained.task == "sort-dedup":
         ids, made = sorting_ids(trained, text, with_stop=True)
         made = made[:max_new]
     else:
         ids = text_ids(trained, text)
+    if isinstance(trained.model, Decoder) and not made:
         room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
         new = generate(trained.model, _ids(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
-    run = _Run(trained.model, trained.name, {"": _line("T", trained, [*ids, *made[:-1]], len(ids))}, text)
-    run.watched(_ids(trained, [*ids, *made[:-1]])).chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
+    read = [*ids, *made[:-1]]
+    run = _Run(trained.model, trained.name, {"": _line("T", trained, read, len(ids))}, text).watched(
+        _ids(trained, read)
+    )
+    if not made:
+        return run.walk(shortened(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
+    run.chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
     return run.walk(f"{shortened(text)} → {shortened(answer)}")
 
 

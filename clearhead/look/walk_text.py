@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from clearhead.errors import ConfigError
 from clearhead.look.stations import Station, texts
 from clearhead.look.terminal import heatmap
 from clearhead.look.text import table
-from clearhead.look.walk import Group, Walk
+
+if TYPE_CHECKING:
+    from clearhead.look.walk import Group, Walk
 
 _ROWS = 8  # tokens that are shown of a longer line
 _NUMBERS = 5  # of each vector

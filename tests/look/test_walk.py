@@ -217,6 +217,14 @@ class TestOrders:
         with torch.no_grad():
             assert torch.equal(walk["", "logits"].values, model(walk["", "tokens"].values[None])[0])
 
+    def test_blocks_that_change_nothing_yet_are_shown(self):
+        model = shaken(DecoderConfig(**SIZES, n_layers=1).build())
+        for layer in (model.blocks[0].attention.o_proj, model.blocks[0].feed_forward.down):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        walk = look.walk(model, torch.randint(31, (1, 7)))
+        assert roles(walk, "blocks.0") == ["norm", *ATTENTION, "norm", *FEED_FORWARD]  # x + 0 is x
+
     def test_a_llama(self):
         rotary = {"positions": Rotary(), "n_kv_heads": 2, "norm": RMSNorm(), "activation": SwiGLU(), "bias": False}
         walk = look.walk(shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7)))
