@@ -7,6 +7,7 @@ import ast
 import torch
 from torch import nn
 
+from clearhead.attention import MultiHeadAttention
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import FINAL, HOMEWORK
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
@@ -243,6 +244,22 @@ def pooling_max_average(t: Trial) -> None:
     t.case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
     both = torch.cat([x, -x], 1)
     t.case("two channels, averaged", (found := nn.AvgPool1d(4)(both).flatten().tolist()), found == [mean, -mean])
+
+
+@claim(
+    "filters-local-heads-global",
+    HOMEWORK,
+    "1.2b and 1.5a",
+    "Filters extract local patterns, attention heads can attend to all positions.",
+    method="Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention.",
+)
+def filters_local_heads_global(t: Trial) -> None:
+    x = torch.randn(1, 9, 4, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
+    for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
+        (slope,) = torch.autograd.grad(out[0, 4].sum(), x)
+        reached = (slope[0].abs().sum(1) > 0).nonzero().flatten().add(1).tolist()
+        t.case(f"{name}: inputs of output 5", reached, reached == expected)
 
 
 @claim(

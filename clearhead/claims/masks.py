@@ -179,6 +179,33 @@ def encoder_decoder_masks(t: Trial) -> None:
 
 
 @claim(
+    "self-attention-reads-encoder",
+    HOMEWORK,
+    "1.4b.6",
+    "In the decoder self-attention also serves to attend to the encoder's representations.",
+    method="The source of a small encoder-decoder is replaced: which attention of the decoder changes?",
+)
+def self_attention_reads_encoder(t: Trial) -> None:
+    config = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPositions())
+    net = config.build().double().eval()
+    given: dict[str, list[Tensor]] = {"self-attention": [], "cross-attention": []}
+    for name, part in zip(given, ("attention", "cross_attention"), strict=True):
+        net.get_submodule(f"decoder.blocks.0.{part}").register_forward_hook(
+            lambda _, __, out, name=name: given[name].append(out)
+        )
+    target = _ids(t, 1, 5)
+    for source in (_ids(t, 1, 4), _ids(t, 1, 4)):
+        net(source, target)
+    change = {name: (a - b).abs().max().item() for name, (a, b) in given.items()}
+    t.case("self-attention: output changes by", f"{change['self-attention']:.1e}", change["self-attention"] > 0)
+    t.instead(
+        "That is cross-attention, with queries of the decoder and keys and values of the encoder; self-attention reads "
+        "the decoder's own sequence.",
+        change["self-attention"] == 0 < change["cross-attention"],
+    )
+
+
+@claim(
     "causal-streams",
     HOMEWORK,
     "1.3e, result",

@@ -191,6 +191,28 @@ def weights_by_content(t: Trial) -> None:
 
 
 @claim(
+    "weights-from-dot-products",
+    HOMEWORK,
+    "1.3b",
+    "The weights of self-attention depend only on the pairwise dot products of the embeddings.",
+    method="Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and "
+    "W_K the identity, and with two other matrices.",
+    when="W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys",
+)
+def weights_from_dot_products(t: Trial) -> None:
+    x = exact.matrix([[1, 0], [0, 1], [2, 1]])
+    turned = exact.times(x, exact.matrix([[0, 1], [-1, 0]]))
+    eye, wq, wk = (exact.matrix(m) for m in ([[1, 0], [0, 1]], [[1, 0], [1, 1]], [[0, 1], [1, 0]]))
+    for name, a, b in (("W_Q = W_K = 1", eye, eye), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", wq, wk)):
+        rows = [
+            [exact.weights(row) for row in exact.times(exact.times(y, a), exact.transposed(exact.times(y, b)))]
+            for y in (x, turned)
+        ]
+        what = f"{name}: first row before and after"
+        t.case(what, f"{exact.show(rows[0][0])} and {exact.show(rows[1][0])}", rows[0] == rows[1], inside=a is eye)
+
+
+@claim(
     "positions-break-symmetry",
     ANSWERED,
     "Q1d, effectiveness",

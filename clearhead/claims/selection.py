@@ -11,6 +11,7 @@ from clearhead.claims import exact
 from clearhead.claims.figure import Grid
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import ANSWERED, HOMEWORK
+from clearhead.masks import window
 
 
 def hard_weights(q: list[list[int]], k: list[list[int]]) -> exact.Matrix:
@@ -106,6 +107,20 @@ def attention_as_convolution(t: Trial) -> None:
         inside=False,
     )
     t.draw(Grid("Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()))
+
+
+@claim(
+    "band-width",
+    HOMEWORK,
+    "1.3d",
+    "Weights that are not zero where |j − i| ≤ ⌊k/2⌋ form a band of width k.",
+    method="The keys of a query in the middle of such a band, counted by `window`, k = 1 … 8.",
+    when="k is odd; for an even k the band is k + 1 wide",
+)
+def band_width(t: Trial) -> None:
+    for k in (1, 3, 5, 7, 2, 4, 6, 8):
+        wide = int(window(k // 2, k // 2).dense(31)[15].sum())
+        t.case(f"k = {k}", f"{wide} keys", wide == k, inside=k % 2 == 1)
 
 
 @claim(

@@ -7,7 +7,7 @@ import itertools
 import sympy as sp
 import torch
 
-from clearhead.attention import StraightThrough, attend
+from clearhead.attention import Gumbel, StraightThrough, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import Trial, claim
@@ -180,8 +180,8 @@ def dilute_values(t: Trial) -> None:
     "straight-through",
     HOMEWORK,
     "1.1c",
-    "A straight-through estimator lets gradients train a hard selection.",
-    method="`attend` with StraightThrough: the forward is one-hot, the gradient of the query is that of the softmax.",
+    "Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.",
+    method="`attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0.",
 )
 def straight_through(t: Trial) -> None:
     q = torch.tensor([[[[1.0, 0.5]]]], dtype=torch.float64, requires_grad=True)
@@ -196,6 +196,11 @@ def straight_through(t: Trial) -> None:
         f"{[round(x, 4) for x in slope.flatten().tolist()]}",
         torch.allclose(slope, soft) and slope.abs().max() > 0,
     )
+    draws = [attend(q, k, v, weights=Gumbel(hard=True)) for _ in range(30)]
+    picked = sorted({round(out.item(), 9) for out in draws})
+    t.case("Gumbel, 30 draws: each is one of the values", picked, set(picked) <= {5.0, 2.0, -1.0})
+    least = min(torch.autograd.grad(out.sum(), q)[0].abs().max().item() for out in draws)
+    t.case("and has a gradient of at least", f"{least:.1e}", least > 0)
 
 
 @claim(

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 
 import sympy as sp
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
@@ -145,6 +146,48 @@ def minibatch_noise(t: Trial) -> None:
         " > ".join(str(v) for v in found),
         all(x > y for x, y in pairwise(found)),
     )
+
+
+@claim(
+    "minibatch-cost",
+    FINAL,
+    "Part 2, Q1",
+    "Small minibatches make for faster updates; large ones are slower to compute and take more memory.",
+    method="Multiply-adds and values kept for the backward pass of one update of a linear layer (5 → 3), by batch: "
+    "counted by watching it run.",
+)
+def minibatch_cost(t: Trial) -> None:
+    rows = []
+    for batch in (1, 4, 16, 64):
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
+        held: list[torch.Tensor] = []
+        with (
+            FlopCounterMode(display=False) as counted,
+            torch.autograd.graph.saved_tensors_hooks(lambda v, held=held: held.append(v) or v, lambda v: v),  # type: ignore[misc]
+        ):
+            model(torch.ones(batch, 5)).sum().backward()
+        rows.append((counted.get_total_flops() // 2, sum(v.numel() for v in held)))
+    work, memory = zip(*rows, strict=True)
+    t.case("multiply-adds, b = 1, 4, 16, 64", list(work), all(b == 4 * a for a, b in pairwise(work)))
+    t.case("values kept", list(memory), all(b > 2 * a for a, b in pairwise(memory[1:])))
+
+
+@claim(
+    "minibatch-rate",
+    FINAL,
+    "Part 2, Q1",
+    "Small minibatches may need a smaller learning rate.",
+    method="Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; "
+    "the largest η = 1/2, 1/4, … that settles below 1/20.",
+)
+def minibatch_rate(t: Trial) -> None:
+    found = []
+    for b in (1, 4, 16):
+        rates = (Fraction(1, 2**i) for i in range(1, 12))
+        found.append(next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)))
+    settled = (1 - found[0]) ** 2 * (level := found[0] / (2 - found[0])) + found[0] ** 2 == level
+    t.case("that level stays as it is", level, settled)
+    t.case("largest η for b = 1, 4, 16", ", ".join(map(str, found)), all(x < y for x, y in pairwise(found)))
 
 
 @claim(

@@ -87,14 +87,14 @@ def inference_parallel(t: Trial) -> None:
     )
 
 
-def _train(masked: bool, t: Trial) -> tuple[float, float]:
+def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
-    torch.manual_seed(t.seed)
+    torch.manual_seed(seed)
     model = DecoderConfig(**SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)).build()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(200):
-        ids = torch.randint(0, 5, (64, 9), generator=t.generator)
+    for _ in range(70):
+        ids = torch.randint(0, 5, (32, 9), generator=t.generator)
         loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
@@ -112,17 +112,14 @@ def _train(masked: bool, t: Trial) -> tuple[float, float]:
     EXAM,
     "Q5b",
     "Causal masking is essential when a decoder is trained.",
-    method="Next-token training on random tokens (best possible loss ln 5), 200 steps, with and "
-    "without the mask; then "
-    "generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014).",
+    method="Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and without the "
+    "mask; then generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014).",
 )
 def causal_mask_essential(t: Trial) -> None:
-    loss, _ = _train(True, t)
-    t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
-    cheat, accuracy = _train(False, t)
-    t.case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
-    t.case(
-        "and yet its guesses when generating",
-        f"{accuracy:.3f} right, chance is 0.2",
-        abs(accuracy - 0.2) < 0.03,
-    )
+    for seed in (2 * t.seed, 2 * t.seed + 1):
+        loss, _ = _train(True, seed, t)
+        t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
+        cheat, accuracy = _train(False, seed, t)
+        t.case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
+        what = "and yet its guesses when generating"
+        t.case(what, f"{accuracy:.3f} right, chance is 0.2", abs(accuracy - 0.2) < 0.03)
