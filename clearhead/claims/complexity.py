@@ -150,18 +150,14 @@ def short_sequences_similar(t: Trial) -> None:
     ANSWERED,
     "Q1c, practical implications",
     "Recurrent networks are better for extremely long sequences.",
-    method="Operations by exact count; sequential steps; and the gradient of the last state in the "
-    "first input (tanh cell, width "
-    "16, weights of spectral size 0.9, length 200).",
+    method="Operations by exact count; sequential steps; and the gradient of the last state in the first input (tanh "
+    "cell, width 16, weights of spectral size 0.9, length 200).",
     when="'better' means fewer operations and less memory; not in sequential steps, nor for what must be remembered",
 )
 def rnn_for_long(t: Trial) -> None:
     ratio = sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo)
     t.case("operations: attention / recurrent", f"grows as n · {ratio}", ratio > 0)
-    chain = (
-        longest_path(lambda p: [p + 1] if p < 999 else [], 0),
-        longest_path(lambda p: list(range(1000)), 0),
-    )
+    chain = (longest_path(lambda p: [p + 1] if p < 999 else [], 0), longest_path(lambda p: list(range(1000)), 0))
     t.case(
         "steps from the first to the last of 1,000",
         f"{chain[0]} against {chain[1]}",

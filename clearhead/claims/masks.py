@@ -81,8 +81,7 @@ def mask_times_infinity(t: Trial) -> None:
     t.case("a mask of ones for hidden pairs", ones.tolist(), ones.isfinite().all())
     added = (scores + mask).softmax(-1)
     t.instead(
-        "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number).",
-        added.tolist() == [[1.0, 0.0], [0.5, 0.5]],
+        "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number).", added.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     )
 
 
@@ -150,9 +149,8 @@ def decoder_masks(t: Trial) -> None:
     "encoder-decoder-masks",
     EXERCISES,
     "2(b)(iii)",
-    "For translation the key padding mask goes into the encoder's self-attention and into "
-    "cross-attention; the decoder needs "
-    "only its causal mask if padding is on the right.",
+    "For translation the key padding mask goes into the encoder's self-attention and into cross-attention; the "
+    "decoder needs only its causal mask if padding is on the right.",
     method="A small encoder-decoder: each of the two padding masks left out in turn; target padded on the right.",
 )
 def encoder_decoder_masks(t: Trial) -> None:

@@ -267,16 +267,7 @@ def layer_norm_range(t: Trial) -> None:
         max(abs(s - 1) for s in sizes[6:]) < 1e-3,
     )
     t.case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, inside=False)
-    t.draw(
-        Lines(
-            "Size after layer norm",
-            "scale of the input",
-            "norm / √d",
-            scales,
-            {"LayerNorm": sizes},
-            log_x=True,
-        )
-    )
+    t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
 
 
 @claim(
@@ -332,7 +323,7 @@ def layer_norm_gradients(t: Trial) -> None:
     FINAL,
     "Part 2, Q3",
     "Skip connections let a network use features of earlier layers again.",
-    method="A layer that keeps 2 of 5 directions, with and without a skip: how many can be read afterwards (rank)? 3 draws.",
+    method="A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws.",
 )
 def skip_reuses(t: Trial) -> None:
     for draw in range(3):
@@ -346,9 +337,8 @@ def skip_reuses(t: Trial) -> None:
     EXAM,
     "Q7b",
     "Where layer norm stands (before or after the sub-layer) matters for training.",
-    method="12 blocks whose sub-layers give zero: is what goes in what comes out, and is the "
-    "gradient the identity? Then at their "
-    "random start: how the size of the residual stream grows.",
+    method="12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? "
+    "Then at their random start: how the size of the residual stream grows.",
 )
 def norm_placement(t: Trial) -> None:
     changed, growth = {}, {}
@@ -365,13 +355,7 @@ def norm_placement(t: Trial) -> None:
         changed[name] = (blocks(x) - x).abs().max().item()
     numbers = f"{changed['pre-norm']:g}, {changed['post-norm']:.2f}"
     t.case(
-        "silent sub-layers change x by: pre-norm, post-norm",
-        numbers,
-        changed["pre-norm"] == 0 < changed["post-norm"],
+        "silent sub-layers change x by: pre-norm, post-norm", numbers, changed["pre-norm"] == 0 < changed["post-norm"]
     )
     numbers = f"{growth['pre-norm']:.2f}, {growth['post-norm']:.2f}"
-    t.case(
-        "growth from block 1 to 12",
-        numbers,
-        growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3,
-    )
+    t.case("growth from block 1 to 12", numbers, growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3)

@@ -45,10 +45,7 @@ def identity_layer(t: Trial) -> None:
     when="different queries have different such keys; otherwise one value is copied twice and another is lost",
 )
 def permutation_layer(t: Trial) -> None:
-    for queries, keys, apart in (
-        ([[1, 0], [0, 1]], [[0, 1], [1, 0]], True),
-        ([[1], [2]], [[1], [0]], False),
-    ):
+    for queries, keys, apart in (([[1, 0], [0, 1]], [[0, 1], [1, 0]], True), ([[1], [2]], [[1], [0]], False)):
         a = hard_weights(queries, keys)
         columns = [sum(column, Fraction(0)) for column in zip(*a, strict=True)]
         t.case(
@@ -93,12 +90,7 @@ def attention_as_convolution(t: Trial) -> None:
     conv = torch.nn.functional.conv1d(v[0, 0].T[:, None], kernel[None, None], padding=1)[:, 0].T
     gaps = (out - conv).abs().amax(1)
     t.case("positions 2 … 8", f"largest difference {gaps[1:-1].max():.1e}", gaps[1:-1].max() < 1e-12)
-    t.case(
-        "position 1",
-        f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3",
-        gaps[0] < 1e-12,
-        inside=False,
-    )
+    t.case("position 1", f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3", gaps[0] < 1e-12, inside=False)
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
     t.case(
         f"kernel {edge}",

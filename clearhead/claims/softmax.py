@@ -57,12 +57,7 @@ def relative_magnitudes(t: Trial) -> None:
     t.case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
     low, high = exact.softmax((sp.Integer(1), sp.Integer(2)))
     ratio = sp.simplify(high / low)
-    t.case(
-        "scores 1 and 2, in the ratio 2",
-        f"weights in the ratio e = {float(ratio):.3f}",
-        ratio == 2,
-        inside=False,
-    )
+    t.case("scores 1 and 2, in the ratio 2", f"weights in the ratio e = {float(ratio):.3f}", ratio == 2, inside=False)
 
 
 @claim(
@@ -168,12 +163,7 @@ def dilute_values(t: Trial) -> None:
     mixed = exact.weights([5, 5, 0])
     t.case("scores 5, 5, 0", exact.show(mixed), min(mixed[:2]) > 0.4)
     ignored = exact.weights([0, 0, 20])
-    t.case(
-        "scores 0, 0, 20",
-        f"the two equal keys get {float(ignored[0]):.1e} each",
-        ignored[0] > 0.1,
-        inside=False,
-    )
+    t.case("scores 0, 0, 20", f"the two equal keys get {float(ignored[0]):.1e} each", ignored[0] > 0.1, inside=False)
 
 
 @claim(

@@ -67,25 +67,10 @@ def clipping_necessary(t: Trial) -> None:
         math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5,
     )
     t.case("x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False)
-
-
-@claim(
-    "clipping-keeps-direction",
-    EXAM,
-    "Q7b",
-    "Clipping by norm bounds the step and keeps its direction.",
-    method="torch's clip_grad_norm_ on a gradient of norm 13, limit 2.",
-)
-def clipping_keeps_direction(t: Trial) -> None:
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     p.grad = torch.tensor([5.0, 12.0], dtype=torch.float64)
     torch.nn.utils.clip_grad_norm_([p], 2.0)
-    t.case("norm", f"{p.grad.norm():.6f}", abs(p.grad.norm().item() - 2) < 1e-5)
-    t.case(
-        "ratio of the entries",
-        f"{p.grad[1] / p.grad[0]:.6f}",
-        abs((p.grad[1] / p.grad[0]).item() - 2.4) < 1e-9,
-    )
+    t.note(f"clipping by norm to 2 turns (5, 12) into ({p.grad[0]:.3f}, {p.grad[1]:.3f}): shorter, the same direction")
 
 
 @claim(
@@ -137,15 +122,9 @@ def minibatch_noise(t: Trial) -> None:
         variance = sum((m - mean) ** 2 for m in batches) / len(batches)
         found.append(variance)
         t.case(
-            f"b = {b}, {len(batches)} minibatches",
-            f"variance {variance}",
-            variance == spread / b * Fraction(8 - b, 7),
+            f"b = {b}, {len(batches)} minibatches", f"variance {variance}", variance == spread / b * Fraction(8 - b, 7)
         )
-    t.case(
-        "it falls with b",
-        " > ".join(str(v) for v in found),
-        all(x > y for x, y in pairwise(found)),
-    )
+    t.case("it falls with b", " > ".join(str(v) for v in found), all(x > y for x, y in pairwise(found)))
 
 
 @claim(
@@ -225,8 +204,7 @@ def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     "The noise of small minibatches helps to escape local minima; large ones get stuck more.",
     method="2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two "
     "strengths s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 "
-    "standard errors. "
-    "One landscape: an example of the effect, not a law.",
+    "standard errors. One landscape: an example of the effect, not a law.",
 )
 def minibatch_escape(t: Trial) -> None:
     sizes, curves = (1, 4, 16, 64), {}

@@ -93,9 +93,8 @@ def vit_2d_positions(t: Trial) -> None:
     "1.5a",
     "A vision Transformer has no built-in spatial bias; it learns spatial relations by "
     "self-attention over the patches alone.",
-    method="A fixed rearrangement of the image is undone by rearranging the learned positions "
-    "(patches moved), or it is not (pixels "
-    "moved between patches).",
+    method="A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it "
+    "is not (pixels moved between patches).",
     when="it is said of relations between patches; which pixels share a patch is built in",
 )
 def no_spatial_bias(t: Trial) -> None:
