@@ -5,8 +5,8 @@
 
     y = ch.attend(q, k, v, masks.causal() & masks.window(256, 0))
 
-Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for, so
-that `clearhead --help` answers at once.
+Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for,
+so that `clearhead --help` answers at once.
 """
 
 from importlib import import_module
