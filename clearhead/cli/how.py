@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.errors import ConfigError
-from clearhead.generation import Beam, Greedy, How, Sample
-from clearhead.pretrained.translate import LENGTH_PENALTY as LENGTH_PENALTY
+
+if TYPE_CHECKING:
+    from clearhead.generation import Greedy, How, Sample
 
 BeamWidth = Annotated[
     int | None,
     typer.Option("--beam", help="Beam search of this width; 1 is greedy. By default 5, to evaluate 1."),
 ]
-LengthPenalty = Annotated[float, typer.Option(help="In beam search: scores are divided by length to this power.")]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(help="In beam search: scores are divided by length to this power, by default the translator's own."),
+]
 Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature instead of greedily.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
 TopP = Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")]
@@ -28,6 +32,8 @@ def sampling(
     temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int
 ) -> Greedy | Sample:
     """Greedy, unless any option asks for chance."""
+    from clearhead.generation import Greedy, Sample
+
     if temperature is None and top_k is None and top_p is None and min_p is None:
         return Greedy()
     return Sample(
@@ -39,10 +45,17 @@ def sampling(
     )
 
 
-def searching(beam: int | None, length_penalty: float, default: How) -> How:
+def searching(beam: int | None, length_penalty: float | None, default: How) -> How:
     """Beam search of a width, greedy for width 1; where none is given, of the default's width."""
+    from clearhead.generation import Beam, Greedy
+    from clearhead.pretrained.translate import LENGTH_PENALTY
+
     if beam is None:
         beam = default.width if isinstance(default, Beam) else 1
     if beam < 1:
         raise ConfigError(f"--beam is {beam}; a beam is at least 1 wide (1 is greedy)")
-    return Greedy() if beam == 1 else Beam(beam, length_penalty=length_penalty)
+    return (
+        Greedy()
+        if beam == 1
+        else Beam(beam, length_penalty=LENGTH_PENALTY if length_penalty is None else length_penalty)
+    )

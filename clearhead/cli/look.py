@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
+from clearhead.cli.how import BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
 from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 from clearhead.errors import ConfigError
@@ -53,7 +53,7 @@ def look(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")] = None,
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = LENGTH_PENALTY,
+    length_penalty: LengthPenalty = None,
     device: Device = AUTO,
     dtype: Dtype = FLOAT32,
     json: Json = False,

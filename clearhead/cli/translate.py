@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.how import LENGTH_PENALTY, BeamWidth, LengthPenalty, searching
+from clearhead.cli.how import BeamWidth, LengthPenalty, searching
 from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
 from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 from clearhead.errors import DataError
@@ -26,7 +26,7 @@ def translate(
     model: Annotated[str, typer.Option(help=A_MODEL)] = "en-es",
     file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = LENGTH_PENALTY,
+    length_penalty: LengthPenalty = None,
     look: Annotated[bool, typer.Option("--look", help="Show the cross-attention beside each translation.")] = False,
     device: Device = AUTO,
     dtype: Dtype = FLOAT32,

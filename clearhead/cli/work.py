@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import console, show_json, show_picture, table
+from clearhead.cli.output import Json, console, show_json, show_picture, table
 
 if TYPE_CHECKING:
     from clearhead.work import Work
@@ -29,7 +30,12 @@ class Format(StrEnum):
 def work(
     problem: Annotated[
         str | None,
-        typer.Argument(help="A problem file (.toml) or the name of a shipped one; none lists them."),
+        typer.Argument(
+            help="A problem file (.toml) or the name of a shipped one; none lists them. Or new, schema, skeleton."
+        ),
+    ] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="With --check: further answer files; or what new, schema, skeleton take.")
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
@@ -38,15 +44,29 @@ def work(
     ] = None,
     blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
     check: Annotated[
-        Path | None, typer.Option(help="Mark the answers in this TOML file; status 1 if a cell is wrong.")
+        Path | None,
+        typer.Option(help="Mark the answers in this file (.toml, .json, .csv) or folder; status 1 if a cell is wrong."),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Work a small problem step by step, in exact numbers beside decimals.
 
     Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
-    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)"."""
-    from clearhead.work import mark, shipped, solve, variant
+    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)". A cell that follows from a wrong one before it has its credit (→), and
+    known mistakes are named. Several files (--check answers/*.json) give a table of marks.
 
+    clearhead work new my.toml [KIND] writes a commented template of a problem of your own, clearhead work schema [KIND]
+    says what such a file may hold, and clearhead work skeleton NAME prints a program to fill in, which
+    clearhead work skeleton NAME --check mine.py runs and grades."""
+    from clearhead.work import answer_files, shipped, solve, variant
+
+    if json:
+        format = Format.json
+
+    if problem in _WORDS:
+        return _WORDS[problem](files or [], check, json)
+    if files and check is None:
+        raise typer.BadParameter(f"{files[0]!r} is left over; answer files need --check")
     if problem is None:
         if format is Format.json:
             show_json([{"name": name, "title": title} for name, title in shipped().items()])
@@ -55,14 +75,77 @@ def work(
         return
     solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
-        marks = mark(solved, check)
-        if format is Format.json:
-            show_json(marks.to_dict())
-        else:
-            show_picture(str(marks))
-        raise typer.Exit(0 if marks.is_right else 1)
+        _mark(solved, answer_files([check, *map(Path, files or [])]), format)
     _show(solved, format, digits, blank)
     raise typer.Exit(0 if solved.agrees else 1)
+
+
+def _new(words: list[str], check: Path | None, json: bool) -> None:
+    from clearhead.work import schema
+
+    if not 1 <= len(words) <= 2 or check:
+        raise typer.BadParameter("write clearhead work new FILE.toml, and perhaps a kind after it")
+    schema.write_template(Path(words[0]), *words[1:])
+    console.print(f"{words[0]} is written; work it with: clearhead work {words[0]}", markup=False, soft_wrap=True)
+
+
+def _schema(words: list[str], check: Path | None, json: bool) -> None:
+    from clearhead.work import schema
+
+    kinds = [None, *schema.KINDS] if not words else [schema.known(word) for word in words]
+    found = {kind or "every kind": schema.schema(kind) for kind in kinds}
+    if json:
+        show_json({kind: {"is": says, "keys": [vars(key) for key in keys]} for kind, (says, keys) in found.items()})
+        return
+    for kind, (says, keys) in found.items():
+        rows = [(key.name, "optional" if key.optional else "", key.says, key.example) for key in keys]
+        console.print(table(("key", "", "what it is", "example"), rows, title=f"{kind}: {says}"))
+        console.print()
+
+
+def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
+    from clearhead.work import skeleton
+
+    if not words:
+        console.print(table(("skeleton", "what is to be filled in"), skeleton.skeletons().items()))
+        return
+    if check is None:
+        show_picture(skeleton.skeleton(words[0]))
+        return
+    graded = skeleton.grade(words[0], check)
+    if json:
+        show_json(graded.to_dict())
+    else:
+        show_picture(str(graded))
+    raise typer.Exit(0 if graded.is_right else 1)
+
+
+_WORDS: dict[str, Callable[[list[str], Path | None, bool], None]] = {
+    "new": _new, "schema": _schema, "skeleton": _skeleton
+}  # fmt: skip
+
+
+def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
+    """One student's marks cell by cell, or a table of a class; status 1 where something is wrong."""
+    from clearhead.work import mark, mark_class
+
+    marks = mark_class(solved, answers)
+    one = marks.students[0] if len(answers) == len(marks.students) == 1 else None
+    if one is None and len(answers) == 1 and marks.unread:
+        mark(solved, answers[0])  # raises, and says why
+    if format is Format.json:
+        show_json((one or marks).to_dict())
+    elif one is not None:
+        show_picture(str(one))
+    else:
+        heads = [f"{key}/{cells}" for key, cells in zip(marks.keys, marks.cells, strict=True)]
+        console.print(table(["student", *heads, f"all/{sum(marks.cells)}", ""], marks.rows, title=solved.title))
+        for count, key, because in marks.mistakes:
+            students = f"{count} student{'' if count == 1 else 's'}"
+            console.print(f"{students}, {key}: {because}", markup=False, soft_wrap=True)
+        for name, why in marks.unread:
+            console.print(f"not marked: {name}: {why}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if marks.is_right else 1)
 
 
 def _show(solved: Work, format: Format, digits: int, blank: bool) -> None:

@@ -3,7 +3,8 @@
 A problem is a short TOML file. Its steps are worked with fractions, roots and exponentials kept as such, and run once
 more in float64 by the code that models use. This room needs sympy and is imported only when it is used."""
 
-from clearhead.work.marks import Marks, mark, mark_text
+from clearhead.work.answers import answer_files
+from clearhead.work.marks import ClassMarks, Marks, mark, mark_class, mark_text
 from clearhead.work.problem import Problem, load, shipped, solve, solve_text
 from clearhead.work.sheet import Check, Comparison, Grid, Step, Work
 from clearhead.work.source import ProblemError
@@ -11,6 +12,7 @@ from clearhead.work.variants import variant
 
 __all__ = [
     "Check",
+    "ClassMarks",
     "Comparison",
     "Grid",
     "Marks",
@@ -18,8 +20,10 @@ __all__ = [
     "ProblemError",
     "Step",
     "Work",
+    "answer_files",
     "load",
     "mark",
+    "mark_class",
     "mark_text",
     "shipped",
     "solve",

@@ -13,7 +13,7 @@ Matrix = list[list[Number]]
 
 def tidy(x: Number) -> Number:
     """Roots are multiplied out; fractions of exponentials get one denominator. Long expressions are left alone."""
-    if x.is_Rational or x.is_Atom or x.has(sympy.Float) or sympy.count_ops(x) > 150:
+    if x.is_Rational or x.is_Atom or x.has(sympy.Float, sympy.tanh) or sympy.count_ops(x) > 150:
         return x
     if x.has(sympy.exp, sympy.log) or x.has(sympy.E):
         return sympy.together(x)
@@ -23,6 +23,10 @@ def tidy(x: Number) -> Number:
 def times(a: Matrix, b: Matrix) -> Matrix:
     columns = transpose(b)
     return [[tidy(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns] for row in a]
+
+
+def eye(size: int) -> Matrix:
+    return [[sympy.Integer(int(i == j)) for j in range(size)] for i in range(size)]
 
 
 def transpose(a: Matrix) -> Matrix:
@@ -58,7 +62,7 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
         return [sympy.Rational(int(i in chosen), len(chosen)) for i in range(len(values))]
     if temperature.is_infinite:
         return [sympy.Rational(int(i in open_), len(open_)) for i in range(len(values))]
-    powers = {i: sympy.exp(tidy(values[i] / temperature)) for i in open_}
+    powers = {i: sympy.exp(values[i] if temperature == 1 else tidy(values[i] / temperature)) for i in open_}
     whole = sympy.Add(*powers.values())
     return [powers[i] / whole if i in powers else zero for i in range(len(values))]
 

@@ -1,5 +1,5 @@
-"""The language of derivations in float64: torch's own functions, masks and automatic differentiation, which know nothing
-of the exact numbers that they are compared with."""
+"""The language of derivations in float64: torch's own functions, masks and automatic differentiation, which know
+nothing of the exact numbers that they are compared with."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Draw:
         return [left.pop(self.whole(0, len(left) - 1)) for _ in values]
 
     def like(self, value: Written) -> Written:
-        """A number, vector or matrix of the same difficulty. Zeros and ones alone are a pattern whose places change; where
-        no row and no column has two ones, as in the identity, it stays."""
+        """A number, vector or matrix of the same difficulty. Zeros and ones alone are a pattern whose places change;
+        where no row and no column has two ones, as in the identity, it stays."""
         if not isinstance(value, list):
             return self._once([value], lambda: self._cells([value], _near))[0]
         if not value or not isinstance(value[0], list):

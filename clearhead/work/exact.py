@@ -1,6 +1,6 @@
 """The language of derivations in exact numbers: fractions, roots and exponentials are kept as such.
 
-A number whose exact form would be beyond all reading goes on with sixty digits."""
+A number whose exact form would be beyond all reading, as a root of roots is, goes on with sixty digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 
-from clearhead.work.algebra import Matrix, softmax, tidy, times, transpose
+from clearhead.work.algebra import Matrix, softmax, tidy, transpose
 from clearhead.work.language import LanguageError
 from clearhead.work.numbers import Number, close_to, same
 
@@ -17,18 +17,22 @@ _MOST_NODES = 400
 
 
 def kept(x: Number) -> Number:
-    """The number in a form that people can read, or sixty digits of it."""
-    x = tidy(x)
-    if x.free_symbols or x.is_Rational or not _is_long(x):
+    """The number in a form that people can read, or sixty digits of it. What holds letters is left as it came: it is
+    compared or differentiated, and tidying it takes longest."""
+    if x.is_Rational or x.is_Float or x.free_symbols:
         return x
-    return close_to(x, DIGITS)
+    return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
 
 
 def _is_long(x: Number) -> bool:
+    """Whether a form has many parts, or a root of what is itself no fraction."""
     nodes, waiting = 0, [x]
     while waiting and nodes <= _MOST_NODES:
         nodes += 1
-        waiting += waiting.pop().args
+        part = waiting.pop()
+        if part.is_Float or (part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and not part.base.is_Rational):
+            return not (part.is_Pow and part.base == sympy.E)
+        waiting += part.args
     return nodes > _MOST_NODES
 
 
@@ -86,7 +90,8 @@ class Exact:
         if sign == "@":
             if len(a[0]) != len(b):
                 raise LanguageError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
-            return [[kept(x) for x in row] for row in times(a, b)]
+            products = [[zip(row, column, strict=True) for column in transpose(b)] for row in a]
+            return [[kept(sympy.Add(*[x * y for x, y in pairs])) for pairs in row] for row in products]
         functions: dict[str, Callable[[Number, Number], Number]] = {
             "+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": _divide, "**": _power,
         }  # fmt: skip
@@ -133,7 +138,7 @@ def layer_norm(a: Matrix) -> Matrix:
         if not lead.is_Rational and not any(x.has(sympy.Float, sympy.exp) or x.free_symbols for x in row):
             sign = 1 if is_above(lead, sympy.Integer(0)) else -1
             row = [sign * sympy.radsimp(x / lead) for x in row]
-        mean = tidy(sympy.Add(*row) / len(row))
+        mean = kept(sympy.Add(*row) / len(row))
         centred = [kept(x - mean) for x in row]
         variance = kept(sympy.Add(*[x**2 for x in centred]) / len(row))
         if same(variance, sympy.Integer(0)):

@@ -37,6 +37,14 @@ def is_right(given: object, exact: Number, least: int = LEAST_PLACES) -> bool:
     return bool(abs(close_to(number - exact, digits + 30)) <= allowed)
 
 
+def follows(given: object, worked: Number, least: int = LEAST_PLACES) -> bool:
+    """Whether a cell follows from the student's own numbers. Those were rounded, so it is not asked for more places
+    than every answer is."""
+    if places(given) is None or isinstance(worked, str) or worked.is_infinite or worked.free_symbols:
+        return is_right(given, worked, least)
+    return bool(abs(close_to(read_number(given) - worked, least + 30)) <= sympy.Rational(1, 2 * 10**least))
+
+
 def as_rows(value: object, grid: Grid) -> list[list[object]]:
     """A number, a list or a list of rows, as rows; a list follows the longer side of the grid."""
     if not isinstance(value, list):

@@ -1,8 +1,8 @@
 """The small language of derivations: `softmax(Q @ K.T / sqrt(d))`, read without ever being run by Python.
 
 Python's parser gives the tree and nothing else; every node must be on the list below. A value is a matrix, a number
-one of 1×1, and a vector one row. `+ - * / **` work cell by cell and stretch numbers, rows and columns; `@` is the matrix
-product and `.T` the transpose. Three forms look at how a thing was made:
+one of 1×1, and a vector one row. `+ - * / **` work cell by cell and stretch numbers, rows and columns; `@` is the
+matrix product and `.T` the transpose. Three forms look at how a thing was made:
 
     jacobian(y, x)    row a, column b: ∂y_a/∂x_b, cells counted row by row
     grad(y, x)        ∂y/∂x of a number y, in the shape of x
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
@@ -32,8 +32,8 @@ class LanguageError(ConfigError):
 class Algebra(Protocol[V]):
     """What an expression is worked with: exact numbers, or float64."""
 
-    functions: Mapping[str, Callable[..., V]]
-
+    @property
+    def functions(self) -> Mapping[str, Callable[..., V]]: ...
     def number(self, value: int) -> V: ...
     def table(self, rows: list[list[V]]) -> V: ...
     def operate(self, sign: str, a: V, b: V) -> V: ...
@@ -122,7 +122,8 @@ class Run(Generic[V]):
             if not any(isinstance(row, ast.List) for row in node.elts):
                 rows = [node.elts]
             return algebra.table([[self.work(cell) for cell in row] for row in rows])
-        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        assert isinstance(node, ast.Call)
+        assert isinstance(node.func, ast.Name)
         if node.func.id in FORMS:
             return self._form(node.func.id, node.args)
         return algebra.functions[node.func.id](*[self.work(part) for part in node.args])
@@ -167,7 +168,7 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
         between = {"+": " + ", "-": " − ", "/": " / ", "*": "·", "@": "·"}[sign]
         if latex:
             between = {" − ": " - ", "·": r" \cdot " if sign == "*" else " "}.get(between, between)
-        return left + between + inner(node.right, level + (sign in "-/")), level
+        return left + between + inner(node.right, level + (sign in "-/@")), level
     if isinstance(node, ast.UnaryOp):
         return ("-" if latex else "−") + inner(node.operand, 2), 1
     if isinstance(node, ast.Attribute):

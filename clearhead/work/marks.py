@@ -1,28 +1,34 @@
 """Marking: a student's answers, cell by cell, against the exact numbers.
 
 An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are
-not marked."""
+not marked. A cell that is wrong but follows from the student's own wrong numbers has its credit, and a wrong answer
+that is known is explained (`mistakes.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns, size
-from clearhead.work.numbers import NumberError, decimal, text
-from clearhead.work.problem import read_text
+from clearhead.errors import ClearheadError
+from clearhead.work.answers import read_answers
+from clearhead.work.grading import as_rows, follows, is_right, least_places, numeric_columns, size
+from clearhead.work.mistakes import explain
+from clearhead.work.numbers import NumberError, decimal, read_number, same, text
+from clearhead.work.problem import again
 from clearhead.work.sheet import Grid, Work
-from clearhead.work.source import Source
+from clearhead.work.source import ProblemError, Source
 
-Mark = Literal["right", "wrong", "blank"]
-_SIGNS = {"right": "✓", "wrong": "✗", "blank": "·"}
+Mark = Literal["right", "follows", "wrong", "blank"]
+_SIGNS = {"right": "✓", "follows": "→", "wrong": "✗", "blank": "·"}
 
 
 @dataclass(frozen=True)
 class Marked:
-    """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape,
-    if anything."""
+    """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape, if
+    anything, and `because` which known mistake gives these numbers."""
 
     key: str
     title: str
@@ -30,10 +36,20 @@ class Marked:
     given: tuple[tuple[str, ...], ...]
     marks: tuple[tuple[Mark, ...], ...]
     problem: str = ""
+    because: str = ""
+
+    def count(self, *marks: Mark) -> int:
+        """How many cells have one of these marks."""
+        return sum(mark in marks for row in self.marks for mark in row)
 
     @property
     def right(self) -> int:
-        return sum(mark == "right" for row in self.marks for mark in row)
+        return self.count("right")
+
+    @property
+    def credit(self) -> int:
+        """Cells that are right, or follow from the student's own numbers."""
+        return self.count("right", "follows")
 
     @property
     def cells(self) -> int:
@@ -43,30 +59,43 @@ class Marked:
     def is_right(self) -> bool:
         return not self.problem and self.right == self.cells
 
+    @property
+    def wrong_cells(self) -> Iterator[tuple[int, int]]:
+        return ((i, j) for i, row in enumerate(self.marks) for j, mark in enumerate(row) if mark == "wrong")
+
 
 @dataclass(frozen=True)
 class Marks:
-    """All marked steps of an answer file."""
+    """All marked steps of one student's answers."""
 
     name: str
     steps: tuple[Marked, ...]
     unanswered: tuple[str, ...]
+    student: str = ""
 
     @property
     def is_right(self) -> bool:
         """Whether something was answered and every cell of it is right."""
         return bool(self.steps) and all(step.is_right for step in self.steps)
 
+    @property
+    def credit(self) -> int:
+        return sum(step.credit for step in self.steps)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "problem": self.name,
+            "student": self.student,
             "right": self.is_right,
+            "credit": self.credit,
             "steps": [
                 {
                     "key": step.key,
                     "right": step.right,
+                    "credit": step.credit,
                     "cells": step.cells,
                     "problem": step.problem or None,
+                    "because": step.because or None,
                     "marks": [list(row) for row in step.marks],
                 }
                 for step in self.steps
@@ -77,54 +106,104 @@ class Marks:
     def __str__(self) -> str:
         lines = []
         for step in self.steps:
-            lines.append(f"{step.key}: {step.right} of {step.cells} right   ({step.title})")
-            if step.problem:
-                lines.append(f"  {step.problem}")
+            own = f", {step.count('follows')} more follow from your own numbers" if step.count("follows") else ""
+            lines.append(f"{step.key}: {step.right} of {step.cells} right{own}   ({step.title})")
+            lines += [f"  {line}" for line in (step.problem, step.because) if line]
             lines += [f"  {line}" for line in _rows(step)]
         done, right = sum(step.cells for step in self.steps), sum(step.right for step in self.steps)
-        lines.append(f"{right} of {done} cells right")
+        own = f", and {self.credit - right} that follow from your own numbers" if self.credit > right else ""
+        lines.append(f"{right} of {done} cells right{own}")
         if self.unanswered:
             lines.append("not answered: " + ", ".join(self.unanswered))
         return "\n".join(lines)
 
 
 def mark(work: Work, answers: str | Path) -> Marks:
-    """Marks an answer file."""
-    path = Path(answers)
-    return mark_text(work, read_text(path), path.name)
+    """Marks an answer file of one student: TOML, JSON or CSV."""
+    found = read_answers(Path(answers))
+    if len(found) > 1:
+        raise ProblemError(f"{Path(answers).name} has the answers of {len(found)} students; use mark_class")
+    ((student, source),) = found
+    return mark_source(work, source, student)
 
 
 def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
     """Marks the answers in a TOML text; `name` is what errors call it."""
-    source = Source.parse(answers, name)
+    return mark_source(work, Source.parse(answers, name))
+
+
+def mark_source(work: Work, source: Source, student: str = "") -> Marks:
+    """Marks answers: first each cell by itself, then what follows from wrong ones, then why the rest is wrong."""
     asked = {step.key: step for step in work.steps if not step.given}
     source.only(*asked)
+    rows = {key: as_rows(value, numeric_columns(asked[key])) for key, value in source.values.items()}
     marked = []
-    for key, value in source.values.items():
+    for key in rows:
         grid = numeric_columns(asked[key])
-        rows, least = as_rows(value, grid), least_places(grid)
-        shape = (len(rows), len(rows[0]) if rows else 0)
-        problem = ""
-        if any(len(row) != shape[1] for row in rows):
-            problem = "the rows differ in length"
-        elif shape != grid.shape:
-            problem = f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
-        marks = tuple(
-            tuple(_mark(source, (key, i), given, right, least) for given, right in zip(row, exact, strict=False))
-            for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
-        )
-        written = tuple(tuple(str(x) for x in row) for row in rows)
-        marked.append(Marked(key, asked[key].title, grid, written, marks, problem))
-    return Marks(work.name, tuple(marked), tuple(key for key in asked if key not in source.values))
+        given = tuple(tuple(str(x) for x in row) for row in rows[key])
+        marks = _each(source, key, rows[key], grid, "right", lambda x, exact, least: is_right(x, exact, least))
+        marked.append(Marked(key, asked[key].title, grid, given, marks, _shape(rows[key], grid)))
+    worked = _from_own(work, marked, rows)
+    for n, step in enumerate(marked):
+        if any(step.wrong_cells) and step.key in worked:
+            own = _each(source, step.key, rows[step.key], worked[step.key], "follows", follows)
+            step = replace(step, marks=_with_credit(step, own, worked[step.key]))
+        if any(step.wrong_cells) and not step.problem:
+            step = replace(step, because=explain(work, step.key, rows[step.key]))
+        marked[n] = step
+    return Marks(work.name, tuple(marked), tuple(key for key in asked if key not in source.values), student)
 
 
-def _mark(source: Source, at: tuple[str, int], given: object, right: object, least: int) -> Mark:
-    if isinstance(given, str) and not given.strip():
-        return "blank"
+def _shape(rows: list[list[object]], grid: Grid) -> str:
+    """What is wrong with the shape of an answer, if anything."""
+    shape = (len(rows), len(rows[0]) if rows else 0)
+    if any(len(row) != shape[1] for row in rows):
+        return "the rows differ in length"
+    return "" if shape == grid.shape else f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
+
+
+def _each(source: Source, key: str, rows: list[list[object]], grid: Grid, good: Mark, test: Any) -> Any:
+    """A mark for each cell that both have."""
+    least = least_places(grid)
+
+    def one(given: object, expected: object, row: int) -> Mark:
+        if given is None or (isinstance(given, str) and not given.strip()):
+            return "blank"
+        try:
+            return good if test(given, expected, least) else "wrong"
+        except NumberError as error:
+            source.fail((key, row), f"{key}: {error}")
+
+    return tuple(
+        tuple(one(given, expected, i) for given, expected in zip(row, exact, strict=False))
+        for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
+    )
+
+
+def _with_credit(step: Marked, own: Any, worked: Grid) -> Any:
+    """The marks, with those for following where the student's own numbers lead elsewhere than the right ones."""
+    marks = [list(row) for row in step.marks]
+    for i, j in step.wrong_cells:
+        if not same(worked.cells[i][j], step.grid.cells[i][j]):
+            marks[i][j] = own[i][j]
+    return tuple(tuple(row) for row in marks)
+
+
+def _from_own(work: Work, marked: list[Marked], rows: dict[str, list[list[object]]]) -> dict[str, Grid]:
+    """What each step should be if the wrong cells before it were right: the problem worked again with them."""
+    own = {}
+    for step in marked:
+        if not step.problem and any(step.wrong_cells):
+            cells = [list(row) for row in step.grid.cells]
+            for i, j in step.wrong_cells:
+                cells[i][j] = read_number(rows[step.key][i][j])
+            own[step.key] = cells
+    if not own:
+        return {}
     try:
-        return "right" if is_right(given, right, least) else "wrong"
-    except NumberError as error:
-        source.fail(at, f"{at[0]}: {error}")
+        return {step.key: numeric_columns(step) for step in again(work, own=own).steps}
+    except (ClearheadError, ArithmeticError, TypeError):
+        return {}  # nothing follows from such numbers: a division by zero, the logarithm of one below it
 
 
 def _rows(step: Marked) -> list[str]:
@@ -139,5 +218,62 @@ def _rows(step: Marked) -> list[str]:
                 if len(should) > 40 or decimal(exact, 4) != should:
                     should = decimal(exact, 4) if len(should) > 40 else f"{should} ≈ {decimal(exact, 4)}"
                 got = "left blank" if one == "blank" else f"got {step.given[i][j]}"
-                lines.append(f"({place}) {got}, expected {should}" if place else f"{got}, expected {should}")
+                own = " (but it follows from your own numbers)" if one == "follows" else ""
+                lines.append(f"({place}) {got}, expected {should}{own}" if place else f"{got}, expected {should}{own}")
     return lines
+
+
+@dataclass(frozen=True)
+class ClassMarks:
+    """The marks of many students for one sheet; `unread` has the files that could not be marked, and why."""
+
+    name: str
+    keys: tuple[str, ...]
+    cells: tuple[int, ...]
+    students: tuple[Marks, ...]
+    unread: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        return not self.unread and all(marks.is_right for marks in self.students)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A row for each student: the credit in each step, in all, and how much of the sheet that is."""
+        table = []
+        for marks in self.students:
+            steps = {step.key: step.credit for step in marks.steps}
+            share = round(100 * marks.credit / sum(self.cells))
+            table.append(
+                [marks.student, *[str(steps.get(key, "-")) for key in self.keys], str(marks.credit), f"{share} %"]
+            )
+        return table
+
+    @property
+    def mistakes(self) -> list[tuple[int, str, str]]:
+        """The mistakes that were recognised: how many made it, at which step, and what it is; most frequent first."""
+        found = Counter((step.key, step.because) for marks in self.students for step in marks.steps if step.because)
+        return [(count, key, because) for (key, because), count in found.most_common()]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "problem": self.name,
+            "right": self.is_right,
+            "steps": [{"key": key, "cells": cells} for key, cells in zip(self.keys, self.cells, strict=True)],
+            "students": [marks.to_dict() for marks in self.students],
+            "mistakes": [{"students": n, "step": key, "because": why} for n, key, why in self.mistakes],
+            "unread": [{"file": name, "why": why} for name, why in self.unread],
+        }
+
+
+def mark_class(work: Work, files: list[Path]) -> ClassMarks:
+    """Marks the answers of a class, a file a student or all in one CSV; a file that cannot be read stops no other."""
+    asked = {step.key: numeric_columns(step).shape for step in work.steps if not step.given}
+    students, unread = [], []
+    for path in files:
+        try:
+            students += [mark_source(work, source, student) for student, source in read_answers(path)]
+        except ClearheadError as error:
+            unread.append((path.name, str(error)))
+    cells = tuple(rows * columns for rows, columns in asked.values())
+    return ClassMarks(work.name, tuple(asked), cells, tuple(students), tuple(unread))

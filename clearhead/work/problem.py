@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.work.document import compare
 from clearhead.work.kinds import KINDS
-from clearhead.work.sheet import Work
+from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import MAX_BYTES, Source
 
-_COMMON = ("kind", "title", "source", "question", "remarks", "document")
+COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
@@ -58,13 +59,17 @@ def solve(problem: str | Path | Problem) -> Work:
 
 def solve_text(text: str, name: str = "problem.toml") -> Work:
     """Works the problem that a TOML text describes; `name` is what errors call it."""
-    source = Source.parse(text, name)
+    return work_of(Source.parse(text, name))
+
+
+def work_of(source: Source) -> Work:
+    """Works what a source says."""
     kind = source.choice("kind", KINDS)
     room = KINDS[kind]
-    source.only(*_COMMON, *room.KEYS)
+    source.only(*COMMON, *room.KEYS)
     solved = room.solve(source)
     return Work(
-        name=name.removesuffix(".toml"),
+        name=source.name.removesuffix(".toml"),
         kind=kind,
         title=_filled(source, "title", kind),
         steps=solved.steps,
@@ -73,7 +78,27 @@ def solve_text(text: str, name: str = "problem.toml") -> Work:
         question=_filled(source, "question").strip(),
         remarks=(*solved.remarks, *source.names("remarks")),
         comparisons=compare(source, solved.steps),
+        problem=source.values,
     )
+
+
+def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> Work:
+    """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
+    it should be after the ones before it, also where a wrong answer stands in its own place."""
+    values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
+    source = Source(work.name, values | (changes or {}), {}, answered=own or {})
+    made = work_of(source)
+    refilled = {key: source.worked[key] for key in source.answered if key in source.worked}
+    steps = [replace(s, grid=_refilled(s.grid, refilled[s.key])) if s.key in refilled else s for s in made.steps]
+    return replace(made, steps=tuple(steps))
+
+
+def _refilled(grid: Grid, value: Any) -> Grid:
+    """The grid with other numbers, in the shape that a kind works them in; columns of words stay."""
+    rows = value if isinstance(value, list) else [value]
+    flat = iter([x for row in rows for x in (row if isinstance(row, list) else [row])])
+    cells = [[x if isinstance(x, str) else next(flat) for x in row] for row in grid.cells]
+    return Grid.of(cells, grid.rows, grid.columns)
 
 
 def _filled(source: Source, key: str, default: str = "") -> str:

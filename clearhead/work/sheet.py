@@ -103,6 +103,8 @@ class Work:
     question: str = ""
     remarks: tuple[str, ...] = ()
     comparisons: tuple[Comparison, ...] = field(default=())
+    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The values of the file, from which marking works the problem again."""
 
     @property
     def agrees(self) -> bool:

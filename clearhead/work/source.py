@@ -46,6 +46,8 @@ class Source:
     values: dict[str, Any]
     lines: dict[Path, int] = field(repr=False)
     at: Path = ()
+    answered: dict[str, Matrix] = field(default_factory=dict)  # a student's wrong answers, to be followed
+    worked: dict[str, Any] = field(default_factory=dict)  # what `own` was asked about, as the sheet makes it
 
     @classmethod
     def parse(cls, text: str, name: str = "problem.toml") -> Source:
@@ -62,6 +64,8 @@ class Source:
     def fail(self, key: str | Path | None, what: str) -> NoReturn:
         """Raises with the line of `key` (or, without one, of this table)."""
         path: Path = self.at + (() if key is None else (key,) if isinstance(key, str) else key)
+        if not self.lines:  # what was no TOML has no lines to name
+            raise ProblemError(f"{self.name}: {what}")
         line = 1
         while path:
             if path in self.lines:
@@ -69,6 +73,16 @@ class Source:
                 break
             path = path[:-1]
         raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
+
+    def own(self, key: str, value: Any) -> Any:
+        """The value of a step as the steps after it use it: the student's own where that is wrong, else this one."""
+        self.worked[key] = value
+        if key not in self.answered:
+            return value
+        rows = self.answered[key]
+        if not isinstance(value, list):
+            return rows[0][0]
+        return rows if isinstance(value[0], list) else [x for row in rows for x in row]
 
     def only(self, *known: str) -> None:
         """Refuses a key that is not known, with the nearest one that is."""
@@ -194,7 +208,7 @@ def _parts(dotted: str) -> Path:
 
 def _lines(text: str) -> dict[Path, int]:
     """The line on which each table, each key and each element of a nested array begins."""
-    found: dict[Path, int] = {}
+    found: dict[Path, int] = {(): 1}
     counts: dict[Path, int] = {}
     table: Path = ()
     lines = text.split("\n")

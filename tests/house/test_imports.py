@@ -17,6 +17,7 @@ HOUSE = (
     ("values",),
     ("config",),
     ("disk",),
+    ("documents",),
     ("masks",),
     ("positions",),
     ("attention",),

@@ -45,7 +45,9 @@ function scale(role, values) {
     return (value) => mixed(paper, heat, Math.sqrt(value / full));
   }
   if (role === "pixels") return (value) => mixed("#000000", "#ffffff", value / 255);
-  return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.abs(value) / most));
+  // A few features are often far larger than the rest: full colour begins at four times the mean size.
+  const usual = (4 * flat.reduce((sum, value) => sum + Math.abs(value), 0)) / Math.max(1, flat.length), full = Math.min(most, usual || most);
+  return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.min(1, Math.abs(value) / full)));
 }
 function picture(rows, paint, width, height, attributes = {}) {
   const canvas = make("canvas", { width: rows[0].length, height: rows.length, ...attributes });
@@ -314,11 +316,15 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({
 addEventListener("hashchange", () => { restore(); go({}, false); }, { signal });
 // On paper: the drawing, then the way in, the chosen blocks and the way out, station by station.
 addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("printing");
   const open = openBlocks();
   const wanted = groups.filter((group) => group.block === null || open.has(group.where));
   at("paper").replaceChildren(...wanted.flatMap((group) => stations.slice(group.first, group.last + 1).map((_, k) => article(group.first + k, false))));
 }, { signal });
-addEventListener("afterprint", () => at("paper").replaceChildren(), { signal });
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("printing");
+  at("paper").replaceChildren();
+}, { signal });
 
 function restore() {
   const found = location.hash.match(/^#(\d+)\.(\d+)$/);

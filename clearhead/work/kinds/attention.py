@@ -23,20 +23,21 @@ from clearhead.work.sheet import Grid, Step
 from clearhead.work.source import Source
 
 KEYS = (
-    "tokens", "x", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary", "loss",
-    "gradient",
+    "tokens", "x", "Q", "K", "V", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary",
+    "loss", "gradient",
 )  # fmt: skip
 
 
 def solve(source: Source) -> Solved:
     setting = read(source)
-    heads = [_head(setting, h) for h in range(setting.heads)]
+    heads = [_head(source, setting, h) for h in range(setting.heads)]
     steps = _given(source, setting)
     for h, head in enumerate(heads):
         steps += _head_steps(setting, head, f"{h + 1}" if setting.heads > 1 else "")
     joined = beside([head.z for head in heads])
     names = _features("z", len(joined[0]))
     if setting.heads > 1:
+        joined = source.own("concat", joined)
         steps.append(
             Step(
                 "concat", "The heads' outputs side by side", Grid.of(joined, setting.labels, names), "Z",
@@ -46,24 +47,24 @@ def solve(source: Source) -> Solved:
         )  # fmt: skip
     r = joined
     if "O" in setting.weights:
-        r = times(joined, setting.weights["O"])
+        r = source.own("r", times(joined, setting.weights["O"]))
         steps.append(
             Step("r", "Output projection", Grid.of(r, setting.labels, _features("r", len(r[0]))), "R",
                  "R = Z·W_O", "R = Z W_O")
         )  # fmt: skip
     logits: Matrix = []
     if "U" in setting.weights:
-        logits = times(r, setting.weights["U"])
+        logits = source.own("logits", times(r, setting.weights["U"]))
         tied = source.values.get("unembedding") == "tied"
         steps.append(
             Step("logits", "Logits", Grid.of(logits, setting.labels, setting.vocabulary), "L",
                  "L = R·Eᵀ" if tied else "L = R·U", r"L = R E^{\top}" if tied else "L = R U")
         )  # fmt: skip
     for loss in setting.losses:
-        steps += loss_steps(loss, logits, setting.labels, setting.vocabulary)
+        steps += loss_steps(source, loss, logits, setting.labels, setting.vocabulary)
     remarks = _remarks(setting)
     if setting.gradients:
-        made, said = gradient_steps(setting, heads, logits)
+        made, said = gradient_steps(source, setting, heads, logits)
         steps += made
         remarks += said
     return Solved(tuple(steps), float64_checks(setting, steps), tuple(remarks))
@@ -91,16 +92,26 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     return made
 
 
-def _head(setting: Setting, h: int) -> Head:
+def _head(source: Source, setting: Setting, h: int) -> Head:
+    number = f"{h + 1}" if setting.heads > 1 else ""
+    x = source.own("x", setting.x)
+
     def part(name: str) -> Matrix:
         weight = setting.weights[name]
         width = len(weight[0]) // setting.heads
-        return times(setting.x, columns(weight, h * width, (h + 1) * width))
+        rows = x if name == "Q" or setting.source is setting.x else setting.source
+        return source.own(f"{name.lower()}{number}", times(rows, columns(weight, h * width, (h + 1) * width)))
 
     q, k, v = part("Q"), part("K"), part("V")
-    scores = times(q, transpose(k))
-    weights = [softmax(row, allowed, setting.temperature) for row, allowed in zip(scores, setting.allowed, strict=True)]
-    return Head(q, k, v, scores, weights, times(weights, v))
+    scores = source.own(f"scores{number}", times(q, transpose(k)))
+    masked = source.own(f"masked{number}", _masked(scores, setting.allowed))
+    weights = [softmax(row, [score != -sympy.oo for score in row], setting.temperature) for row in masked]
+    weights = source.own(f"weights{number}", weights)
+    return Head(q, k, v, scores, weights, source.own(f"z{number}", times(weights, v)))
+
+
+def _masked(scores: Matrix, allowed: list[list[bool]]) -> Matrix:
+    return [[x if may else -sympy.oo for x, may in zip(*row, strict=True)] for row in zip(scores, allowed, strict=True)]
 
 
 def _features(letter: str, number: int) -> list[str]:
@@ -111,11 +122,12 @@ def _given(source: Source, setting: Setting) -> list[Step]:
     """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
     width = _features("x", len(setting.x[0]))
     steps = []
-    if "x" not in source.values:
+    if not setting.direct and "x" not in source.values:
         vectors = {name: source.table("embeddings").vector(name) for name in source.table("embeddings").values}
         grid = Grid.of(list(vectors.values()), list(vectors), width)
         steps.append(Step("E", "Embeddings", grid, "E", given=True))
-    inputs = {"Q": width, "K": width, "V": width, "O": _features("z", len(setting.weights["V"][0]))}
+    inputs = {} if setting.direct else {"Q": width, "K": width, "V": width}
+    inputs["O"] = _features("z", len(setting.weights["V"][0]))
     for name, rows in inputs.items():
         if name in setting.weights:
             matrix = setting.weights[name]
@@ -125,6 +137,8 @@ def _given(source: Source, setting: Setting) -> list[Step]:
         matrix = setting.weights["U"]
         rows = _features("r", len(matrix))
         steps.append(Step("U", "The unembedding U", Grid.of(matrix, rows, setting.vocabulary), "U", given=True))
+    if setting.direct:
+        return steps
     grid = Grid.of(setting.x, setting.labels, width)
     if "x" in source.values:
         return [*steps, Step("x", "The inputs", grid, "X", given=True)]
@@ -136,33 +150,34 @@ def _given(source: Source, setting: Setting) -> list[Step]:
 
 
 def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
-    labels, T = setting.labels, setting.temperature
+    labels, keys, T = setting.labels, setting.keys, setting.temperature
     of = f" of head {h}" if h else ""
     sub = f"_{{{h}}}" if h else ""
     steps = []
     for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
         big = key.upper()
         columns_ = f"[its columns of head {h}]" if h else ""
+        grid = Grid.of(made, labels if key == "q" else keys, _features(key, len(made[0])))
+        if setting.direct:
+            steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", given=True))
+            continue
         steps.append(
-            Step(f"{key}{h}", name + of, Grid.of(made, labels, _features(key, len(made[0]))), f"{big}{h}",
+            Step(f"{key}{h}", name + of, grid, f"{big}{h}",
                  f"{big}{h} = X·W_{big}{columns_}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}")
         )  # fmt: skip
     steps.append(
-        Step(f"scores{h}", "Scores" + of, Grid.of(head.scores, labels, labels), f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
+        Step(f"scores{h}", "Scores" + of, Grid.of(head.scores, labels, keys), f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
              rf"S{sub} = Q{sub} K{sub}^{{\top}}")
     )  # fmt: skip
     if not all(may for row in setting.allowed for may in row):
-        hidden = [
-            [score if may else -sympy.oo for score, may in zip(row, allowed, strict=True)]
-            for row, allowed in zip(head.scores, setting.allowed, strict=True)
-        ]
+        hidden = _masked(head.scores, setting.allowed)
         steps.append(
-            Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", Grid.of(hidden, labels, labels), f"S{h}",
+            Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", Grid.of(hidden, labels, keys), f"S{h}",
                  "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j")
         )  # fmt: skip
     formula, latex = _softmax_formula(T)
     steps.append(
-        Step(f"weights{h}", "Attention weights" + of, Grid.of(head.weights, labels, labels), f"P{h}",
+        Step(f"weights{h}", "Attention weights" + of, Grid.of(head.weights, labels, keys), f"P{h}",
              formula.format(h=h), latex.replace("SUB", sub))
     )  # fmt: skip
     steps.append(

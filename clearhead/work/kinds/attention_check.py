@@ -32,13 +32,16 @@ def float64_checks(setting: Setting, steps: list[Step]) -> tuple[Check, ...]:
 
 
 def _run(setting: Setting) -> dict[str, Tensor]:
-    x = _tensor(setting.x)
+    x, source = _tensor(setting.x), _tensor(setting.source)
     weights = {name: _tensor(matrix).requires_grad_() for name, matrix in setting.weights.items()}
     H = setting.heads
-    q, k, v = ((x @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None] for name in "QKV")  # (1, H, T, D)
+    q, k, v = (
+        (rows @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None]  # (1, H, T or S, D)
+        for name, rows in (("Q", x), ("K", source), ("V", source))
+    )
     how = Softmax(temperature=as_float(setting.temperature))
     # The weights are what attend makes of values that are the identity.
-    eye = torch.eye(x.shape[0], dtype=x.dtype).expand(1, H, -1, -1)
+    eye = torch.eye(source.shape[0], dtype=x.dtype).expand(1, H, -1, -1)
     p = attend(q, k, eye, setting.mask, scores=Dot(), weights=how)[0]
     z = attend(q, k, v, setting.mask, scores=Dot(), weights=how)[0]
     found: dict[str, Tensor] = {}

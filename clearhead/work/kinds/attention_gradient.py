@@ -12,6 +12,7 @@ from clearhead.work.kinds.attention_loss import error_of
 from clearhead.work.kinds.attention_setting import Head, Setting
 from clearhead.work.numbers import close_to
 from clearhead.work.sheet import Grid, Step
+from clearhead.work.source import Source
 
 _LATEX = r"\frac{\partial \ell}{\partial W_%s} = X^{\top} %s"
 _SCORES = r"\frac{\partial \ell}{\partial S}"
@@ -24,8 +25,8 @@ _FORMULAS = {
 DIGITS = 60
 
 
-def gradient_steps(setting: Setting, heads: list[Head], logits: Matrix) -> tuple[list[Step], list[str]]:
-    error = error_of(setting.losses[0], logits, setting.vocabulary)  # (T, V)
+def gradient_steps(source: Source, setting: Setting, heads: list[Head], logits: Matrix) -> tuple[list[Step], list[str]]:
+    error = source.own("grad_logits", error_of(setting.losses[0], logits, setting.vocabulary))  # (T, V)
     shown = error
     if not (setting.temperature == 0 or setting.temperature.is_infinite):
         error = _digits(error)
@@ -37,10 +38,10 @@ def gradient_steps(setting: Setting, heads: list[Head], logits: Matrix) -> tuple
     for h, head in enumerate(heads):
         d_z = columns(d_joined, h * width, (h + 1) * width)
         d_s = _through_weights(setting, head, d_z)
-        x = transpose(setting.x)
-        parts["V"].append(times(x, times(transpose(head.weights), d_z)))
+        x, origin = transpose(setting.x), transpose(setting.source)
+        parts["V"].append(times(origin, times(transpose(head.weights), d_z)))
         parts["Q"].append(times(x, times(d_s, head.k)))
-        parts["K"].append(times(x, times(transpose(d_s), head.q)))
+        parts["K"].append(times(origin, times(transpose(d_s), head.q)))
     steps = [
         Step("grad_logits", "Gradient at the logits", Grid.of(shown, setting.labels, setting.vocabulary), "∂ℓ/∂L",
              "p − one-hot of the target, zeros where nothing is asked",
@@ -49,8 +50,16 @@ def gradient_steps(setting: Setting, heads: list[Head], logits: Matrix) -> tuple
     for name in setting.gradients:
         whole = beside(parts[name])
         rows = [f"x{i + 1}" for i in range(len(whole))]
+        if setting.direct:
+            rows = setting.labels if name == "Q" else setting.keys
         grid = Grid.of(whole, rows, [f"{name.lower()}{i + 1}" for i in range(len(whole[0]))])
-        steps.append(Step(f"grad_{name}", f"Gradient of W_{name}", grid, f"∂ℓ/∂W_{name}", *_FORMULAS[name]))
+        what, plain, latex = f"W_{name}", *_FORMULAS[name]
+        if setting.direct:  # X is the identity, and W_Q is Q
+            what = name
+            plain, latex = (
+                way.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for way in (plain, latex)
+            )
+        steps.append(Step(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", plain, latex))
     return steps, _remarks(setting, heads)
 
 

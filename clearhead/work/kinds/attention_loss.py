@@ -50,19 +50,22 @@ def read_losses(source: Source, length: int, vocabulary: list[str], has_logits: 
     return losses
 
 
-def loss_steps(loss: Loss, logits: Matrix, labels: list[str], vocabulary: list[str]) -> list[Step]:
+def loss_steps(source: Source, loss: Loss, logits: Matrix, labels: list[str], vocabulary: list[str]) -> list[Step]:
     """The probabilities of the words at the positions asked, those of the targets, and the loss."""
-    asked = {t: _probabilities(logits[t]) for t in loss.targets}
-    rows = [labels[t] for t in asked]
-    picked = [asked[t][vocabulary.index(word)] for t, word in loss.targets.items()]
+    table = source.own(f"probabilities_{loss.name}", [_probabilities(logits[t]) for t in loss.targets])
+    rows = [labels[t] for t in loss.targets]
+    picked = [row[vocabulary.index(word)] for row, word in zip(table, loss.targets.values(), strict=True)]
+    picked = source.own(f"targets_{loss.name}", picked)
     wanted = [f"{labels[t]} → {word}" for t, word in loss.targets.items()]
     total = sympy.Add(*[_surprise(logits[t], vocabulary.index(word)) for t, word in loss.targets.items()])
+    if {f"probabilities_{loss.name}", f"targets_{loss.name}"} & source.answered.keys():
+        total = -sympy.Add(*[sympy.log(p) for p in picked])
     if loss.mean:
         total = total / len(loss.targets)
     of = "mean" if loss.mean else "sum"
     return [
         Step(f"probabilities_{loss.name}", f"{loss.title}: probabilities",
-             Grid.of(list(asked.values()), rows, vocabulary), "p",
+             Grid.of(table, rows, vocabulary), "p",
              "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"),
         Step(f"targets_{loss.name}", f"{loss.title}: probability of each target",
              Grid.of([[x] for x in picked], wanted, ["P"]), "P", "position → word it is asked for",

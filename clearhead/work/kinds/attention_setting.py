@@ -8,20 +8,25 @@ import sympy
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
-from clearhead.work.algebra import Matrix, transpose
+from clearhead.work.algebra import Matrix, eye, transpose
 from clearhead.work.kinds.attention_loss import Loss, read_losses
 from clearhead.work.numbers import Number, text
 from clearhead.work.source import Source
 
 _WEIGHTS = ("Q", "K", "V", "O", "U")
+_DIRECT = ("Q", "K", "V")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A checked attention problem."""
+    """A checked attention problem. Where Q, K and V are `direct`ly given they are the weights of identity matrices, of
+    which keys have their own: there may be more or fewer of them than queries."""
 
     labels: list[str]
+    keys: list[str]
     x: Matrix  # (T, M)
+    source: Matrix  # (S, M), what keys and values are made of
+    direct: bool
     weights: dict[str, Matrix]  # Q, K (M, H·D), V (M, H·E), perhaps O (H·E, M) and U (M, V)
     mask: masks.Mask
     allowed: list[list[bool]]
@@ -49,11 +54,19 @@ def read(source: Source) -> Setting:
     embeddings = source.table("embeddings")
     vectors = {token: embeddings.vector(token) for token in embeddings.values}
     tokens = source.names("tokens")
-    labels, x = _inputs(source, tokens, vectors)
     table = source.table("weights")
-    table.only(*_WEIGHTS)
-    table.need("Q", "K", "V")
-    weights = {name: table.matrix(name) for name in _WEIGHTS if name in table.values}
+    direct = any(name in source.values for name in _DIRECT)
+    if direct:
+        weights = _direct(source, table)
+        labels = [f"query {i + 1}" for i in range(len(weights["Q"]))]
+        keys = [f"key {i + 1}" for i in range(len(weights["K"]))]
+        x, origin = eye(len(labels)), eye(len(keys))
+    else:
+        labels, x = _inputs(source, tokens, vectors)
+        keys, origin = labels, x
+        table.only(*_WEIGHTS)
+        table.need("Q", "K", "V")
+        weights = {name: table.matrix(name) for name in _WEIGHTS if name in table.values}
     heads = source.whole("heads", 1, most=64)
     vocabulary = source.names("vocabulary") or list(vectors)
     if "unembedding" in source.values:
@@ -66,8 +79,8 @@ def read(source: Source) -> Setting:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
         vocabulary = list(vectors)
         weights["U"] = transpose(list(vectors.values()))
-    _chain(table if "U" in table.values else source, table, weights, len(x[0]), heads, len(vocabulary))
-    allowed, mask = _mask(source, len(x))
+    _chain(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
+    allowed, mask = _mask(source, len(x), len(origin))
     losses = read_losses(source, len(x), vocabulary, "U" in weights)
     gradients = source.names("gradient")
     for name in gradients:
@@ -77,7 +90,22 @@ def read(source: Source) -> Setting:
     temperature = source.number("temperature", default, infinite=True)
     if temperature.is_negative:
         source.fail("temperature", f"temperature is {text(temperature)}; expected 0, a positive number or 'inf'")
-    return Setting(labels, x, weights, mask, allowed, temperature, heads, vocabulary, losses, gradients)
+    return Setting(
+        labels, keys, x, origin, direct, weights, mask, allowed, temperature, heads, vocabulary, losses, gradients
+    )
+
+
+def _direct(source: Source, table: Source) -> dict[str, Matrix]:
+    """Q, K and V as the file gives them, in place of tokens and their projections."""
+    source.need(*_DIRECT)
+    for key in ("x", "tokens", "embeddings"):
+        if key in source.values:
+            source.fail(key, f"{key} is given beside Q, K and V; give the one or the others")
+    table.only("O", "U")
+    made = {name: source.matrix(name) for name in _DIRECT}
+    if len(made["K"]) != len(made["V"]):
+        source.fail("V", f"K has {len(made['K'])} rows and V has {len(made['V'])}; each key has one value")
+    return made | {name: table.matrix(name) for name in table.values}
 
 
 def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]]) -> tuple[list[str], Matrix]:
@@ -111,13 +139,16 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
 
-def _chain(unembedding: Source, table: Source, weights: dict[str, Matrix], width: int, heads: int, words: int) -> None:
+def _chain(
+    unembedding: Source, table: Source, weights: dict[str, Matrix], x: Matrix, keys: Matrix, heads: int, words: int
+) -> None:
     """Refuses weights whose shapes do not follow each other."""
 
     def size(name: str) -> str:
         return f"{len(weights[name])}×{len(weights[name][0])}"
 
     for name in ("Q", "K", "V"):
+        width = len((x if name == "Q" else keys)[0])
         if len(weights[name]) != width:
             table.fail(name, f"W_{name} is {size(name)} and X has width {width}; give W_{name} {width} rows")
         if len(weights[name][0]) % heads:
@@ -140,9 +171,9 @@ def _chain(unembedding: Source, table: Source, weights: dict[str, Matrix], width
             table.fail("U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary")
 
 
-def _mask(source: Source, length: int) -> tuple[list[list[bool]], masks.Mask]:
+def _mask(source: Source, queries: int, keys: int) -> tuple[list[list[bool]], masks.Mask]:
     try:
         mask = masks.parse(source.text("mask", "full()"))
-        return mask.dense(length).tolist(), mask
+        return mask.dense(queries, keys).tolist(), mask
     except ClearheadError as error:
         source.fail("mask", f"mask: {str(error).splitlines()[0]}")

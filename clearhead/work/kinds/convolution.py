@@ -51,7 +51,7 @@ def solve(source: Source) -> Solved:
         modules.append(module)
     numbers = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages]
     names = [s.name for s in stages]
-    weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
+    weights = source.own("weights", [[sympy.Integer(s.weights)] for s in stages[1:]])
     fields = [[sympy.Integer(n) for n in s.field] for s in stages]
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
     steps = (

@@ -27,31 +27,33 @@ def solve(source: Source) -> Solved:
     bias, output = _flag(source, "bias", False), _flag(source, "output", True)
     size = source.whole("bytes", 4, most=16)
     n = sympy.Integer(source.whole("tokens")) if "tokens" in source.values else N
-    head = d // h
+    head = source.own("d_head", sympy.Integer(d // h))
     parameters = [[f"W_{name}", sympy.Integer(d * d)] for name in ("QKVO" if output else "QKV")]
     if bias:
         parameters.append(["biases", sympy.Integer(len(parameters) * d)])
-    total = sympy.Add(*[count for _, count in parameters])
+    total = _sum(source, "parameters", parameters)
     stored = [["Q, K, V", 3 * n * d], ["attention weights", h * n**2], ["heads' outputs", n * d]]
     operations = [[f"projection {name}", 2 * n * d**2] for name in "QKV"]
     operations += [["scores Q·Kᵀ", 2 * n**2 * d], ["weighted sum P·V", 2 * n**2 * d]]
     if output:
         operations.append(["projection O", 2 * n * d**2])
+    made = _sum(source, "operations", operations)
     steps = (
         given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n}),
-        Step("d_head", "Width of a head", Grid.one(sympy.Integer(head)), "D", "D = d / h", r"D = d / h"),
-        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(sympy.Integer(3 * d * head)), "",
+        Step("d_head", "Width of a head", Grid.one(head), "D", "D = d / h", r"D = d / h"),
+        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "",
              "3·d·D", "3 d D"),
         Step("parameters", "Parameters", _column(parameters, "parameters"), "", "d·d for each projection", "d^2"),
         Step("parameters_total", "Parameters in all", Grid.one(total), "", "their sum", r"\sum"),
         Step("stored", "Values stored for n tokens", _column(stored, "values"), "", "3·n·d, h·n², n·d",
              r"3nd, \quad h n^2, \quad nd"),
-        Step("stored_total", "Values stored in all", Grid.one(_sum(stored)), "", "h·n² + 4·n·d", r"h n^2 + 4 n d"),
+        Step("stored_total", "Values stored in all", Grid.one(_sum(source, "stored", stored)), "",
+             "h·n² + 4·n·d", r"h n^2 + 4 n d"),
         Step("weights_bytes", f"Bytes of the attention weights, {size} each", Grid.one(size * h * n**2), "",
              f"{size}·h·n²", rf"{size} h n^2"),
         Step("operations", "Operations of a forward pass", _column(operations, "operations"), "",
              "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"),
-        Step("operations_total", "Operations in all", Grid.one(_sum(operations)), "", "their sum", r"\sum"),
+        Step("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum"),
     )  # fmt: skip
     remarks = (
         "Operations count a multiplication and its addition as two; count them as one and each number halves. "
@@ -60,7 +62,7 @@ def solve(source: Source) -> Solved:
         if h > 1
         else "The attention weights are no parameters: they are computed for each input.",
     )
-    return Solved(steps, _checks(d, h, bias, output, total, _sum(operations), n), remarks)
+    return Solved(steps, _checks(d, h, bias, output, total, made, n), remarks)
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -70,8 +72,8 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     return made | ({"tokens": 50 * draw.whole(2, 60)} if "tokens" in source.values else {})
 
 
-def _sum(rows: list[list[object]]) -> sympy.Expr:
-    return sympy.expand(sympy.Add(*[row[1] for row in rows]))
+def _sum(source: Source, key: str, rows: list[list[object]]) -> sympy.Expr:
+    return sympy.expand(sympy.Add(*source.own(key, [row[1] for row in rows])))
 
 
 def _column(rows: list[list[object]], name: str) -> Grid:

@@ -19,7 +19,8 @@ sides with letters in place of the numbers named in `general`. Every step runs o
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -28,11 +29,11 @@ import torch
 from clearhead.work.algebra import Matrix, floats
 from clearhead.work.doubles import Doubles
 from clearhead.work.draw import Draw
-from clearhead.work.exact import DIGITS, Exact, is_above
+from clearhead.work.exact import DIGITS, Exact, is_above, scalar
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.language import LanguageError, Run, parse, shown
-from clearhead.work.numbers import LETTERS, Number, as_float, same, text
+from clearhead.work.numbers import LETTERS, Number, read_number, same, text
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.show.latex import symbol_in_latex, words
 from clearhead.work.source import Source
@@ -50,13 +51,22 @@ def solve(source: Source) -> Solved:
     doubles = Run(trees, {name: _tensor(value) for name, value in given.items()}, Doubles())
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
     lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
-    _needed(source, exact)
+    if not source.answered:
+        _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
-    steps, worst, proved = _given(source, given, symbols), 0.0, []
+    steps, waiting = _given(source, given, symbols)
+    worst, proved = 0.0, []
     for key, block in blocks.items():
-        cells = _try(block, "is", lambda key=key, run=lettered if _flag(block) else exact: run.name(key))
-        worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
-        proved += _claims(source, block, exact)
+        used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
+        steps += [waiting.pop(name) for name in list(waiting) if name in used]
+        with _blamed(block, "is"):
+            cells = (lettered if _flag(block) else exact).name(key)
+            worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
+        own = source.own(key, cells)
+        if own is not cells:
+            exact, lettered = exact.changed(key, own), lettered.changed(key, own)
+        elif not source.answered:  # from a student's own numbers nothing need be true
+            proved += _claims(source, block, exact)
         steps.append(_step(source, block, key, cells, trees, symbols))
     checks = [Check("torch in float64", worst)]
     if "model" in source.values:
@@ -67,15 +77,15 @@ def solve(source: Source) -> Solved:
         checks.append(Check(model.name, wrong))
     remarks = []
     if proved:
-        remarks.append(f"Shown by sympy for all numbers, with letters in their place: {', '.join(proved)}.")
+        remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
     if any(x.has(sympy.Float) for step in steps for row in step.grid.cells for x in row):
         remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
     return Solved(tuple(steps), tuple(checks), tuple(remarks))
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
-    """Each given number as [vary] says, and else like the one before: `keep`, `permutation`, whole numbers `from` … `to`
-    (`over` a denominator, `times` what another name was drawn), or one of a list."""
+    """Each given number as [vary] says, and else like the one before: `keep`, `permutation`, whole numbers `from` and
+    `to` (`over` a denominator, `times` what another name was drawn), or one of a list."""
     made: dict[str, Any] = {}
     rules = source.table("vary").values
     for name, value in source.table("given").values.items():
@@ -98,7 +108,9 @@ def _map(value: Any, function: Any) -> Any:
 
 
 def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
-    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1)) * made.get(rule.get("times"), 1)
+    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1)) * made.get(
+        rule.get("times", ""), 1
+    )
     return int(number) if number.is_Integer else f"{number.p}/{number.q}"
 
 
@@ -134,51 +146,51 @@ def _value(table: Source, name: str) -> Matrix:
 
 
 def _parse(source: Source, key: str, text: str, known: set[str]) -> ast.expr:
-    return _try(source, key, lambda: parse(text, known, _FUNCTIONS))
+    with _blamed(source, key):
+        return parse(text, known, _FUNCTIONS)
 
 
-def _try(source: Source, key: str, work: Any) -> Any:
+@contextmanager
+def _blamed(source: Source, key: str) -> Iterator[None]:
+    """What goes wrong inside is said with the line of the key."""
     try:
-        return work()
+        yield
     except LanguageError as error:
         source.fail(key, f"{source.text('key', key)}: {error}")
-    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, RuntimeError) as error:
         source.fail(key, f"{source.text('key', key)} cannot be worked: {str(error).splitlines()[0]}")
 
 
 def _needed(source: Source, run: Run[Matrix]) -> None:
     """Refuses numbers that make the exercise trivial, by the file's own conditions."""
+    known = set(run.given) | set(run.steps)
     for condition in source.names("needs"):
-        sign = next((sign for sign in ("==", "!=", "<", ">") if sign in condition), "")
-        sides = [
-            _parse(source, "needs", side, set(run.given) | set(run.steps)) for side in condition.split(sign or "==")
-        ]
+        sign = next((sign for sign in _COMPARISONS if sign in condition), "==")
+        sides = [_parse(source, "needs", side, known) for side in condition.split(sign)]
         if len(sides) != 2:
-            source.fail(
-                "needs", f"needs holds {condition!r}; expected two expressions with ==, !=, < or > between them"
-            )
-        left, right = (_try(source, "needs", lambda side=side: run.work(side)) for side in sides)
-        if not _COMPARISONS[sign](left[0][0], right[0][0]):
+            source.fail("needs", f"needs holds {condition!r}; expected two expressions and ==, !=, < or > between them")
+        with _blamed(source, "needs"):
+            left, right = (scalar(run.work(side)) for side in sides)
+        if not _COMPARISONS[sign](left, right):
             source.fail("needs", f"these numbers do not meet {condition!r}; choose others")
 
 
 def _claims(source: Source, block: Source, run: Run[Matrix]) -> list[str]:
-    """Refuses a step that is not what it says it equals; gives the title of one that sympy shows for all numbers."""
+    """Refuses a step that is not what it says it equals; gives the key of one that sympy shows for all numbers."""
     key, known = block.text("key"), set(run.given) | set(run.steps)
     for claim in ("equals", "always", "at_most"):
         if claim not in block.values:
             continue
-        tree = _parse(block, claim, block.text(claim), known)
-        pairs = _pairs(_try(block, claim, lambda: run.name(key)), _try(block, claim, lambda: run.work(tree)))
+        tree, runs = _parse(block, claim, block.text(claim), known), [run]
         if claim == "always":
-            free = Run(run.steps, run.given | {name: _letters(name, run.given[name]) for name in source.names("general")},
-                       run.algebra)  # fmt: skip
-            pairs += _pairs(_try(block, claim, lambda: free.name(key)), _try(block, claim, lambda: free.work(tree)))
+            free = {name: _letters(name, run.given[name]) for name in source.names("general")}
+            runs.append(Run(run.steps, {**run.given, **free}, run.algebra))
+        with _blamed(block, claim):
+            pairs = [pair for one in runs for pair in _pairs(one.name(key), one.work(tree))]
         for a, b in pairs:
             if is_above(a, b) if claim == "at_most" else not same(a, b):
-                block.fail(
-                    claim, f"{key} is not {claim.replace('_', ' ')} {block.text(claim)}: {text(a)} is not {text(b)}"
-                )
+                what = "above" if claim == "at_most" else "not"
+                block.fail(claim, f"{key} is {what} {block.text(claim)}: one cell is {text(a)}, the other {text(b)}")
     return [key] if "always" in block.values else []
 
 
@@ -195,17 +207,19 @@ def _letters(name: str, value: Matrix) -> Matrix:
 # ---------------------------------------------------------------------- the sheet
 
 
-def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> list[Step]:
-    """One step with the single numbers, and one for each vector or matrix."""
+def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> tuple[list[Step], dict[str, Step]]:
+    """One step with the single numbers, and one for each vector or matrix, which waits for the step that uses it."""
     titles = source.table("titles").values
     single = {symbols.get(name, name): value[0][0] for name, value in given.items() if _is_number(value)}
     grid = Grid.of([[x] for x in single.values()], list(single), ["value"])
     steps = [Step("given", "Given", grid, given=True)] if single else []
+    waiting = {}
     for name, value in given.items():
         if not _is_number(value):
-            steps.append(Step(name, titles.get(name, f"Given: {symbols.get(name, name)}"), _grid(source, None, value),
-                              symbols.get(name, name), given=True))  # fmt: skip
-    return steps
+            symbol = symbols.get(name, name)
+            title = titles.get(name, f"Given: {symbol}")
+            waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
+    return steps, waiting
 
 
 def _step(
@@ -228,12 +242,11 @@ def _step(
 
 
 def _grid(source: Source, block: Source | None, cells: Matrix) -> Grid:
-    if block is None or not ("rows" in block.values or "columns" in block.values):
-        if _is_number(cells):
-            return Grid.one(cells[0][0])
-    rows = _labels(source, block, "rows", len(cells)) or [
-        f"{i + 1}" if len(cells) > 1 else "" for i in range(len(cells))
-    ]
+    plain = block is None or not ("rows" in block.values or "columns" in block.values)
+    if plain and _is_number(cells):
+        return Grid.one(cells[0][0])
+    numbered = [f"{i + 1}" if len(cells) > 1 else "" for i in range(len(cells))]
+    rows = _labels(source, block, "rows", len(cells)) or numbered
     columns = _labels(source, block, "columns", len(cells[0])) or [f"{j + 1}" for j in range(len(cells[0]))]
     return Grid.of(cells, rows, columns)
 
@@ -245,7 +258,9 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
     if isinstance(block.values[key], str):
         name = block.text(key)
         values = source.table("given").values.get(name)
-        labels = [f"{name} = {value}" for value in (values if isinstance(values, list) else [values])]
+        labels = [
+            f"{name} = {text(read_number(value))}" for value in (values if isinstance(values, list) else [values])
+        ]
     else:
         labels = block.names(key)
     if len(labels) != number:

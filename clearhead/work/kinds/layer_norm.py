@@ -29,17 +29,17 @@ def solve(source: Source) -> Solved:
     eps = source.number("eps", sympy.Integer(0))
     if eps.is_negative:
         source.fail("eps", "eps is negative; expected 0 or more")
-    mean = tidy(sympy.Add(*x) / d)
-    centred = [tidy(value - mean) for value in x]
-    variance = tidy(sympy.Add(*[value**2 for value in centred]) / d)
+    mean = source.own("mean", tidy(sympy.Add(*x) / d))
+    centred = source.own("centred", [tidy(value - mean) for value in x])
+    variance = source.own("variance", tidy(sympy.Add(*[value**2 for value in centred]) / d))
     if same(variance + eps, sympy.Integer(0)):
         source.fail(
             "x",
             "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them",
         )
     sigma = sympy.sqrt(variance + eps)
-    z = [tidy(value / sigma) for value in centred]
-    y = [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)]
+    z = source.own("z", [tidy(value / sigma) for value in centred])
+    y = source.own("y", [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
     length = sympy.sqrt(tidy(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
     features = [f"{i + 1}" for i in range(d)]
 

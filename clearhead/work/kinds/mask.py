@@ -24,8 +24,10 @@ def solve(source: Source) -> Solved:
     mask = _parse(source, "expression", source.text("expression"))
     dense = mask.dense(n)
     cells = [[sympy.Integer(int(may)) for may in row] for row in dense.tolist()]
-    each = [sympy.Add(*row) for row in cells]
-    whole = sympy.Add(*each)
+    cells = source.own("mask", cells)
+    each = source.own("keys", [sympy.Add(*row) for row in cells])
+    whole = source.own("allowed", sympy.Add(*each))
+    density = source.own("density", whole / sympy.Integer(n * n))
     names = [f"{i}" for i in range(n)]
     steps = [
         given({"mask": str(mask), "n": sympy.Integer(n)}),
@@ -34,8 +36,8 @@ def solve(source: Source) -> Solved:
         Step("keys", "Keys of each query", Grid.of([each], [""], names), "k", "sums of the rows",
              r"k_i = \sum_j M_{ij}"),
         Step("allowed", "Pairs allowed", Grid.one(whole), "A", "sum of all cells", r"A = \sum_i k_i"),
-        Step("density", "Density", Grid.one(whole / sympy.Integer(n * n)), "A/n²", "pairs allowed / n²", r"A / n^2"),
-        Step("saving", "Saving against full attention", Grid.one(1 - whole / sympy.Integer(n * n)), "1 − A/n²",
+        Step("density", "Density", Grid.one(density), "A/n²", "pairs allowed / n²", r"A / n^2"),
+        Step("saving", "Saving against full attention", Grid.one(1 - density), "1 − A/n²",
              "1 − density", r"1 - A / n^2"),
     ]  # fmt: skip
     others = source.names("also")

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from clearhead.attention import MultiHeadAttention
+from clearhead.layers import LayerNorm, PatchEmbedding, PostNorm, ReLU
+from clearhead.models import EncoderDecoder, EncoderDecoderConfig, VisionConfig, VisionTransformer
+from clearhead.positions import Learned
 
 Values = dict[str, Tensor]
+_COLD = 1e-5  # a temperature at which the softmax of float64 is its limit
+_NOTHING = 1e-300  # what added to a variance does not change it
 
 
 @dataclass(frozen=True)
@@ -18,4 +27,118 @@ class Model:
     run: Callable[[Values], Values]
 
 
-MODELS: dict[str, Model] = {}
+def _table(*rows: list[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _layer(given: Values, bias: bool = False) -> MultiHeadAttention:
+    with torch.device("meta"):
+        return MultiHeadAttention(int(given["d"]), int(given["h"]), bias=bias)
+
+
+def _heads(given: Values) -> Values:
+    layer, biased = _layer(given), _layer(given, bias=True)
+    shapes: list[list[int]] = []
+    x, y = (torch.empty(1, int(given[name]), int(given["d"]), device="meta") for name in "nm")
+    q, k, v = (
+        getattr(layer, f"{name}_proj")(z).unflatten(-1, (int(given["h"]), -1)).transpose(1, 2)
+        for name, z in (("q", x), ("k", y), ("v", y))
+    )
+    scores = q @ k.mT
+    head = scores.softmax(-1) @ v
+    for made in (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y)):
+        shapes.append(list(made.shape[-2:]))
+    return {
+        "shapes": _table(*shapes),
+        "total": _table([sum(p.numel() for p in layer.parameters())]),
+        "biased": _table([sum(p.numel() for p in biased.parameters())]),
+        "weights": _table([scores.numel()]),
+    }
+
+
+def _lines(given: Values) -> Values:
+    """torch's own count of each line, which takes a multiplication and its addition for two."""
+    layer = _layer(given)
+    x, y = (torch.empty(int(given[name]), int(given["d"]), device="meta") for name in "ts")
+    counts: list[list[int]] = []
+
+    def line(work: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            made = work(*parts)
+        counts.append([counter.get_total_flops() // 2])
+        return made
+
+    projected = (line(layer.q_proj, x), line(layer.k_proj, y), line(layer.v_proj, y))
+    q, k, v = (z.unflatten(-1, (int(given["h"]), -1)).transpose(0, 1) for z in projected)
+    scores = line(torch.matmul, q, k.mT)
+    o = line(torch.matmul, scores.softmax(-1), v)
+    line(layer.o_proj, o.transpose(0, 1).flatten(1))
+    return {"lines": _table(*counts), "numbers": _table(*counts)}
+
+
+def _vision(given: Values) -> Values:
+    P, H, W, c, d = (int(given[name]) for name in "PHWcd")
+    config = VisionConfig(
+        image_size=(H, W), patch_size=P, n_channels=c, d_model=d, n_heads=1, d_ff=1, n_layers=1, n_classes=2
+    )
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+        larger = VisionTransformer(config.replace(image_size=(2 * H, 2 * W)))
+    sizes, doubled = ({name: p.numel() for name, p in m.named_parameters()} for m in (model, larger))
+    (table,) = (name for name in sizes if name.startswith("positions"))
+    tokens, more = sizes[table] // d, doubled[table] // d
+    assert isinstance(model.embedding, PatchEmbedding)
+    patches = model.embedding.patches(torch.empty(1, c, H, W, device="meta"))
+    return {
+        "grid": _table(list(config.grid)),
+        "patches": _table([patches.shape[1]]),
+        "tokens": _table([tokens]),
+        "pixels": _table([patches.shape[2]]),
+        "projection": _table([sum(size for name, size in sizes.items() if name.startswith("embedding"))]),
+        "embeddings": _table([sizes["cls"], sizes[table]]),
+        "doubled": _table([more, more**2]),
+    }
+
+
+def _encoder_decoder(given: Values) -> Values:
+    """The real model with these weights. Its scores are divided by the root of the head's width: W_Q makes up for T."""
+    V, M = given["E_t"].shape
+    config = EncoderDecoderConfig(
+        vocab_size=V, source_vocab_size=len(given["E_s"]), max_len=len(given["pos"]), d_model=M, n_heads=1,
+        d_head=given["Q_e"].shape[1], d_ff=given["A_e"].shape[1], bias=False, norm=LayerNorm(eps=_NOTHING, bias=False),
+        residual=PostNorm(), activation=ReLU(), positions=Learned(max_len=len(given["pos"])), n_encoder_layers=1,
+        n_decoder_layers=1,
+    )  # fmt: skip
+    model = EncoderDecoder(config).double()
+    scale = config.d_head**0.5 / max(float(given["T"]), _COLD) if config.d_head else 1.0
+    parts = {
+        "e": "encoder.blocks.0.attention",
+        "d": "decoder.blocks.0.attention",
+        "c": "decoder.blocks.0.cross_attention",
+    }
+    state = {"encoder.embedding.weight": given["E_s"], "decoder.embedding.weight": given["E_t"]}
+    for side, path in parts.items():
+        state |= {f"{path}.{name.lower()}_proj.weight": given[f"{name}_{side}"].T for name in "QKVO"}
+        state[f"{path}.q_proj.weight"] = state[f"{path}.q_proj.weight"] * scale
+    for side, path in (("e", "encoder"), ("d", "decoder")):
+        state[f"{path}.blocks.0.feed_forward.up.weight"] = given[f"A_{side}"].T
+        state[f"{path}.blocks.0.feed_forward.down.weight"] = given[f"B_{side}"].T
+        state |= {name: given["pos"] for name, _ in model.named_parameters() if name.startswith(f"{path}.positions")}
+    model.load_state_dict(state, strict=False)
+    source, target, asked = (given[name].long() - 1 for name in ("read", "write", "next"))
+    with torch.no_grad():
+        memory, logits = model.encoder(source)[0], model(source, target)[0]
+    return {
+        "memory": memory,
+        "logits": logits,
+        "p": logits.softmax(-1),
+        "loss": torch.nn.functional.cross_entropy(logits, asked[0], reduction="sum").reshape(1, 1),
+    }
+
+
+MODELS = {
+    "heads": Model("MultiHeadAttention, its shapes and parameters", _heads),
+    "lines": Model("torch's count of the operations of each line", _lines),
+    "vision": Model("VisionTransformer, its tokens and parameters", _vision),
+    "encoder-decoder": Model("EncoderDecoder in float64 with these weights", _encoder_decoder),
+}

@@ -25,8 +25,8 @@ def solve(source: Source) -> Solved:
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):
         source.fail("base", "base must be above 1")
-    wave = [base ** sympy.Rational(2 * i, d) for i in pairs]
-    angles = [[_over(p, w) for w in wave] for p in positions]
+    wave = source.own("divisors", [base ** sympy.Rational(2 * i, d) for i in pairs])
+    angles = source.own("angles", [[_over(p, w) for w in wave] for p in positions])
     values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
     rows = [f"pos {p}" for p in positions]
     names = [f"dim {2 * i + odd}" for i in pairs for odd in (0, 1)]

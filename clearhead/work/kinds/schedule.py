@@ -33,7 +33,9 @@ def solve(source: Source) -> Solved:
         done = sympy.Rational(step, warmup) if rising else sympy.Rational(step - warmup, total - warmup)
         phases.append("rising" if rising else "falling")
         fractions.append(done)
-        rates.append(lr_max * (done if rising else (1 + sympy.cos(sympy.pi * done)) / 2))
+    fractions = source.own("fraction", fractions)
+    for phase, done in zip(phases, fractions, strict=True):
+        rates.append(lr_max * (done if phase == "rising" else (1 + sympy.cos(sympy.pi * done)) / 2))
     names = [f"{step:,}" for step in asked]
     steps = (
         given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)}),

@@ -18,7 +18,7 @@ _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \newcommand{\fitted}[1]{\[\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{$\displaystyle #1$}\]}
 \begin{document}"""
 
-_MATH = {
+MATH = {
     "−": "-", "·": r"\cdot", "×": r"\times", "≈": r"\approx", "→": r"\to", "∞": r"\infty", "√": r"\surd", "≤": r"\le",
     "≥": r"\ge", "∂": r"\partial", "Σ": r"\Sigma", "γ": r"\gamma", "β": r"\beta", "σ": r"\sigma", "μ": r"\mu",
     "ε": r"\varepsilon", "π": r"\pi", "ℓ": r"\ell", "∘": r"\circ", "‖": r"\|", "²": "^2", "ᵀ": r"^{\top}",
@@ -26,7 +26,7 @@ _MATH = {
     "λ": r"\lambda", "η": r"\eta", "α": r"\alpha", "δ": r"\delta", "Δ": r"\Delta", "Θ": r"\Theta", "ŷ": r"\hat y",
     "ν": r"\nu", "′": "'", "³": "^3", "⁴": "^4", "∈": r"\in", "₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3",
 }  # fmt: skip
-_TEXT = {
+TEXT = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "“": "``", "”": "''", "’": "'",
@@ -61,7 +61,7 @@ def latex(work: Work, style: Style | None = None) -> str:
 def words(text: str) -> str:
     """Prose, with every special character said in LaTeX's way."""
     return "".join(
-        _TEXT.get(c) or (f"${_MATH[c]}$" if c in _MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
+        TEXT.get(c) or (f"${MATH[c]}$" if c in MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
     )
 
 
@@ -69,7 +69,7 @@ def symbol_in_latex(name: str) -> str:
     """A symbol in a formula: letters keep their indices, and words stay upright."""
     head, _, index = name.partition("_")
     head = rf"\mathrm{{{head}}}" if head.isalpha() and head.isascii() and len(head) > 2 else head
-    head = "".join(_MATH[c] + (" " if _MATH[c][-1].isalpha() else "") if c in _MATH else c for c in head).strip()
+    head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head).strip()
     return f"{head}_{{{words(index)}}}" if index else head
 
 

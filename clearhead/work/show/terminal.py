@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
+from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing, is_plain
 
 _WIDTH = 80
 
@@ -61,6 +61,9 @@ def _body(block: Block) -> list[str]:
     if block.decimals is None:
         return left
     right = _table(block.rows, block.columns, block.decimals)
+    pairs = [pair for rows in zip(block.exact, block.decimals, strict=True) for pair in zip(*rows, strict=True)]
+    if all(exact in (TOO_LONG, rounded) for exact, rounded in pairs):
+        return ["≈", *right]
     gap = len(left[0]) + len(right[0]) + 7
     if gap + 3 <= _WIDTH:
         return [f"{a}{'   ≈   ' if i == 0 else '       '}{b}" for i, (a, b) in enumerate(zip(left, right, strict=True))]

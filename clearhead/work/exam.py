@@ -1,0 +1,251 @@
+"""Exams on paper: sheets with points, in variants, as a question paper and a solution booklet.
+
+An exam is taken from one of the documents, or from a file of one's own:
+
+    title = "Attention, first test"
+    [[question]]
+    sheet = "sort-dedup"            # a shipped sheet, or a .toml file beside this one
+    points = 8
+    steps = ["weights", "loss"]     # which steps are asked; all of them without it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+import sympy
+
+from clearhead.documents import document
+from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.work.numbers import Number
+from clearhead.work.problem import read_text, solve
+from clearhead.work.sheet import Work
+from clearhead.work.show import Style, latex, markdown
+from clearhead.work.show.latex import symbol_in_latex, words
+from clearhead.work.show.layout import TOO_LONG, Block, blocks
+from clearhead.work.show.typst import math
+from clearhead.work.source import Source
+from clearhead.work.variants import variant
+
+FORMATS = (".pdf", ".typ", ".tex", ".md")
+_RULES = (
+    "Work on paper of your own and hand it in; enter here what (a), (b) and so on ask for.",
+    "Give exact numbers (fractions, roots, powers of e) or decimals with three places at least.",
+    "A later step that follows from a wrong one before it has its points.",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sheet of an exam: how many points it has, and which of its steps are asked."""
+
+    sheet: str
+    points: int = 0
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A title and its questions."""
+
+    title: str
+    tasks: tuple[Task, ...]
+    about: str = ""
+
+
+def exam_from(number: str) -> Exam:
+    """The questions of a document that have a sheet; questions about the same sheet are one."""
+    known = document(number)
+    tasks: dict[str, Task] = {}
+    for question in known.questions:
+        for sheet in [a.command.split()[1] for a in question.answers if a.kind == "sheet"][:1]:
+            before = tasks.get(sheet, Task(sheet))
+            steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
+            tasks[sheet] = Task(sheet, before.points + question.points, steps)
+    return Exam("Exam", tuple(tasks.values()), f"After {known.name}")
+
+
+def read_exam(path: Path) -> Exam:
+    """An exam of one's own; sheets that are files stand beside it."""
+    source = Source.parse(read_text(path), path.name)
+    source.only("title", "about", "question")
+    source.need("title", "question")
+    tasks = []
+    for block in source.tables("question"):
+        block.only("sheet", "points", "steps")
+        block.need("sheet")
+        sheet = block.text("sheet")
+        sheet = str(path.parent / sheet) if sheet.endswith(".toml") else sheet
+        asked = {step.key for step in solve(sheet).steps if not step.given}
+        steps = block.names("steps")
+        for i, step in enumerate(steps):
+            if step not in asked:
+                block.fail(("steps", i), f"{sheet} has no step {step!r}; it asks {', '.join(sorted(asked))}")
+        tasks.append(Task(sheet, block.whole("points", 0, least=0, most=1000), tuple(steps)))
+    return Exam(source.text("title"), tuple(tasks), source.text("about"))
+
+
+def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int = 1) -> list[Path]:
+    """Writes the question paper and the solution booklet of each variant, and says where."""
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out.name or out} is no name for an exam; end it in {', '.join(FORMATS)}")
+    if not exam.tasks:
+        raise ConfigError(f"{exam.title} has no question with a sheet, so there is nothing to write")
+    written = []
+    for i in range(variants):
+        name = ascii_uppercase[i] if variants > 1 else ""
+        # Each exam has a row of seeds of its own, so that variants of two seeds are never the same.
+        own = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
+        works = [solve(task.sheet if own is None else variant(task.sheet, own)) for task in exam.tasks]
+        for solutions in (False, True):
+            end = "-".join(["", *([name] if name else []), *(["solutions"] if solutions else [])])
+            path = out.with_name(f"{out.stem}{end}{out.suffix}")
+            path.write_bytes(_paper(exam, works, own, name, solutions, out.suffix))
+            written.append(path)
+    return written
+
+
+def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions: bool, ending: str) -> bytes:
+    chosen = [_chosen(work, task) for work, task in zip(works, exam.tasks, strict=True)]
+    if ending in (".md", ".tex"):
+        return _text(exam, chosen, name, solutions, ending).encode()
+    data = {
+        "title": exam.title,
+        "about": exam.about,
+        "variant": name,
+        "running": exam.title + (f", variant {name}" if name else ""),
+        "solutions": solutions,
+        "total": sum(task.points for task in exam.tasks),
+        "rules": _RULES,
+        "questions": [
+            _question(i + 1, work, task, seed, solutions)
+            for i, (work, task) in enumerate(zip(chosen, exam.tasks, strict=True))
+        ],
+    }
+    template = (resources.files("clearhead.work.show") / "exam.typ").read_text(encoding="utf-8")
+    document = json.dumps(data, ensure_ascii=False)
+    if ending == ".typ":
+        return template.replace("bytes(sys.inputs.data)", f"bytes({json.dumps(document)})").encode()
+    try:
+        import typst
+    except ImportError:
+        raise MissingDependencyError(
+            "a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"
+        ) from None
+    made = typst.compile(template.encode(), sys_inputs={"data": document})
+    return bytes(made)
+
+
+def _chosen(work: Work, task: Task) -> Work:
+    """The sheet with what is given and the steps that are asked."""
+    keep = [step for step in work.steps if step.given or not task.steps or step.key in task.steps]
+    return replace(work, steps=tuple(keep), comparisons=(), remarks=() if task.steps else work.remarks)
+
+
+def _text(exam: Exam, works: list[Work], name: str, solutions: bool, ending: str) -> str:
+    """The sheets one after the other, as Markdown or LaTeX has them."""
+    title = exam.title + (f", variant {name}" if name else "") + (", solutions" if solutions else "")
+    headed = [
+        replace(work, title=f"{i + 1}. {work.title}" + (f" ({task.points} points)" if task.points else ""))
+        for i, (work, task) in enumerate(zip(works, exam.tasks, strict=True))
+    ]
+    style = Style(blank=not solutions)
+    if ending == ".md":
+        return f"# {title}\n\n" + "\n".join(re.sub(r"(?m)^#", "##", markdown(work, style)) for work in headed)
+    begin, end = r"\begin{document}", r"\end{document}"
+    parts = [latex(work, style).partition(begin) for work in headed]
+    sheets = [part[2].partition(end)[0] for part in parts]
+    return (
+        f"{parts[0][0]}{begin}\n\\title{{{words(title)}}}\\date{{}}\\maketitle\n"
+        + "\\newpage\n".join(sheets)
+        + end
+        + "\n"
+    )
+
+
+def _question(number: int, work: Work, task: Task, seed: int | None, solutions: bool) -> dict[str, Any]:
+    made = [(block, _shown(block)) for block in blocks(work, Style(blank=not solutions), _latex)]
+    given = [one for block, shown in made if block.step.given for one in _singles(block, shown)]
+    steps = [(block, shown) for block, shown in made if not block.step.given]
+    each = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
+    return {
+        "number": number,
+        "title": work.title,
+        "points": task.points,
+        "text": " ".join(work.question.split()),
+        "given": given,
+        "steps": [
+            shown
+            | {
+                "label": ascii_lowercase[i],
+                "title": block.step.title,
+                "points": each[i] if min(each) > 0 else 0,
+                "formula": _math(block.step.latex),
+                "words": block.step.formula,
+                "note": block.step.note if solutions else "",
+                "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
+            }
+            for i, (block, shown) in enumerate(steps)
+        ],
+        "remarks": list(work.remarks),
+        "command": f"clearhead work {task.sheet}" + (f" --seed {seed}" if seed is not None else "") + " --check FILES",
+    }
+
+
+def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
+    """A list of single numbers as so many equations; other tables as they are."""
+    if block.step.key != "given":
+        return [shown]
+    symbols = [_math(symbol_in_latex(name)) or f'"{name}"' for name in block.rows]
+    return [
+        shown | {"symbol": name, "one": True, "cells": [row], "decimals": None}
+        for name, row in zip(symbols, shown["cells"], strict=True)
+    ]
+
+
+def _latex(number: Number) -> str:
+    return str(sympy.latex(number))
+
+
+def _math(latex: str) -> str | None:
+    """Mathematics for Typst, or nothing where it is not known there: then words take its place."""
+    try:
+        return math(latex) if latex else None
+    except LookupError:
+        return None
+
+
+def _shown(block: Block) -> dict[str, Any]:
+    """A table as the template takes it: cells are mathematics, words, or nothing where an answer belongs."""
+    step = block.step
+    digits = any(not isinstance(x, str) and x.has(sympy.Float) for row in step.grid.cells for x in row)
+
+    words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
+
+    def cell(written: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
+        if not written and column in words:  # not asked
+            written = value
+        if not written:
+            return None
+        plain = isinstance(value, str) or written == TOO_LONG or not exact
+        return {"math": None if plain else _math(written), "text": written}
+
+    def table(rows: list[list[str]] | None, exact: bool) -> Any:
+        pairs = zip(rows or (), step.grid.cells, strict=rows is not None)
+        made = [[cell(x, v, exact, j) for j, (x, v) in enumerate(zip(*row, strict=True))] for row in pairs]
+        return made or None
+
+    return {
+        "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,
+        "rows": list(block.rows),
+        "columns": list(block.columns),
+        "one": step.grid.is_one,
+        "cells": table(block.decimals if digits and block.decimals else block.exact, not digits),
+        "decimals": None if digits else table(block.decimals, False),
+    }

@@ -1,0 +1,105 @@
+"""What a problem file may say: a commented template of each kind, and the reference that is read from it.
+
+A line `#key = value` of a template is a key that may be left out; words stand above what they explain. The keys are
+those of the kinds themselves, and tests hold that every template says something of each of them and can be worked."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from clearhead.errors import ConfigError, StorageError
+from clearhead.values import did_you_mean
+from clearhead.work.exact import Exact
+from clearhead.work.kinds import KINDS
+from clearhead.work.kinds.models import MODELS
+from clearhead.work.numbers import text
+from clearhead.work.problem import COMMON, solve_text
+
+_LIVE = re.compile(r"(?m)^#(?=\S)")
+_KEY = re.compile(r"^(#?)(?:\[+(\w+)\]+|(\w+) = (.*))$")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a problem file."""
+
+    name: str
+    says: str
+    example: str
+    optional: bool
+
+
+def template(kind: str | None = None) -> str:
+    """A problem of that kind, ready to be changed; without a kind, one of each, all but the first commented out."""
+    if kind is None:
+        first, *others = KINDS
+        rest = [template(kind).replace("\n", "\n## ").rstrip("# \n") for kind in others]
+        line = f"# {'-' * 60}\n# Other kinds of problems: take one of these in place of all above.\n"
+        return "\n".join([template(first), line, *[f"## {one}\n" for one in rest]])
+    work = solve_text(_read(known(kind)), f"{kind}.toml")
+    step = work.steps[-1]
+    says = json.dumps([[text(x) for x in row] for row in step.grid.cells], ensure_ascii=False)
+    common = _read("any").replace("{step}", step.key).replace("{says}", says)
+    flat, tables = (_halves(part) for part in (common, _read(kind)))
+    return "\n".join([tables[0], flat[0].partition("\n")[2], tables[1], flat[1]]).replace("\n\n\n", "\n\n")
+
+
+def known(kind: str) -> str:
+    """The name of a kind, or an error that offers the nearest."""
+    if kind not in KINDS:
+        raise ConfigError(f"no kind of problem is called {kind!r}; {did_you_mean(kind, KINDS)}")
+    return kind
+
+
+def _halves(written: str) -> tuple[str, str]:
+    """The plain keys of a template, and its tables, which have to stand below all of them."""
+    blocks = written.split("\n\n")
+    return blocks[0] + "\n", "\n\n".join(blocks[1:])
+
+
+def write_template(path: Path, kind: str | None = None) -> None:
+    """Writes a template where there is no file yet."""
+    if path.suffix != ".toml":
+        raise ConfigError(f"{path} is no name for a problem; end it in .toml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template(kind))
+    except FileExistsError:
+        raise StorageError(f"{path} is there already; give another name") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def schema(kind: str | None = None) -> tuple[str, list[Key]]:
+    """What a kind of problem is, and its keys; without a kind, the keys that every problem may have."""
+    about, _, written = _read(known(kind) if kind else "any").partition("\n")
+    names = KINDS[kind].KEYS if kind else COMMON
+    return about.lstrip("# "), [_key(written, name) for name in names]
+
+
+def _key(written: str, name: str) -> Key:
+    """The words above a key, and its example."""
+    words: list[str] = []
+    for line in written.splitlines():
+        found = _KEY.match(line)
+        if found and name in (found[2], found[3]):
+            says, example = " ".join(words), found[4] or line.lstrip("#")
+            return Key(name, says, example, bool(found[1]) or "optional" in says)
+        words = [*words, line[2:]] if line.startswith("# ") else []
+    return Key(name, f"The kind of problem: {', '.join(KINDS)}.", f'"{next(iter(KINDS))}"', False)
+
+
+def uncommented(written: str) -> str:
+    """A template with all its keys in force."""
+    return _LIVE.sub("", written)
+
+
+def _read(name: str) -> str:
+    written = (resources.files("clearhead.work") / "templates" / f"{name}.toml").read_text(encoding="utf-8")
+    functions = textwrap.fill(", ".join(sorted(Exact().functions)), 110).replace("\n", "\n# ")
+    return written.replace("{models}", ", ".join(MODELS)).replace("{functions}", functions)

@@ -1,0 +1,169 @@
+"""Programs to fill in: `clearhead work skeleton multi-head` prints one, and with --check a filled one is graded.
+
+Each is a text in `skeletons/`: the solution, with typical mistakes beneath the lines that they replace
+(`#~ line :: what is wrong`). The skeleton is that text without its code; a program that goes wrong is compared with the
+solution under one mistake, then under two, so that what is wrong can be said in words."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.errors import ConfigError, StorageError
+from clearhead.values import did_you_mean
+
+_MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
+_CLOSE = 1e-5  # a program may work in float32
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How a program did: each case with what is wrong there (nothing where it is right), and why, if known."""
+
+    name: str
+    cases: tuple[tuple[str, str], ...]
+    because: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        return not any(wrong for _, wrong in self.cases)
+
+    def to_dict(self) -> dict[str, Any]:
+        cases = [{"case": what, "right": not wrong, "wrong": wrong or None} for what, wrong in self.cases]
+        return {"skeleton": self.name, "right": self.is_right, "cases": cases, "because": list(self.because)}
+
+    def __str__(self) -> str:
+        lines = [f"{'✗' if wrong else '✓'} {what}" + (f": {wrong}" if wrong else "") for what, wrong in self.cases]
+        right = sum(not wrong for _, wrong in self.cases)
+        return "\n".join([*lines, *self.because, f"{right} of {len(self.cases)} cases right"])
+
+
+def skeletons() -> dict[str, str]:
+    """The programs that can be filled in, and what each is."""
+    folder = resources.files("clearhead.work") / "skeletons"
+    texts = {entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
+    return {name: texts[name].lstrip('"').partition(".")[0] for name in sorted(texts)}
+
+
+def skeleton(name: str) -> str:
+    """The program without its code: what it is given, what it has to do, step by step."""
+    kept, inside = [], False
+    for line in _text(name).partition("\n\n\ndef cases")[0].splitlines():
+        words = line.strip()
+        if not inside or words.startswith("# "):
+            kept.append(line if not words.startswith("# ") else f"    {words}")
+        inside = inside or (line.startswith("    ") and words.startswith('"""'))
+    return "\n".join([*kept, '    raise NotImplementedError("fill this in")']) + "\n"
+
+
+def grade(name: str, path: Path) -> Grade:
+    """Runs a filled program, which is the caller's own act, and compares it with the solution case by case."""
+    text, function = _text(name), re.findall(r"^def (\w+)", _text(name), re.MULTILINE)[0]
+    right, mine = _defined(text, function), _loaded(path, function)
+    draw = torch.Generator().manual_seed(7)
+    cases = list(_defined(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)))
+    made = [_run(mine, arguments, path) for _, arguments in cases]
+    wrong = [
+        _difference(got, torch.as_tensor(right(*arguments))) for got, (_, arguments) in zip(made, cases, strict=True)
+    ]
+    because: tuple[str, ...] = ()
+    if any(wrong):
+        for why, other in _mistaken(text, function):
+            if all(_alike(got, _run(other, a, path)) for got, (_, a) in zip(made, cases, strict=True)):
+                because = why
+                break
+    return Grade(name, tuple((what, one) for (what, _), one in zip(cases, wrong, strict=True)), because)
+
+
+def _text(name: str) -> str:
+    if name not in skeletons():
+        raise ConfigError(f"no skeleton is called {name!r}; {did_you_mean(name, skeletons())}")
+    return (resources.files("clearhead.work") / "skeletons" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _defined(text: str, function: str) -> Callable[..., Any]:
+    room: dict[str, Any] = {}
+    exec(compile(text, "skeleton", "exec"), room)  # our own text
+    return room[function]
+
+
+def _loaded(path: Path, function: str) -> Callable[..., Any]:
+    """The function of a user's file. This runs the file, which was asked for by naming it."""
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}; write the skeleton to one and fill it in")
+    spec = importlib.util.spec_from_file_location("filled_in", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python program; end its name in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path.name} cannot be run: {_said(error, path)}") from error
+    if not callable(getattr(module, function, None)):
+        raise ConfigError(f"{path.name} has no function {function}; keep the name that the skeleton gives it")
+    return getattr(module, function)
+
+
+def _run(function: Callable[..., Any], arguments: tuple[Any, ...], path: Path) -> Any:
+    """What a program gives: a tensor, or a sentence where it gives none."""
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+    try:
+        return torch.as_tensor(function(*copies)).detach()
+    except NotImplementedError:
+        return "it is not filled in yet"
+    except Exception as error:
+        return _said(error, path)
+
+
+def _said(error: Exception, path: Path) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    at = "" if line is None else f" in line {line}"
+    return f"{type(error).__name__}{at}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+def _difference(got: Any, expected: torch.Tensor) -> str:
+    """What is wrong with an output, in words; nothing where it is right."""
+    if isinstance(got, str):
+        return got
+    if got.shape != expected.shape:
+        return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    if got.isnan().any():
+        return "the output has NaN in it"
+    far = (got.double() - expected).abs().max().item()
+    return (
+        "" if far <= _CLOSE * max(1.0, expected.abs().max().item()) else f"it is up to {far:.2g} away from the solution"
+    )
+
+
+def _alike(got: Any, made: Any) -> bool:
+    """Whether two outputs are the same where they are finite: a row that hides all its keys may be NaN."""
+    if isinstance(got, str) or isinstance(made, str) or got.shape != made.shape:
+        return False
+    known = got.isfinite() & made.isfinite()
+    return bool(known.any()) and not _difference(got[known], made.double()[known])
+
+
+def _mistaken(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+    """The solution under one mistake, then under two that are not in the same line."""
+    lines = text.splitlines()
+    found = []
+    for i, line in enumerate(lines):
+        if mistake := _MISTAKE.match(line):
+            at = max(n for n in range(i) if not lines[n].strip().startswith("#"))
+            found.append((at, mistake[1], mistake[2]))
+    for some in (*[(one,) for one in found], *combinations(found, 2)):
+        if len({at for at, _, _ in some}) == len(some):
+            changed = list(lines)
+            for at, code, _ in some:
+                changed[at] = lines[at][: len(lines[at]) - len(lines[at].lstrip())] + code
+            yield tuple(why for _, _, why in some), _defined("\n".join(changed), function)

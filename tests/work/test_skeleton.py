@@ -1,0 +1,171 @@
+"""Programs to fill in: the solutions are right, and each typical mistake is told in its own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import resources
+
+import pytest
+import torch
+
+from clearhead.attention import attend
+from clearhead.cli.app import run as run_command
+from clearhead.errors import ClearheadError
+from clearhead.masks import allow
+from clearhead.positions import Sinusoidal
+from clearhead.training.schedule import WarmupCosine
+from clearhead.work.skeleton import grade, skeleton, skeletons
+
+NAMES = sorted(skeletons())
+
+
+def solution(name: str) -> str:
+    return (resources.files("clearhead.work") / "skeletons" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def by_heads(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    q, k, v = ((x @ w).unflatten(-1, (n_heads, -1)).transpose(0, 1)[None] for w in (w_q, w_k, w_v))
+    return attend(q, k, v, None if mask is None else allow(mask))[0].transpose(0, 1).flatten(1) @ w_o
+
+
+# The same by code of the house, or of torch.
+HOUSE = {
+    "multi-head": by_heads,
+    "attention": lambda q, k, v, mask=None: attend(
+        q[None, None], k[None, None], v[None, None], None if mask is None else allow(mask)
+    )[0, 0],
+    "layer-norm": lambda x, gamma, beta, eps=1e-5: torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, eps),
+    "positions": lambda length, d_model: Sinusoidal().table(length, d_model, dtype=torch.float64),
+    "schedule": lambda step, lr_max, warmup, total: WarmupCosine(lr_max, warmup, total)(step),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_solution_is_what_the_house_computes_and_is_graded_right(name, tmp_path):
+    room = {}
+    exec(compile(solution(name), name, "exec"), room)
+    function = re.findall(r"(?m)^def (\w+)", solution(name))[0]
+    draw = torch.Generator().manual_seed(3)
+    for what, arguments in room["cases"](lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)):
+        made, expected = room[function](*arguments), HOUSE[name](*arguments)
+        torch.testing.assert_close(torch.as_tensor(made), torch.as_tensor(expected), rtol=1e-12, atol=1e-12, msg=what)
+    mine = tmp_path / "mine.py"
+    mine.write_text(solution(name))
+    assert grade(name, mine).is_right
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_skeleton_is_a_program_that_says_nothing_of_the_solution(name, tmp_path):
+    text = skeleton(name)
+    assert "#~" not in text
+    assert "return" not in text
+    mine = tmp_path / "mine.py"
+    mine.write_text(text)
+    graded = grade(name, mine)
+    assert {wrong for _, wrong in graded.cases} == {"it is not filled in yet"}
+    assert not graded.because
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_mistake_is_named_by_its_own_words(name, tmp_path):
+    """Each text, with the mistake in place of the line above it."""
+    lines, mine = solution(name).splitlines(), tmp_path / "mine.py"
+    for i, line in enumerate(lines):
+        found = re.match(r"(\s*)#~ (.*) :: (.*)", line)
+        if found:
+            at = max(n for n in range(i) if not lines[n].strip().startswith("#"))
+            mine.write_text("\n".join([*lines[:at], found[1] + found[2], *lines[at + 1 :]]))
+            graded = grade(name, mine)
+            assert not graded.is_right, line
+            assert graded.because == (found[3],), line
+
+
+OWN = """
+import torch
+import torch.nn.functional as F
+
+def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    outputs = []
+    width = x.shape[-1] // n_heads
+    for h in range(n_heads):
+        mine = slice(h * width, (h + 1) * width)
+        q, k, v = x @ w_q[:, mine], x @ w_k[:, mine], x @ w_v[:, mine]
+        s = q @ k.T / width ** 0.5
+        if mask is not None:
+            s = torch.where(mask, s, torch.tensor(float("-inf")))
+        outputs.append(F.softmax(s, dim=1) @ v)
+    return torch.cat(outputs, dim=1) @ w_o
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((), []),
+        ((" / width ** 0.5", ""), ["not scaled"]),
+        (("torch.where(mask, s, torch.tensor(float(\"-inf\")))", "s.masked_fill(mask, -float(\"inf\"))"),
+         ["wrong way round"]),
+        (("dim=1) @ v", "dim=0) @ v"), ["wrong axis"]),
+        (("dim=1) @ w_o", "dim=1)"), ["output projection is missing"]),
+        ((" / width ** 0.5", "", "dim=1) @ w_o", "dim=1)"), ["not scaled", "output projection is missing"]),
+        (("x @ w_v[:, mine]", "x @ w_v[:, mine] + 1"), []),
+    ],
+)  # fmt: skip
+def test_a_program_written_otherwise(change, said, tmp_path):
+    """A loop over heads, as an exam's pseudo-code has it: the mistakes are told from its outputs alone."""
+    text = OWN
+    for old, new in zip(change[::2], change[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    mine = tmp_path / "mine.py"
+    mine.write_text(text)
+    graded = grade("multi-head", mine)
+    assert graded.is_right == (not change)
+    assert len(graded.because) == len(said)
+    assert all(words in why for words, why in zip(said, graded.because, strict=True))
+
+
+@pytest.mark.bad_input
+def test_programs_that_cannot_be_graded(tmp_path):
+    mine = tmp_path / "mine.py"
+    for text, why in [
+        ("def other(): pass", "has no function multi_head_attention"),
+        ("def broken(:", "cannot be run: SyntaxError in line 1"),
+        ("import no_such_room", "cannot be run: ModuleNotFoundError in line 1"),
+    ]:
+        mine.write_text(text)
+        with pytest.raises(ClearheadError, match=why):
+            grade("multi-head", mine)
+    with pytest.raises(ClearheadError, match="there is no file"):
+        grade("multi-head", tmp_path / "none.py")
+    with pytest.raises(ClearheadError, match="multi-head"):
+        skeleton("multihead")
+    mine.write_text("def multi_head_attention(x, *rest):\n    y = 3\n    return x / y + rest[9]\n")
+    graded = grade("multi-head", mine)
+    assert all("IndexError in line 3" in wrong for _, wrong in graded.cases)
+    mine.write_text("def multi_head_attention(x, *rest):\n    return x[:1]\n")
+    assert "the output is (1, 6), expected (5, 6)" in str(grade("multi-head", mine))
+    mine.write_text("def multi_head_attention(x, *rest):\n    return None\n")
+    assert not grade("multi-head", mine).is_right
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clearhead", "work", "skeleton", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            run_command()
+        return int(ending.value.code or 0), capsys.readouterr().out
+
+    assert all(name in run()[1] for name in NAMES)
+    assert run("attention")[1] == skeleton("attention")
+    mine = tmp_path / "mine.py"
+    mine.write_text(OWN.replace(" / width ** 0.5", ""))
+    status, out = run("multi-head", "--check", mine)
+    assert status == 1
+    assert "The scores are not scaled" in out
+    assert json.loads(run("multi-head", "--check", mine, "--json")[1])["because"]
+    mine.write_text(OWN)
+    status, out = run("multi-head", "--check", mine)
+    assert (status, out.splitlines()[-1]) == (0, "5 of 5 cases right")
