@@ -10,6 +10,11 @@ with look.trace(model, "output") as edited:
     model(source, target)
 print(look.compare(before, edited))                                  # what moved
 
+look.lens(model, ids).top()                                          # what each layer would say
+look.attribute(model, ids, look.Answer(token=17)).largest            # which head, which layer moved the answer
+look.patch(model, clean, corrupted, look.Answer(17, versus=4))       # blocks × positions, or heads
+look.ablate(model, ids)                                              # the answer without each head
+
 look.at(pretrained.load("en-es"), "How are you?")                    # all layers of a trained model at work, with
 its tokens
 """
@@ -17,40 +22,62 @@ its tokens
 from __future__ import annotations
 
 from clearhead.look.album import Album, album, pictures
+from clearhead.look.attribution import Attribution, Part, attribute
+from clearhead.look.chart import Chart, Plane, pca
 from clearhead.look.compare import Comparison, compare
 from clearhead.look.edit import Edit, Mean, Patch, Replace, Zero
 from clearhead.look.labels import HeadLabel, label
+from clearhead.look.lens import Lens, lens
 from clearhead.look.measures import Contribution, contributions, distance, entropy, rollout
 from clearhead.look.page import page, save_page
 from clearhead.look.picture import Picture
+from clearhead.look.question import Answer, Question
+from clearhead.look.repeats import Repeats, induction
+from clearhead.look.sweep import Grid, ablate, patch
 from clearhead.look.terminal import heatmap
 from clearhead.look.trace import Trace, trace
-from clearhead.look.trained import at, translation
+from clearhead.look.trained import at, question, translation
 from clearhead.look.walk import Walk, walk
 
 __all__ = [
     "Album",
+    "Answer",
+    "Attribution",
+    "Chart",
     "Comparison",
     "Contribution",
     "Edit",
+    "Grid",
     "HeadLabel",
+    "Lens",
     "Mean",
+    "Part",
     "Patch",
     "Picture",
+    "Plane",
+    "Question",
+    "Repeats",
     "Replace",
     "Trace",
     "Walk",
     "Zero",
+    "ablate",
     "album",
     "at",
+    "attribute",
     "compare",
     "contributions",
     "distance",
     "entropy",
     "heatmap",
+    "induction",
     "label",
+    "lens",
     "page",
+    "patch",
+    "pca",
     "pictures",
+    "question",
     "rollout",
     "save_page",
     "trace",

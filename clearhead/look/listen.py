@@ -46,7 +46,7 @@ class Listener:
             output = self._torch_layer(module, path, args, kwargs, output, moment)
         outer = [edit for edit in self._edits.get(path, ()) if edit.heads is None]
         if outer:
-            output = _with_first(output, lambda x: self._edited(x, outer, path, moment))
+            output = with_first(output, lambda x: self._edited(x, outer, path, moment))
         given = first_tensor(output) if path in self._asked.output and not _recomputing() else None
         if given is not None:
             self._kept.keep(self._kept.output, path, plain(_lasting(given).detach()), moment)
@@ -140,18 +140,18 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def _with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same thing with its first tensor changed: the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
         holding = (name for name, part in value.items() if first_tensor(part) is not None)
         name = "logits" if "logits" in value else next(holding, None)
-        return value if name is None else type(value)(**{**value, name: _with_first(value[name], change)})
+        return value if name is None else type(value)(**{**value, name: with_first(value[name], change)})
     if isinstance(value, (tuple, list)):
         at = next((i for i, part in enumerate(value) if first_tensor(part) is not None), None)
         if at is None:
             return value
-        parts = [_with_first(part, change) if i == at else part for i, part in enumerate(value)]
+        parts = [with_first(part, change) if i == at else part for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

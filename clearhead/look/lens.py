@@ -1,0 +1,132 @@
+"""The logit lens: what a model would say if it stopped after each of its blocks.
+
+The model's own last norm and head read the residual stream as each block left it. They run where they always run: the
+model is called again, its blocks return at once what they returned before, and the last one returns another layer's
+stream. After the last block the lens is therefore the model's output, to the bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError
+from clearhead.look.chart import Chart, Shown
+from clearhead.look.listen import first_tensor, with_first
+from clearhead.look.question import Given, ask
+from clearhead.look.recompute import Choice, chosen, pick
+from clearhead.look.stream import Stream, watched
+
+__all__ = ["Lens", "lens"]
+
+Names = Callable[[int], str]
+"""How a token is called."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lens(Shown):
+    """`logits` after each of `layers`, the first of which is what enters the blocks: (L + 1, B, T, V) of text."""
+
+    layers: tuple[str, ...]
+    logits: Tensor
+    positions: tuple[int, ...]  # those that were asked for; of a classifier only 0
+
+    def top(self, k: int = 1) -> tuple[Tensor, Tensor]:
+        """The k likeliest tokens and their probabilities, likeliest first: each (L + 1, B, T, k)."""
+        best = self.logits.float().softmax(-1).topk(min(k, self.logits.shape[-1]), -1)
+        return best.indices, best.values
+
+    def ranks(self) -> Tensor:
+        """(L + 1, B, T): the place that each layer gives to what the last one says, 0 for the first."""
+        said = self.logits[-1].argmax(-1)[None, ..., None].expand(*self.logits.shape[:-1], 1)
+        return (self.logits > self.logits.gather(-1, said)).sum(-1)
+
+    def charts(self, tokens: Sequence[str] | None = None, name: Names = str) -> list[Chart]:
+        """What each layer would say after each of `tokens`, the last layer, which is the model itself, on top."""
+        tokens_said, sure = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
+        words = [[name(token) for token in row] for row in tokens_said.tolist()]
+        columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
+        rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
+        return [
+            Chart(
+                title="What each layer would say",
+                rows=rows,
+                columns=columns if self.logits.dim() > 3 else ["says"],
+                values=sure.flip(0),
+                texts=words[::-1],
+                note="Darker for the surer. The top row is what the model says; “in” is what enters its first block.",
+            )
+        ]
+
+    def to_dict(self, name: Names = str, *, k: int = 5) -> dict[str, Any]:
+        """Of the first sequence: for each layer and position the k likeliest tokens."""
+        tokens, sure = (x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k))
+
+        def best(ids: list[int], chances: list[float]) -> list[dict[str, Any]]:
+            return [{"id": i, "token": name(i), "probability": p} for i, p in zip(ids, chances, strict=True)]
+
+        says = [list(map(best, *pair)) for pair in zip(tokens, sure, strict=True)]
+        rows = [{"layer": layer, "says": one} for layer, one in zip(self.layers, says, strict=True)]
+        return {"positions": list(self.positions), "layers": rows}
+
+
+def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
+    """What each block of a model would say, read by the model's own last norm and head.
+
+        found = look.lens(model, ids, positions=-1)
+        found.top()                            # the first choice after each block, and its probability
+        found.logits[-1]                       # what the model says
+
+    `positions` are those whose logits are kept: a long text and a large vocabulary make many."""
+    stream = watched(model, given)
+    if not stream.blocks:
+        raise ConfigError(
+            "no block was found on the way to the logits: expected layers in an nn.ModuleList or nn.Sequential, each "
+            "of which adds to what the one before returned"
+        )
+    last = stream.blocks[-1]
+    first = stream.ran[stream.blocks[0]].entered
+    states = [first, *(first_tensor(stream.ran[block].output) for block in stream.blocks)]
+    is_text = stream.logits.dim() > 2
+    kept = chosen(positions, stream.logits.shape[-2], "position") if is_text else [0]
+    read = []
+    for state in states:
+        with _returning(model, _outputs(stream, last, state)):
+            logits = ask(model, given)
+        read.append((pick(logits, -2, kept) if is_text else logits).clone())
+    return Lens(layers=(f"into {stream.blocks[0]}", *stream.blocks), logits=torch.stack(read), positions=tuple(kept))
+
+
+def _outputs(stream: Stream, last: str, state: Tensor | None) -> dict[str, Any]:
+    """What each module shall return that had run before the last block had, or was it: its own, but for the last."""
+    end = stream.ran[last].number
+    before = {path: one.output for path, one in stream.ran.items() if one.number < end and not path.startswith(last)}
+    return before | {last: with_first(stream.ran[last].output, lambda x: state if state is not None else x)}
+
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _returning(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
+    """Modules return at once what is said here, in this thread; other threads run what is really there."""
+    modules, here = {path: model.get_submodule(path) for path in outputs}, threading.get_ident()
+
+    def standing_in(real: Callable[..., Any], output: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: output if threading.get_ident() == here else real(*args, **kwargs)
+
+    with _LOCK:  # two at once would take each other's place
+        own = {path: vars(module).get("forward") for path, module in modules.items()}
+        try:
+            for path, module in modules.items():
+                vars(module)["forward"] = standing_in(module.forward, outputs[path])
+            yield
+        finally:
+            for path, module in modules.items():
+                vars(module).pop("forward", None)
+                vars(module).update({} if own[path] is None else {"forward": own[path]})

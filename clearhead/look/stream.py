@@ -1,0 +1,292 @@
+"""The residual stream of one run, found by watching: which modules add to it, and how the logits are read off it.
+
+While the model runs, every operation is noted whose result depends on the input. From the logits the notes are then
+followed back through whatever is linear: sums, moves of data, constant factors, the matrix that makes logits. What a
+norm divides by is one number a position; it is taken as it came out of the run, and a norm so frozen is linear too.
+Where the way back ends, something was added: what a head, a feed-forward layer or an embedding wrote. So
+
+    logit = Σ over these leaves of (gradient at the leaf) · (what was written there)
+
+and nothing is left over but rounding. No model and no norm is known by name here; how a leaf is called is read off the
+module that returned it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from clearhead.look.listen import first_tensor
+from clearhead.look.question import Given, ask, check_model, tensors_of
+
+__all__ = ["Leaf", "Stream", "watched"]
+
+# Operations by name, without the underscores around it: `__iadd__` is iadd.
+_SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")
+_MOVE = re.compile(
+    "neg|cat|concat|concatenate|stack|view|reshape|flatten|unflatten|transpose|swapaxes|permute|movedim|t|squeeze|"
+    "unsqueeze|expand|expand_as|repeat|contiguous|clone|detach|getitem|select|narrow|index_select|gather|chunk|split|"
+    "unbind|dropout|roll|flip"
+)
+_CAST = re.compile("to|float|double|half|bfloat16|type|type_as")
+_TIMES, _OVER = re.compile("[ri]?mul|multiply"), re.compile("i?(true)?div|true_divide|divide")
+_NORM = re.compile("layer_norm|rms_norm")
+_READ = re.compile("linear|addmm|matmul|mm")  # what makes logits of the stream
+_FOLLOWED = re.compile("|".join(one.pattern for one in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
+_IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation: how it can be done again, the module that ran it, and which of its results is meant."""
+
+    number: int
+    name: str
+    path: str = ""
+    index: int | None = None
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    def by_name(self, *names: str) -> dict[str, Any]:
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs or {})
+
+    @property
+    def product(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of a matrix product: x, the matrix by which it is multiplied from the right, and what is added."""
+        if self.name == "addmm":
+            return self.args[1], self.args[2], self.args[0]
+        if self.name == "linear":
+            given = self.by_name("input", "weight", "bias")
+            return given["input"], given["weight"].mT, given.get("bias")
+        return self.args[0], self.args[1], None
+
+    @property
+    def norm(self) -> tuple[Tensor, Tensor | None, Tensor | None, float]:
+        """Of torch's layer_norm or rms_norm: x, weight, bias and eps."""
+        is_layer = self.name == "layer_norm"
+        given = self.by_name("input", "normalized_shape", "weight", *["bias"] * is_layer, "eps")
+        eps = given.get("eps")
+        usual = 1e-5 if is_layer else torch.finfo(given["input"].dtype).eps
+        return given["input"], given.get("weight"), given.get("bias"), usual if eps is None else eps
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """Something that was added: what it is called, what it wrote, and the gradient there, in float64."""
+
+    path: str
+    value: Tensor
+    gradient: Tensor
+    step: Step | None  # None: a constant, such as a bias or a table of positions
+
+    @property
+    def shares(self) -> Tensor:
+        return self.gradient * self.value.detach().double()
+
+
+class Notes(TorchFunctionMode):
+    """Every operation whose result depends on the tensors that were given. What nobody needs any more is forgotten."""
+
+    def __init__(self, given: list[Tensor]) -> None:
+        super().__init__()
+        self.steps: Any = WeakTensorKeyDictionary()  # Tensor → Step
+        self.names: Any = WeakTensorKeyDictionary()  # Tensor → the path of the outermost module that returned it
+        self.running: list[str] = []
+        self.count = itertools.count(1)
+        for x in given:
+            self.steps[x] = Step(0, "input")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
+        if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
+            # Written over: what was there goes on as a tensor of its own.
+            copy = args[0].detach().clone()
+            for notes in (self.steps, self.names):
+                if args[0] in notes:
+                    notes[copy] = notes.pop(args[0])
+            before = (copy, *args[1:])
+        out = func(*args, **kwargs)
+        made = args[0] if name == "__setitem__" else out
+        read, several = tree_flatten((before, kwargs))[0], isinstance(made, (tuple, list))
+        if any(isinstance(x, Tensor) and x in self.steps for x in read):
+            name, path = name.strip("_"), self.running[-1] if self.running else ""
+            again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
+            for index, one in enumerate(made if several else [made]):
+                # Dropout at rest gives what it is given.
+                if isinstance(one, Tensor) and not any(one is x for x in read):
+                    self.steps[one] = Step(next(self.count), name, path, index if several else None, *again)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """One call of a member of an nn.ModuleList or nn.Sequential: what came in, what it returned, and when it had."""
+
+    entered: Tensor | None
+    output: Any
+    number: int
+
+    @property
+    def hands_on(self) -> bool:
+        left = first_tensor(self.output)
+        return left is not None and self.entered is not None and left.shape == self.entered.shape
+
+
+class Stream:
+    """One run of a model, with the way from its logits back to everything that was added up for them.
+
+    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on."""
+
+    def __init__(self, model: nn.Module, notes: Notes, logits: Tensor, ran: Mapping[str, Ran]) -> None:
+        self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
+        self._notes = notes
+        self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
+        way = list(self._walk(None))
+        passed = {id(leaf[1]) for leaf, is_end, on_stream in way if on_stream and not is_end}
+        # Some norms work in float32 whatever the model's dtype is.
+        self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in way if _is_float(leaf[1]))
+        holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
+        found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
+        if not found:  # what reads the stream is not linear: the list that ran last, of what hands on what it is given
+            alike = [path for path, one in ran.items() if holds[path] and one.hands_on]
+            found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
+        self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+
+    def leaves(self, gradient: Tensor) -> list[Leaf]:
+        """What was added up, with the gradient of (gradient · logits).sum() at each."""
+        return [Leaf(*leaf) for leaf, is_end, _ in self._walk(gradient.double()) if is_end]
+
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, Step | None], bool, bool]]:
+        """Every tensor on the way back as a leaf would be, whether it is one, and whether the stream comes by there.
+
+        Latest result first, so that each is met once and with its whole gradient."""
+        steps, names = self._notes.steps, self._notes.names
+        found: dict[int, tuple[Tensor, Any, str, bool]] = {}
+        queue: list[tuple[int, int]] = []
+
+        def push(x: Tensor, g: Any, path: str, reading: bool) -> None:
+            if id(x) not in found:
+                heapq.heappush(queue, (-steps[x].number if x in steps else 0, id(x)))
+            elif g is not None:
+                g = found[id(x)][1] + g
+            found[id(x)] = (x, g, names.get(x) or path, reading)
+
+        push(self.logits, gradient, "", True)
+        while queue:
+            x, g, path, reading = found.pop(heapq.heappop(queue)[1])
+            step = steps.get(x)
+            sources = None if step is None else self._sources(step, reading)
+            if step is None:
+                path = self._parameters.get(x.untyped_storage().data_ptr()) or path
+            on_stream = step is not None and (_SUM.fullmatch(step.name) or _NORM.fullmatch(step.name)) is not None
+            yield (path or step.path if step else path, x, g, step), sources is None, on_stream or not reading
+            if step is None or sources is None:
+                continue
+            gradients = [None] * len(sources) if g is None else _gradients(step, sources, g)
+            for source, part in zip(sources, gradients, strict=True):
+                # What only moves or scales data is called as its result is.
+                push(source, part, path if len(sources) == 1 and path else step.path, reading and not on_stream)
+
+    def _sources(self, step: Step, reading: bool) -> list[Tensor] | None:
+        """The tensors in which an operation is linear, its factors taken as they are; None where nothing is."""
+        name, args, steps = step.name, step.args, self._notes.steps
+        if _CAST.fullmatch(name):
+            return [args[0]]
+        if _SUM.fullmatch(name) or _MOVE.fullmatch(name):
+            return list({id(x): x for x in tree_flatten((args, step.kwargs))[0] if _is_float(x)}.values())
+        if _NORM.fullmatch(name):
+            return [x for x in step.norm[::2][:2] if x is not None]
+        if _TIMES.fullmatch(name) or _OVER.fullmatch(name):
+            ways = [args[:2]] if _OVER.fullmatch(name) else [args[:2], args[1::-1]]
+            return next(([a] for a, b in ways if isinstance(a, Tensor) and a in steps and self._scales(b, a)), None)
+        if _READ.fullmatch(name) and reading:
+            x, matrix, bias = step.product
+            return None if matrix in steps else [x] if bias is None else [x, bias]
+        return None
+
+    def _scales(self, b: Any, a: Tensor) -> bool:
+        """Whether b is a factor of a: a constant, or one number for all features, such as what a norm divides by."""
+        if not isinstance(b, Tensor) or b not in self._notes.steps:
+            return True
+        return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
+
+
+def watched(model: nn.Module, given: Given) -> Stream:
+    """Run the model once and note what it does."""
+    check_model(model)
+    notes, thread = Notes(tensors_of(given)), threading.get_ident()
+    ran: dict[str, Ran] = {}
+    entered: dict[str, Tensor | None] = {}
+    modules = dict(model.named_modules())
+    in_list = {path for path in modules if path and _is_list(model.get_submodule(path.rpartition(".")[0]))}
+
+    def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            notes.running.append(path)
+            entered[path] = first_tensor((*args, *kwargs.values()))
+
+    def leave(path: str, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        notes.running.pop()
+        for x in tree_flatten(output)[0]:
+            if isinstance(x, Tensor) and f"{notes.names.get(x, path)}.".startswith(f"{path}."):
+                notes.names[x] = path
+        if path in in_list:
+            ran.pop(path, None)  # the last call counts
+            ran[path] = Ran(entered[path], output, next(notes.count))
+
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            if path:
+                stack.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(partial(leave, path)).remove)
+        with notes:
+            logits = ask(model, given)
+    return Stream(model, notes, logits, ran)
+
+
+def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
+    """The gradient at each source, in float64, from the one at the result."""
+    if _CAST.fullmatch(step.name):
+        return [g]
+    if _NORM.fullmatch(step.name):
+        x, weight, bias, eps = step.norm
+        wide = x.double()
+        wide = wide - wide.mean(-1, keepdim=True) if step.name == "layer_norm" else wide
+        own = (g if weight is None else g * weight.detach().double()) * (wide.square().mean(-1, True) + eps).rsqrt()
+        own = own - own.mean(-1, keepdim=True) if step.name == "layer_norm" else own
+        return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
+    if _READ.fullmatch(step.name):
+        _, matrix, bias = step.product
+        used = g.flatten(0, -2).any(0)  # of a vocabulary only the tokens that were asked about
+        own = g[..., used] @ matrix[:, used].detach().mT.double()
+        return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
+    wanted = {id(x): x.detach().double().requires_grad_() for x in sources}
+    flat, shape = tree_flatten((step.args, step.kwargs))
+    with torch.enable_grad():
+        wide_args = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
+        args, kwargs = tree_unflatten(wide_args, shape)
+        out = step.func(*args, **kwargs)
+    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g))
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential))

@@ -1,0 +1,286 @@
+"""Many small changes to one run, side by side in a batch: patching from another run, and ablation.
+
+Each cell of a grid is the run with one thing changed: what one module gives at one position, what one head gives, or
+what a whole module gives. A batch holds a copy of the input for each cell, and one pass computes them all; the model
+runs as it always does, and the edits are those of `look.trace`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.chart import Chart, Shown, shortened
+from clearhead.look.edit import Edit
+from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensors_of
+from clearhead.look.record import Moment
+from clearhead.look.stream import watched
+from clearhead.look.trace import Trace, trace
+
+__all__ = ["Grid", "Over", "ablate", "patch"]
+
+Over = Literal["positions", "heads", "whole"]
+_BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grid(Shown):
+    """A metric for every module (`rows`, by path) and position or head (`columns`); NaN where a module has fewer.
+
+    `plain` is the metric of the run that was changed, `source` of the one that it was changed towards: the clean run
+    of a patch, NaN for an ablation."""
+
+    what: str
+    rows: tuple[str, ...]
+    over: Over
+    columns: tuple[int, ...]
+    values: Tensor  # (R, C), float64
+    plain: float
+    source: float = math.nan
+
+    @property
+    def change(self) -> Tensor:
+        """(R, C): how far each change moved the metric."""
+        return self.values - self.plain
+
+    @property
+    def restored(self) -> Tensor:
+        """(R, C): of a patch, the share of the way from the corrupted run's metric to the clean one's."""
+        if not abs(self.source - self.plain) > 0:
+            raise ConfigError(
+                f"the metric is {self.plain:.6g} in the run that was changed and {self.source:.6g} in the other: "
+                "there is no way to measure shares of; look at `change`"
+            )
+        return self.change / (self.source - self.plain)
+
+    def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
+        """How far each change moved the metric: as shares of the way to the clean run, where there is one to go."""
+        is_patch = abs(self.source - self.plain) > 0
+        columns = ["change"] if self.over == "whole" else list(map(str, self.columns))
+        if self.over == "positions" and tokens is not None and len(tokens) == len(columns):
+            columns = list(tokens)
+        way = f"from {self.plain:.4g}, corrupted, to {self.source:.4g}, clean"
+        note = f"1 brings the answer all the way {way}." if is_patch else f"The answer's change from {self.plain:.4g}."
+        what = {"positions": "each block and position", "heads": "each head", "whole": "each module"}[self.over]
+        title = f"With {what} from the clean run" if self.what == "patched" else f"Without {what}"
+        values = self.restored if is_patch else self.change
+        return [Chart(title=title, rows=shortened(self.rows), columns=columns, values=values, signed=True, note=note)]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {"what": self.what, "rows": list(self.rows), "over": self.over, "columns": list(self.columns)}
+        source = None if self.source != self.source else self.source
+        values = [[None if v != v else v for v in row] for row in self.values.tolist()]
+        return plain | {"values": values, "plain": self.plain, "source": source}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One change: this head (None: what the module gives) at this position (None: everywhere)."""
+
+    path: str
+    head: int | None
+    position: int | None
+
+    @property
+    def column(self) -> int:
+        return self.head if self.head is not None else self.position or 0
+
+
+def patch(
+    model: nn.Module,
+    clean: Given,
+    corrupted: Given,
+    metric: Metric | None = None,
+    *,
+    paths: str | None = None,
+    over: Over = "positions",
+    batch: int | None = None,
+) -> Grid:
+    """The corrupted run with one thing at a time taken from the clean run, and the metric of each.
+
+        grid = look.patch(model, clean_ids, corrupted_ids, look.Answer(token=17, versus=4))
+        grid.restored                          # (blocks, positions): 1 where that alone brings the answer back
+        look.patch(model, clean_ids, corrupted_ids, over="heads")
+
+    Without `paths`, the blocks that lead to the logits are patched, or with `over="heads"` the attention layers in
+    them. `paths` is a pattern, such as "encoder.blocks.*". `metric` makes a number of logits; by default it is the
+    logit of the clean run's first choice. `batch` bounds how many runs go through the model at once."""
+    shapes = [[tuple(x.shape) for x in tensors_of(given)] for given in (clean, corrupted)]
+    if shapes[0] != shapes[1]:
+        raise ShapeError(
+            f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
+            "give two inputs of the same length"
+        )
+    found, source, logits = _recorded(model, clean, paths, over)
+    sweep = Sweep(model, corrupted, found, over, _metric(metric, logits), batch)
+    return sweep.grid("patched", source, partial(_taken, source), source_logits=logits)
+
+
+def ablate(
+    model: nn.Module,
+    given: Given,
+    metric: Metric | None = None,
+    *,
+    paths: str | None = None,
+    over: Over = "heads",
+    to: Literal["zero", "mean"] = "zero",
+    batch: int | None = None,
+) -> Grid:
+    """A run with one head, module or position at a time put out, and the metric of each.
+
+        grid = look.ablate(model, ids, look.Answer(token=17))
+        grid.change                            # (layers, heads): what the answer loses or gains without each
+        look.ablate(model, ids, over="whole", paths="blocks.*.feed_forward")
+
+    Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run."""
+    if to not in ("zero", "mean"):
+        raise ConfigError(f"to is {to!r}; expected 'zero' or 'mean'")
+    found, source, logits = _recorded(model, given, paths, over)
+    sweep = Sweep(model, given, found, over, _metric(metric, logits), batch)
+    return sweep.grid("ablated", source, partial(_put_out, source, to))
+
+
+def _found(model: nn.Module, given: Given, paths: str | None, over: Over) -> list[str]:
+    """The modules that are swept over, in the order in which they are declared."""
+    if over not in ("positions", "heads", "whole"):
+        raise ConfigError(f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
+    if over == "heads":
+        with trace(model, *([f"{paths}.weights"] if paths else [])) as seen:
+            blocks = [] if paths else watched(model, given).blocks
+            if paths:
+                ask(model, given)
+        found = [p for p in seen.paths if paths or any(f"{p}.".startswith(f"{b}.") for b in blocks)]
+    elif paths is None:
+        found = watched(model, given).blocks
+    else:
+        found = trace(model, f"{paths}.output").outputs
+    if not found:
+        raise ConfigError(f"nothing to change was found for over={over!r}; name modules with paths, or another over")
+    return found
+
+
+def _recorded(model: nn.Module, given: Given, paths: str | None, over: Over) -> tuple[list[str], Trace, Tensor]:
+    """The modules that are swept over, a trace of a run with what they gave, and its logits."""
+    found = _found(model, given, paths, over)
+    ending = "weights" if over == "heads" else "output"
+    with trace(model, *(f"{path}.{ending}" if path else ending for path in found)) as source:
+        logits = ask(model, given)
+    return found, source, logits
+
+
+def _metric(metric: Metric | None, logits: Tensor) -> Metric:
+    if metric is None or isinstance(metric, Answer):
+        return (metric or Answer()).chosen(logits)
+    return metric
+
+
+def _taken(source: Trace, cell: Cell) -> Tensor:
+    """(B, T, M), or (B, T, E) of a head: what the other run had there."""
+    return source.output(cell.path) if cell.head is None else source.heads(cell.path, heads=cell.head).squeeze(-3)
+
+
+def _put_out(source: Trace, to: str, cell: Cell) -> Tensor:
+    x = _taken(source, cell)
+    if to == "zero":
+        return torch.zeros_like(x)
+    return x.mean(0, keepdim=True).expand_as(x) if x.dim() < 3 else x.mean((0, -2), keepdim=True).expand_as(x)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Each(Edit):
+    """A change of its own for every copy of the input in a batch."""
+
+    changes: tuple[tuple[int, Cell, Tensor], ...]  # which copy, what, and (B, T, M) to take it from
+    copies: int
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        raise NotImplementedError  # every row has its own
+
+    def apply(self, x: Tensor, path: str, moment: Moment) -> Tensor:
+        changed, size = x.clone(), x.shape[0] // self.copies
+        for copy, cell, value in self.changes:
+            index: Any = (slice(copy * size, (copy + 1) * size),)
+            index += () if cell.head is None else (cell.head,)
+            at = ... if cell.position is None else (slice(None), cell.position)
+            changed[index][at] = value[at].to(x)
+        return changed
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One input, run again and again with one thing changed."""
+
+    model: nn.Module
+    given: Given
+    found: list[str]
+    over: Over
+    metric: Metric
+    batch: int | None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(
+                f"batch is {self.batch}; expected how many runs may go through the model at once, 1 or more"
+            )
+
+    def grid(
+        self, what: str, source: Trace, value: Callable[[Cell], Tensor], source_logits: Tensor | None = None
+    ) -> Grid:
+        """The metric under every change; `value` is what each takes from."""
+        before = ask(self.model, self.given)
+        cells = [cell for path in self.found for cell in self._cells(path, source)]
+        at_once = self.batch or max(1, _BUDGET // _bytes(before, source, cells[0]))
+        values = torch.full((len(self.found), 1 + max(cell.column for cell in cells)), torch.nan, dtype=torch.float64)
+        for start in range(0, len(cells), at_once):
+            some = cells[start : start + at_once]
+            for cell, rows in zip(some, self._run(some, value).chunk(len(some)), strict=True):
+                values[self.found.index(cell.path), cell.column] = _number(self.metric(rows))
+        return Grid(
+            what=what,
+            rows=tuple(self.found),
+            over=self.over,
+            columns=tuple(range(values.shape[1])),
+            values=values,
+            plain=_number(self.metric(before)),
+            source=math.nan if source_logits is None else _number(self.metric(source_logits)),
+        )
+
+    def _cells(self, path: str, source: Trace) -> list[Cell]:
+        if self.over == "heads":
+            return [Cell(path, head, None) for head in range(source.heads(path).shape[-3])]
+        if self.over == "whole":
+            return [Cell(path, None, None)]
+        x = source.output(path)
+        if x.dim() < 3:
+            raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
+        return [Cell(path, None, position) for position in range(x.shape[-2])]
+
+    def _run(self, some: Sequence[Cell], value: Callable[[Cell], Tensor]) -> Tensor:
+        """The logits under each of these changes, one after another."""
+        with trace(self.model, "output") as t:
+            for path in dict.fromkeys(cell.path for cell in some):
+                mine = tuple((i, cell, value(cell)) for i, cell in enumerate(some) if cell.path == path)
+                heads = slice(None) if self.over == "heads" else None
+                t.edit(path, Each(changes=mine, copies=len(some), heads=heads))
+            return ask(self.model, repeated(self.given, len(some)))
+
+
+def _bytes(logits: Tensor, source: Trace, cell: Cell) -> int:
+    """About what one run takes: its logits, with room to choose from them, and a block at work."""
+    x = source.output(cell.path) if cell.head is None else source.heads(cell.path)
+    return logits.element_size() * (4 * logits.numel() + 32 * x.numel())
+
+
+def _number(found: Any) -> float:
+    if isinstance(found, Tensor) and found.numel() != 1:
+        raise ShapeError(
+            f"the metric gave {tuple(found.shape)}; expected one number for the logits of one input, such as "
+            "look.Answer(token=…) gives"
+        )
+    return float(found)
