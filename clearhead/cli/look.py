@@ -56,7 +56,9 @@ def look(
     layer: Annotated[
         str | None, typer.Option(help="Its number, or a module path such as encoder.blocks.2.attention.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="One head; by default the mean of all.", min=0)] = None,
+    head: Annotated[
+        int | None, typer.Option(help="One head; by default the mean of all, as lines each of them.", min=0)
+    ] = None,
     row: Annotated[
         int | None, typer.Option(help="The query, or the position of the answer, that is meant.", min=0)
     ] = None,
@@ -96,8 +98,11 @@ def look(
     from clearhead.pretrained.translate import DEFAULT
 
     if ":" in model and not model.startswith("hf:") and not Path(model).exists():
-        asked = module_asked(model, given, (ids, embeddings, values), seed=seed, length=length)
+        inputs = (ids, embeddings, values)
+        asked = module_asked(model, given, inputs, placed(device, dtype), seed=seed, length=length)
     else:
+        if (ids, embeddings, values) != (None, None, None):
+            raise ConfigError(f"{model} knows what it reads; --ids, --embeddings and --values are for a factory")
         how = {"how": searching(beam, length_penalty, DEFAULT), "data": data}
         asked = trained_asked(model, given, placed(device, dtype), how)
     view = View.patching if patch is not None and view is None else view

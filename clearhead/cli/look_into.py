@@ -56,7 +56,9 @@ def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: M
     )
 
 
-def module_asked(name: str, given: str | None, inputs: tuple[Any, ...], *, seed: int, length: int) -> Asked:
+def module_asked(
+    name: str, given: str | None, inputs: tuple[Any, ...], place: Mapping[str, Any], *, seed: int, length: int
+) -> Asked:
     """What a factory makes, called as `check` calls it; its input is drawn where no token numbers are given."""
     import torch
 
@@ -69,8 +71,7 @@ def module_asked(name: str, given: str | None, inputs: tuple[Any, ...], *, seed:
     model, reads = subject.module, subject.inputs
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{name} gives a {type(model).__name__}; only a PyTorch module can be looked into")
-    model.eval()
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    model = model.to(**place).eval()
 
     def ask(text: str | None) -> Question:
         generator = torch.Generator().manual_seed(seed)
@@ -79,7 +80,8 @@ def module_asked(name: str, given: str | None, inputs: tuple[Any, ...], *, seed:
             if not isinstance(reads, Ids):
                 raise ConfigError(f"{name} does not read token numbers; leave INPUT out, and one is drawn from --seed")
             drawn[1] = torch.tensor([numbers(text, reads.vocab_size)])
-        source, x = (y.to(dtype) if y is not None and y.is_floating_point() else y for y in drawn)
+        moved: list[Any] = [y if y is None else y.to(place["device"]) for y in drawn]
+        source, x = (y.to(place["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
         call: dict[str, Any] = {}
 
         def keep(module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ConfigError, MissingDependencyError, ShapeError, StorageError
-from clearhead.look.chart import Chart, Plane
+from clearhead.look.chart import Chart, Plane, bars
 from clearhead.look.measures import Contribution
 from clearhead.look.picture import Picture
 
@@ -248,18 +248,8 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
 
 def contribution_bars(found: Sequence[Contribution], columns: Sequence[str], *, title: str = "") -> Figure:
     """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
-    figure = _figure(5.6, max(1.8, 0.28 * len(found) + 0.9))
-    axes = figure.add_subplot()
-    names = [f"{_plain(columns[one.key])}, head {one.head}" for one in found]
-    axes.barh(range(len(found)), [100 * one.share for one in found], color=_HEAT, height=0.6)
-    axes.set_yticks(range(len(found)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the lengths of all that was added, %", fontsize=8)
-    axes.tick_params(labelsize=8, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=9, color=_INK)
-    return figure
+    parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
+    return _bars(bars(title, parts, "share of the lengths of all that was added, %"))
 
 
 def rollout_map(matrix: Float[Tensor, "T T"], labels: Sequence[str], *, title: str = "") -> Figure:

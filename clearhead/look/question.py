@@ -114,10 +114,12 @@ def tensors_of(given: Given) -> list[Tensor]:
 
 
 def repeated(given: Given, times: int) -> Given:
-    """The same call for `times` copies of its batch, one after another."""
+    """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
     args, kwargs = arguments(given)
+    size = tensors_of(given)[0].shape[0]
 
     def copies(value: Any) -> Any:
-        return value.repeat(times, *[1] * (value.dim() - 1)) if isinstance(value, Tensor) and value.dim() else value
+        has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
+        return value.repeat(times, *[1] * (value.dim() - 1)) if has_batch else value
 
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

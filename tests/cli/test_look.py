@@ -206,6 +206,7 @@ class TestDeeper:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["shakespeare", "ab", "--ids", "7"], "are for a factory"),
         (["shakespeare", "--view", "lens"], "give shakespeare an input to look at"),
         (["shakespeare", "ab", "--view", "attribution", "--answer", "zz"], "no token of this model is called 'zz'"),
         (["shakespeare", "ab", "--view", "patching"], "patching needs a second input"),

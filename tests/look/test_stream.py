@@ -528,6 +528,22 @@ def test_a_batch_is_one_input():
     torch.testing.assert_close(grid.values, (alone[0].values + alone[1].values) / 2)
 
 
+def test_arguments_by_name_and_without_a_batch():
+    """A padded batch of transformers' with its mask, and positions that all sequences share."""
+    model, given = gpt2(), torch.randint(V, (2, T))
+    mask = torch.ones_like(given)
+    mask[1, -2:] = 0
+    call = {"input_ids": given, "attention_mask": mask}
+    grid = look.ablate(model, call, look.Answer(token=2, position=1))
+    by_one = look.ablate(model, call, look.Answer(token=2, position=1), batch=1)
+    torch.testing.assert_close(grid.values, by_one.values)
+    ours, positions = decoder(positions=Learned(max_len=11), max_len=11), torch.arange(3, 3 + T)
+    moved = look.lens(ours, {"ids": given, "positions": positions}).logits[-1]
+    with torch.no_grad():
+        assert torch.equal(moved, ours(given, positions=positions))
+    assert look.ablate(ours, {"ids": given, "positions": positions}).values.shape == (2, 6)
+
+
 # ---------------------------------------------------------------------- mistakes
 
 
