@@ -116,7 +116,7 @@ def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> A
         stream = watched(model, given)
     answer = answer.chosen(stream.logits)
     with torch.inference_mode(False), torch.enable_grad():
-        logits = stream.logits.detach().double().requires_grad_()
+        logits = stream.logits.detach().requires_grad_()
         asked = answer.of(logits)
         (gradient,) = torch.autograd.grad(asked, logits)
         leaves, logit = stream.leaves(gradient), float(asked.detach())
@@ -172,7 +172,7 @@ def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
     H, joined = heads.shape[-3], heads.transpose(-2, -3).flatten(-2)  # (B, T, H·E)
     if x.numel() != joined.numel() or not torch.equal(x.reshape(joined.shape), joined):
         return None
-    back = leaf.gradient @ matrix.detach().double().mT  # at what the projection read
+    back = leaf.gradient.double() @ matrix.detach().double().mT  # at what the projection read
     shares = (back * x.double()).flatten(0, -2).sum(0)
     return shares.unflatten(0, (H, -1)).sum(-1).tolist()
 

@@ -54,7 +54,7 @@ class Answer:
         """The same as a tensor, through which gradients pass."""
         if self.token is None:
             raise ConfigError("this answer names no token; give Answer(token=…)")
-        rows = self.rows(logits)
+        rows = self.rows(logits).double()
         difference = rows[..., self.token]
         return (difference if self.versus is None else difference - rows[..., self.versus]).mean()
 

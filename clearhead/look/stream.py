@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """Something that was added: what it is called, what it wrote, and the gradient there, in float64."""
+    """Something that was added: what it is called, what it wrote, and the gradient there."""
 
     path: str
     value: Tensor
@@ -94,7 +94,7 @@ class Leaf:
 
     @property
     def shares(self) -> Tensor:
-        return self.gradient * self.value.detach().double()
+        return self.gradient.double() * self.value.detach().double()
 
 
 class Notes(TorchFunctionMode):
@@ -167,7 +167,7 @@ class Stream:
 
     def leaves(self, gradient: Tensor) -> list[Leaf]:
         """What was added up, with the gradient of (gradient · logits).sum() at each."""
-        return [Leaf(*leaf) for leaf, is_end, _ in self._walk(gradient.double()) if is_end]
+        return [Leaf(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
     def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, Step | None], bool, bool]]:
         """Every tensor on the way back as a leaf would be, whether it is one, and whether the stream comes by there.
@@ -265,7 +265,7 @@ def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
         return [g]
     if _NORM.fullmatch(step.name):
         x, weight, bias, eps = step.norm
-        wide = x.double()
+        wide, g = x.double(), g.double()
         wide = wide - wide.mean(-1, keepdim=True) if step.name == "layer_norm" else wide
         own = (g if weight is None else g * weight.detach().double()) * (wide.square().mean(-1, True) + eps).rsqrt()
         own = own - own.mean(-1, keepdim=True) if step.name == "layer_norm" else own
@@ -273,15 +273,15 @@ def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
     if _READ.fullmatch(step.name):
         _, matrix, bias = step.product
         used = g.flatten(0, -2).any(0)  # of a vocabulary only the tokens that were asked about
-        own = g[..., used] @ matrix[:, used].detach().mT.double()
-        return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
+        own = g[..., used].double() @ matrix[:, used].detach().mT.double()
+        return [own] if bias is None else [own, g.sum_to_size(bias.shape).double()]
     wanted = {id(x): x.detach().double().requires_grad_() for x in sources}
     flat, shape = tree_flatten((step.args, step.kwargs))
     with torch.enable_grad():
         wide_args = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
         args, kwargs = tree_unflatten(wide_args, shape)
         out = step.func(*args, **kwargs)
-    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g))
+    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g.double()))
 
 
 def _is_float(x: Any) -> bool:
