@@ -128,6 +128,8 @@ class Tally:
         if self.rows is not None and self.columns is not None and self.places.grid is None:
             same = self._same(self.rows[start:stop], self.columns, start)
             self._count("same token", (weights * same).sum(-1), chooses)
+            if not self.places.cross:
+                self._count("induction", (weights * self._after_the_same(start, stop)).sum(-1), chooses)
         spread = entropy(weights) if spread is None else spread
         self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
 
@@ -148,6 +150,12 @@ class Tally:
         queries = torch.tensor([number[token] for token in rows])
         same = queries[:, None] == keys
         return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
+
+    def _after_the_same(self, start: int, stop: int) -> Tensor:
+        """Keys that follow an earlier occurrence of the query's own token: what an induction head looks at."""
+        same = self._same((self.rows or ())[start:stop], self.columns or (), start)
+        earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
+        return torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
 
 
 def label(
