@@ -62,7 +62,7 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
         return [sympy.Rational(int(i in chosen), len(chosen)) for i in range(len(values))]
     if temperature.is_infinite:
         return [sympy.Rational(int(i in open_), len(open_)) for i in range(len(values))]
-    powers = {i: sympy.exp(tidy(values[i] / temperature)) for i in open_}
+    powers = {i: sympy.exp(values[i] if temperature == 1 else tidy(values[i] / temperature)) for i in open_}
     whole = sympy.Add(*powers.values())
     return [powers[i] / whole if i in powers else zero for i in range(len(values))]
 

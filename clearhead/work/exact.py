@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 
-from clearhead.work.algebra import Matrix, softmax, tidy, times, transpose
+from clearhead.work.algebra import Matrix, softmax, tidy, transpose
 from clearhead.work.language import LanguageError
 from clearhead.work.numbers import Number, close_to, same
 
@@ -17,11 +17,10 @@ _MOST_NODES = 400
 
 
 def kept(x: Number) -> Number:
-    """The number in a form that people can read, or sixty digits of it."""
-    if x.is_Rational or x.is_Float:
+    """The number in a form that people can read, or sixty digits of it. What holds letters is left as it came: it is
+    compared or differentiated, and tidying it takes longest."""
+    if x.is_Rational or x.is_Float or x.free_symbols:
         return x
-    if x.free_symbols:
-        return tidy(x)
     return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
 
 
@@ -91,7 +90,8 @@ class Exact:
         if sign == "@":
             if len(a[0]) != len(b):
                 raise LanguageError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
-            return [[kept(x) for x in row] for row in times(a, b)]
+            products = [[zip(row, column, strict=True) for column in transpose(b)] for row in a]
+            return [[kept(sympy.Add(*[x * y for x, y in pairs])) for pairs in row] for row in products]
         functions: dict[str, Callable[[Number, Number], Number]] = {
             "+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": _divide, "**": _power,
         }  # fmt: skip
@@ -138,7 +138,7 @@ def layer_norm(a: Matrix) -> Matrix:
         if not lead.is_Rational and not any(x.has(sympy.Float, sympy.exp) or x.free_symbols for x in row):
             sign = 1 if is_above(lead, sympy.Integer(0)) else -1
             row = [sign * sympy.radsimp(x / lead) for x in row]
-        mean = tidy(sympy.Add(*row) / len(row))
+        mean = kept(sympy.Add(*row) / len(row))
         centred = [kept(x - mean) for x in row]
         variance = kept(sympy.Add(*[x**2 for x in centred]) / len(row))
         if same(variance, sympy.Integer(0)):

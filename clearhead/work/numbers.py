@@ -164,7 +164,7 @@ def _agree(a: Number, b: Number) -> bool:
         for first in ("2.7391", "5.1173", "11.4519"):
             at = {letter: mpmath.mpf(first) / (1 + mpmath.mpf(i) / 7) for i, letter in enumerate(letters)}
             x, y = (_evaluate(formula, dict(at)) for formula in (a, b))
-            if abs(x - y) > mpmath.mpf(10) ** -40 * max(abs(x), abs(y)):
+            if abs(x - y) > mpmath.mpf(10) ** -40 * max(abs(x), abs(y), mpmath.mpf(10) ** -10):
                 return False
     return True
 
@@ -206,7 +206,8 @@ class _Reader:
         result = self.sum()
         if self.at < len(self.tokens):
             raise self.wrong(f"{self.tokens[self.at]!r} is left over")
-        if result.has(sympy.nan, sympy.zoo) or not result.is_extended_real:
+        real = result.is_extended_real  # None where sympy cannot tell, as of a quotient of formulas
+        if result.has(sympy.nan, sympy.zoo) or not (real or (real is None and result.free_symbols)):
             raise self.wrong("it is no real number")
         return result
 
