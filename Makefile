@@ -3,13 +3,14 @@
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 # make variants   100 variants of every worked sheet, checked and marked
+# make documents  every command that answers a question of the five documents, run as a person would
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real bench variants readme clean
+.PHONY: help setup demo test check types lint tests real bench variants documents readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -52,6 +53,9 @@ real: setup
 # Every worked sheet with a hundred seeds: some minutes; `make test` tries a few of them.
 variants: setup
 	$(BIN)/python -m tools.variants
+
+documents: setup
+	WHOLE=1 $(BIN)/python -m pytest tests/documents
 
 bench: setup
 	$(BIN)/clearhead bench core
