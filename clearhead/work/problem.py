@@ -59,7 +59,7 @@ def solve(problem: str | Path | Problem) -> Work:
 
 @lru_cache(maxsize=32)
 def _solve(problem: Problem) -> Work:
-    """Kept for a while: a variant is worked when it is drawn and again when it is shown, and measured by its original."""
+    """Kept for a while: a variant is worked when it is drawn and when it is shown, and its original each time."""
     return solve_text(problem.text, f"{problem.name}.toml")
 
 
