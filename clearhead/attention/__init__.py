@@ -5,6 +5,7 @@ from clearhead.attention.cache import KVCache
 from clearhead.attention.config import AttentionConfig, Biases
 from clearhead.attention.multihead import MultiHeadAttention
 from clearhead.attention.scores import Additive, Bilinear, Dot, ScaledDot
+from clearhead.attention.under import under
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "Softmax",
     "StraightThrough",
     "attend",
+    "under",
 ]

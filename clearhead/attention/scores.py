@@ -52,6 +52,19 @@ class ScaledDot:
         return q, _inverse_root(q.shape[-1])
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """score(q, k) = scale · qᵀk, with a scale of one's own."""
+
+    scale: float
+
+    def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
+        return (q * self.scale) @ k.mT
+
+    def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        return q, self.scale
+
+
 class Bilinear(nn.Module):
     """score(q, k) = qᵀWk, multiplicative attention: queries and keys may have different widths.
 

@@ -81,9 +81,10 @@ def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3)
 
 def makers(device: str) -> tuple[Maker, ...]:
     """The rows of a device, decoding first."""
-    from clearhead.bench import engine_decode, engine_training
+    from clearhead.bench import engine_decode, engine_training, engine_under
 
-    return (*engine_decode.ON_GPU, *engine_training.ON_GPU) if device == "cuda" else engine_decode.ON_CPU
+    on_gpu = (*engine_decode.ON_GPU, *engine_training.ON_GPU, *engine_under.ON_GPU)
+    return on_gpu if device == "cuda" else engine_decode.ON_CPU
 
 
 def measure(

@@ -71,7 +71,7 @@ def measure(
 ) -> Measured:
     """Builds the model, runs it until it is steady, then takes the peak of one run and the time of several."""
     model = model_of(subject, inputs)
-    made = set_impl(built(model, str(device)), impl).to(device=device, dtype=dtype)
+    made = set_impl(built(model.build, str(device) if model.is_fresh else "cpu"), impl).to(device=device, dtype=dtype)
     how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
     given = example(made, model.label, **how, inputs=model.inputs)
     with one_thread(device):

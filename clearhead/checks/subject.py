@@ -139,7 +139,7 @@ class Subject:
     name: str = ""
     inputs: Inputs
     run: Run = _as_it_is
-    source: Ids | Embeddings | None = None
+    source: Ids | Embeddings | Values | None = None
     sees: Mask | None = None
     layers: int | None = None
     positions: bool | None = None

@@ -104,6 +104,36 @@ def attention_against_rnn(t: Trial) -> None:
 
 
 @claim(
+    "rnn-space",
+    ANSWERED,
+    "Q1c",
+    "A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not.",
+    method="What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state.",
+)
+def rnn_space(t: Trial) -> None:
+    width, sizes = 7, (4, 8, 16, 32)
+    cell = torch.nn.RNNCell(width, width)
+    own = {p.untyped_storage().data_ptr() for p in cell.parameters()}
+    x = torch.zeros(1, width)
+    for learning in (True, False):
+        kept = []
+        for steps in sizes:
+            held: list[torch.Tensor] = []
+            with (
+                torch.set_grad_enabled(learning),
+                torch.autograd.graph.saved_tensors_hooks(lambda v, held=held: held.append(v) or v, lambda v: v),  # type: ignore[misc]
+            ):
+                h = torch.zeros(1, width)
+                for _ in range(steps):
+                    h = cell(x, h)
+            values = {v.untyped_storage().data_ptr(): v.numel() for v in [*held, h]}
+            kept.append(sum(size for place, size in values.items() if place not in own))
+        grown = (kept[-1] - kept[-2]) / (kept[1] - kept[0]) if learning else 1 + kept[-1] - kept[0]
+        what = "kept for the backward pass" if learning else "not kept"
+        t.case(f"{what}, n = 4, 8, 16, 32: values", kept, grown == (4 if learning else 1))
+
+
+@claim(
     "short-sequences-similar",
     ANSWERED,
     "Q1c, n ≪ d",
@@ -120,18 +150,14 @@ def short_sequences_similar(t: Trial) -> None:
     ANSWERED,
     "Q1c, practical implications",
     "Recurrent networks are better for extremely long sequences.",
-    method="Operations by exact count; sequential steps; and the gradient of the last state in the "
-    "first input (tanh cell, width "
-    "16, weights of spectral size 0.9, length 200).",
+    method="Operations by exact count; sequential steps; and the gradient of the last state in the first input (tanh "
+    "cell, width 16, weights of spectral size 0.9, length 200).",
     when="'better' means fewer operations and less memory; not in sequential steps, nor for what must be remembered",
 )
 def rnn_for_long(t: Trial) -> None:
     ratio = sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo)
     t.case("operations: attention / recurrent", f"grows as n · {ratio}", ratio > 0)
-    chain = (
-        longest_path(lambda p: [p + 1] if p < 999 else [], 0),
-        longest_path(lambda p: list(range(1000)), 0),
-    )
+    chain = (longest_path(lambda p: [p + 1] if p < 999 else [], 0), longest_path(lambda p: list(range(1000)), 0))
     t.case(
         "steps from the first to the last of 1,000",
         f"{chain[0]} against {chain[1]}",
@@ -243,6 +269,31 @@ def multihead_theta(t: Trial) -> None:
         ratio = sp.limit(lines / printed, name, sp.oo)
         at_one = ratio.subs(dict.fromkeys((nt, ns, dh, h), 1))
         t.case(f"{name} → ∞: lines / printed", f"{at_one} with the others 1", at_one.is_finite and at_one > 0)
+
+
+# The listing's statements by their lines: from, to, what is done.
+LISTING = ((2, 2, "q"), (3, 3, "k"), (4, 4, "v"), (5, 6, "rearrange q"), (7, 8, "rearrange k"), (9, 10, "rearrange v"))
+
+
+@claim(
+    "theta-line-numbers",
+    EXERCISES,
+    "2(c), the lines for rearranging",
+    "Queries are rearranged in line 5, keys and values in lines 6 and 7.",
+    method="The lines at which the statements of the printed listing begin.",
+)
+def theta_line_numbers(t: Trial) -> None:
+    begins = {what: first for first, _, what in LISTING}
+    for what, line in (("q", 5), ("k", 6), ("v", 7)):
+        t.case(
+            f"{what} is rearranged in line",
+            f"{begins[f'rearrange {what}']}, printed {line}",
+            begins[f"rearrange {what}"] == line,
+        )
+    t.meant(
+        "Each rearrangement takes two lines there: queries 5-6, keys 7-8, values 9-10; their costs are right.",
+        [(a, b) for a, b, what in LISTING if what.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)],
+    )
 
 
 @claim(

@@ -7,6 +7,7 @@ import ast
 import torch
 from torch import nn
 
+from clearhead.attention import MultiHeadAttention
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import FINAL, HOMEWORK
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
@@ -156,9 +157,7 @@ def conv_instead_of_linear(t: Trial) -> None:
     a, b = net[6:](x), conv(x)
     t.case("output", tuple(b.shape[1:]), tuple(b.shape[1:]) == (10, 1, 1))
     t.case(
-        "difference of the logits",
-        f"{(a - b.flatten(1)).abs().max():.1e}",
-        torch.allclose(a, b.flatten(1), atol=1e-12),
+        "difference of the logits", f"{(a - b.flatten(1)).abs().max():.1e}", torch.allclose(a, b.flatten(1), atol=1e-12)
     )
 
 
@@ -174,11 +173,7 @@ def conv_pointwise_head(t: Trial) -> None:
     conv = nn.Conv2d(16, 10, 1)
     y = conv(x)
     t.case("after the convolution", tuple(y.shape[1:]), tuple(y.shape[1:]) == (10, 3, 3))
-    t.case(
-        "after pooling",
-        tuple(nn.AvgPool2d(3)(y).shape[1:]),
-        tuple(nn.AvgPool2d(3)(y).shape[1:]) == (10, 1, 1),
-    )
+    t.case("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), tuple(nn.AvgPool2d(3)(y).shape[1:]) == (10, 1, 1))
     size = sum(p.numel() for p in conv.parameters())
     t.note(
         f"it has {size} parameters where the linear layer has {144 * 10 + 10:,}: a smaller family, "
@@ -201,12 +196,7 @@ def pooling_invariance(t: Trial) -> None:
         return nn.MaxPool1d(4)(x).flatten().tolist(), nn.AvgPool1d(4)(x).flatten().tolist()
 
     t.case("moved from 1 to 2", f"{pooled(1)} → {pooled(2)}", pooled(1) == pooled(2))
-    t.case(
-        "moved from 3 to 4, across the edge",
-        f"{pooled(3)} → {pooled(4)}",
-        pooled(3) == pooled(4),
-        inside=False,
-    )
+    t.case("moved from 3 to 4, across the edge", f"{pooled(3)} → {pooled(4)}", pooled(3) == pooled(4), inside=False)
 
 
 @claim(
@@ -223,11 +213,7 @@ def pooling_receptive_field(t: Trial) -> None:
         y = nn.Sequential(nn.Conv2d(1, 8, 5), nn.AvgPool2d(pool), nn.Conv2d(8, 16, 4))(x)
         (g,) = torch.autograd.grad(y[0, 0, 1, 1], x)
         sizes[pool] = int((g[0, 0].abs().sum(0) > 0).sum())
-    t.case(
-        "side of the field: without, with pooling",
-        f"{sizes[1]}, {sizes[4]}",
-        sizes[1] < sizes[4] == 5 + 3 + 3 * 4,
-    )
+    t.case("side of the field: without, with pooling", f"{sizes[1]}, {sizes[4]}", sizes[1] < sizes[4] == 5 + 3 + 3 * 4)
 
 
 @claim(
@@ -246,13 +232,28 @@ def pooling_max_average(t: Trial) -> None:
 
 
 @claim(
+    "filters-local-heads-global",
+    HOMEWORK,
+    "1.2b and 1.5a",
+    "Filters extract local patterns, attention heads can attend to all positions.",
+    method="Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention.",
+)
+def filters_local_heads_global(t: Trial) -> None:
+    x = torch.randn(1, 9, 4, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
+    for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
+        (slope,) = torch.autograd.grad(out[0, 4].sum(), x)
+        reached = (slope[0].abs().sum(1) > 0).nonzero().flatten().add(1).tolist()
+        t.case(f"{name}: inputs of output 5", reached, reached == expected)
+
+
+@claim(
     "convolution-equivariance",
     HOMEWORK,
     "1.5a and 1.5d",
     "Convolutional networks have translation equivariance built in.",
-    method="An image shifted by one pixel through a convolution (away from the border), through one "
-    "with stride 2, and through "
-    "this project's ConvNet down to its logits.",
+    method="An image shifted by one pixel through a convolution (away from the border), through one with stride 2, "
+    "and through this project's ConvNet down to its logits.",
     when="the stride is 1 and the border is far; striding, pooling and the flattened head break it",
 )
 def convolution_equivariance(t: Trial) -> None:

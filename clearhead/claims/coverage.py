@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from clearhead.claims.ledger import ClaimError
+from clearhead.claims.ledger import ClaimError, claims
 from clearhead.claims.sources import DOCUMENTS
 from clearhead.values import did_you_mean
 
@@ -45,7 +45,8 @@ class Assertion:
 
     @property
     def accounted(self) -> bool:
-        return bool(self.at) and (bool(self.claims) or self.reason in REASONS)
+        """It points at a sentence, and names entries that exist or a reason that is known."""
+        return bool(self.at) and (set(self.claims) <= set(claims()) if self.claims else self.reason in REASONS)
 
 
 @dataclass(frozen=True)

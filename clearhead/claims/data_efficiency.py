@@ -170,12 +170,7 @@ def gap_narrows(t: Trial) -> None:
         if n <= SMALL:
             first, second = errors_for_one(n), errors_for_one(last)
             got = f"{first:.2f} → {second:.2f}"
-            t.case(
-                f"errors for one of convolution, {n:,} → {pictures_of(last)}",
-                got,
-                second < first,
-                inside=False,
-            )
+            t.case(f"errors for one of convolution, {n:,} → {pictures_of(last)}", got, second < first, inside=False)
     steps = [f"{100 * lead('cnn', 'vit', n).mean:.1f}" for n in sizes]
     t.note(f"the lead at {', '.join(f'{n:,}' for n in sizes)} pictures: {', '.join(steps)} points")
     t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")

@@ -54,13 +54,7 @@ def loss(rows: exact.Matrix, first: int) -> sp.Expr:
 PLACE = "Part 3, Problem 2"
 
 
-@claim(
-    "dedup-projections",
-    FINAL,
-    f"{PLACE}.2",
-    "Q = K = V is the printed 7 × 2 matrix.",
-    method="XW in fractions.",
-)
+@claim("dedup-projections", FINAL, f"{PLACE}.2", "Q = K = V is the printed 7 × 2 matrix.", method="XW in fractions.")
 def dedup_projections(t: Trial) -> None:
     expected = printed("3 0;0 3;0 3;0 0;0 3;3 0;0 0")
     t.case("XW", exact.show(Q), expected == Q)
@@ -97,11 +91,7 @@ def dedup_attention_printed(t: Trial) -> None:
     t.case("sum of the last printed row", sum(last), sum(last) == 1)
     found = attention_matrix()
     t.draw(
-        Grid(
-            "Causal argmax attention",
-            [[float(x) for x in row] for row in found],
-            [s.strip("<>") for s in SEQUENCE],
-        )
+        Grid("Causal argmax attention", [[float(x) for x in row] for row in found], [s.strip("<>") for s in SEQUENCE])
     )
     t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
 
@@ -115,9 +105,8 @@ def dedup_attention_printed(t: Trial) -> None:
 )
 def dedup_attention(t: Trial) -> None:
     expected = printed(
-        "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 "
-        "0 0 0 0 1/2 0;"
-        "1/7 1/7 1/7 1/7 1/7 1/7 1/7"
+        "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
+        "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
     t.case(
         "rows that agree",
@@ -197,9 +186,8 @@ def dedup_loss_number(t: Trial) -> None:
     FINAL,
     f"{PLACE}.3",
     "The loss of A, D, <STOP> under teacher forcing is read from the last three rows (5, 6, 7).",
-    method="A next-token loss may not depend on the token it predicts: is row 5's own input the "
-    "label A? Then the loss from the "
-    "rows whose inputs come before each label (4, 5, 6).",
+    method="A next-token loss may not depend on the token it predicts: is row 5's own input the label A? Then the "
+    "loss from the rows whose inputs come before each label (4, 5, 6).",
 )
 def dedup_loss_rows(t: Trial) -> None:
     for row, label in ((5, "A"), (6, "D"), (7, "<STOP>")):

@@ -45,12 +45,7 @@ def hardest(scores: Sequence[int | Fraction | None]) -> list[Fraction]:
 
 
 def attention(
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
-    *,
-    causal: bool = False,
-    by: Callable[[Sequence[Any]], list[Fraction]] = weights,
+    q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Fraction]] = weights
 ) -> Matrix:
     """Attention of every query over every key, or over the keys up to its own place."""
     scores = times(q, transposed(k))

@@ -45,9 +45,7 @@ def attention_linear(t: Trial) -> None:
 def ffn_positionwise(t: Trial) -> None:
     ffn = FeedForward(512, 4 * 512, ReLU()).double()
     t.case(
-        "widths",
-        f"{ffn.up.in_features} → {ffn.up.out_features} → {ffn.down.out_features}",
-        ffn.up.out_features == 2048,
+        "widths", f"{ffn.up.in_features} → {ffn.up.out_features} → {ffn.down.out_features}", ffn.up.out_features == 2048
     )
     x = torch.randn(1, 5, 512, generator=t.generator, dtype=torch.float64)
     y = ffn(x)
@@ -100,9 +98,7 @@ def ffn_mixes_features(t: Trial) -> None:
         gap = ffn(torch.tensor(moved, dtype=torch.float64)) - ffn(torch.tensor(x, dtype=torch.float64))
     where, what = ({int(i) + 1 for i in axis} for axis in gap.nonzero(as_tuple=True))
     t.case(
-        "the feed-forward layer",
-        f"positions {sorted(where)}, features {sorted(what)}",
-        where == {1} and what == {1, 2},
+        "the feed-forward layer", f"positions {sorted(where)}, features {sorted(what)}", where == {1} and what == {1, 2}
     )
 
 

@@ -26,9 +26,6 @@ def locality_helps(t: Trial) -> None:
             drop = contrast([(1, (network, n, WHOLE)), (-1, (network, n, MOVED))])
             t.case(f"{name}, {pictures_of(n)}: whole − patches moved", drop, drop.above)
             if not drop.above:
-                t.instead(
-                    f"With {pictures_of(n)} {name} does not need neighbouring patches: {drop}.",
-                    not drop.above,
-                )
+                t.instead(f"With {pictures_of(n)} {name} does not need neighbouring patches: {drop}.", not drop.above)
             before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (WHOLE, MOVED))
             t.note(f"{name}, {pictures_of(n)}: lead over the Transformer {before:.1f} → {after:.1f} points")

@@ -26,32 +26,32 @@ MISPRINT = "misprint"
 VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD, MISPRINT)
 
 # One file a theme, in the order of a course.
-THEMES = (
-    "scores_and_scaling",
-    "softmax",
-    "temperature",
-    "perturbation",
-    "permutation",
-    "selection",
-    "masks",
-    "training_and_generation",
-    "positions",
-    "multihead",
-    "complexity",
-    "sparse",
-    "norms_and_residuals",
-    "feed_forward",
-    "training",
-    "dedup_decoder",
-    "convnet",
-    "recurrent",
-    "logistic",
-    "autoencoder",
-    "vision",
-    "data_efficiency",
-    "inductive_bias",
-    "papers",
-)
+THEMES = {
+    "scores_and_scaling": "Scores and their scale",
+    "softmax": "The softmax",
+    "temperature": "Temperature",
+    "perturbation": "Disturbing a key or a query",
+    "permutation": "Order and permutations",
+    "selection": "Hard and soft selection",
+    "masks": "Masks",
+    "training_and_generation": "Training and generation",
+    "positions": "Positions",
+    "multihead": "Many heads",
+    "complexity": "What it costs",
+    "sparse": "Sparse attention",
+    "norms_and_residuals": "Norms and residual connections",
+    "feed_forward": "The feed-forward layer",
+    "training": "Training",
+    "dedup_decoder": "A decoder that sorts and drops repeats",
+    "convnet": "Convolutional networks",
+    "recurrent": "Recurrent networks",
+    "logistic": "Logistic regression",
+    "autoencoder": "Auto-encoders",
+    "vision": "Vision Transformers",
+    "data_efficiency": "Transformer against convolution as the data grow",
+    "inductive_bias": "Inductive bias",
+    "papers": "The papers themselves",
+}
 
 
 class ClaimError(ClearheadError, RuntimeError):
@@ -229,14 +229,7 @@ def claim(
             raise ClaimError(f"two claims are called {id!r}; every id is used once: rename one")
         theme = function.__module__.rsplit(".", 1)[-1]
         _LEDGER[id] = Claim(
-            id=id,
-            source=source,
-            place=place,
-            says=says,
-            method=method,
-            when=when,
-            theme=theme,
-            function=function,
+            id=id, source=source, place=place, says=says, method=method, when=when, theme=theme, function=function
         )
         return function
 

@@ -114,9 +114,7 @@ def infinity_norm_cases(t: Trial) -> None:
 
     for w in ((-2, 1), (2, 1)):
         t.case(
-            f"w = {w}",
-            f"{by_cases(w, int)} by the cases, {penalty(w)} by definition",
-            by_cases(w, int) == penalty(w),
+            f"w = {w}", f"{by_cases(w, int)} by the cases, {penalty(w)} by definition", by_cases(w, int) == penalty(w)
         )
     grid = [(a, b, c) for a in range(-3, 4) for b in range(-3, 4) for c in range(-3, 4)]
     t.meant(

@@ -81,8 +81,7 @@ def mask_times_infinity(t: Trial) -> None:
     t.case("a mask of ones for hidden pairs", ones.tolist(), ones.isfinite().all())
     added = (scores + mask).softmax(-1)
     t.instead(
-        "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number).",
-        added.tolist() == [[1.0, 0.0], [0.5, 0.5]],
+        "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number).", added.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     )
 
 
@@ -150,9 +149,8 @@ def decoder_masks(t: Trial) -> None:
     "encoder-decoder-masks",
     EXERCISES,
     "2(b)(iii)",
-    "For translation the key padding mask goes into the encoder's self-attention and into "
-    "cross-attention; the decoder needs "
-    "only its causal mask if padding is on the right.",
+    "For translation the key padding mask goes into the encoder's self-attention and into cross-attention; the "
+    "decoder needs only its causal mask if padding is on the right.",
     method="A small encoder-decoder: each of the two padding masks left out in turn; target padded on the right.",
 )
 def encoder_decoder_masks(t: Trial) -> None:
@@ -175,6 +173,33 @@ def encoder_decoder_masks(t: Trial) -> None:
         "target padded on the right, causal only",
         f"{(longer - alone).abs().max():.1e}",
         torch.allclose(longer, alone, atol=1e-12),
+    )
+
+
+@claim(
+    "self-attention-reads-encoder",
+    HOMEWORK,
+    "1.4b.6",
+    "In the decoder self-attention also serves to attend to the encoder's representations.",
+    method="The source of a small encoder-decoder is replaced: which attention of the decoder changes?",
+)
+def self_attention_reads_encoder(t: Trial) -> None:
+    config = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPositions())
+    net = config.build().double().eval()
+    given: dict[str, list[Tensor]] = {"self-attention": [], "cross-attention": []}
+    for name, part in zip(given, ("attention", "cross_attention"), strict=True):
+        net.get_submodule(f"decoder.blocks.0.{part}").register_forward_hook(
+            lambda _, __, out, name=name: given[name].append(out)
+        )
+    target = _ids(t, 1, 5)
+    for source in (_ids(t, 1, 4), _ids(t, 1, 4)):
+        net(source, target)
+    change = {name: (a - b).abs().max().item() for name, (a, b) in given.items()}
+    t.case("self-attention: output changes by", f"{change['self-attention']:.1e}", change["self-attention"] > 0)
+    t.instead(
+        "That is cross-attention, with queries of the decoder and keys and values of the encoder; self-attention reads "
+        "the decoder's own sequence.",
+        change["self-attention"] == 0 < change["cross-attention"],
     )
 
 

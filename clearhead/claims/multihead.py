@@ -118,9 +118,7 @@ def heads_parameter_efficient(t: Trial) -> None:
     small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
     conv = sum(p.numel() for p in torch.nn.Conv2d(1, 16, 3, padding=1, bias=False).parameters())
     t.case(
-        "16 filters of 3 × 3 against a dense map of the same sizes",
-        f"{conv} against {dense:,}",
-        conv == small < dense,
+        "16 filters of 3 × 3 against a dense map of the same sizes", f"{conv} against {dense:,}", conv == small < dense
     )
     one, eight = sum(parameters(512, 1).values()), sum(parameters(512, 8).values())
     t.case("8 heads against 1", f"{eight:,} against {one:,}", eight < one, inside=False)
@@ -233,6 +231,39 @@ def heads_differ_by_start(t: Trial) -> None:
         gaps[alike] = (slope[:4] - slope[4:]).abs().max().item()
     t.case("started apart: the gradients differ by", f"{gaps[False]:.2e}", gaps[False] > 1e-6)
     t.case("started alike: they are equal and stay so", f"{gaps[True]:.1e}", gaps[True] < 1e-12)
+    rank = int(torch.linalg.matrix_rank(mha.q_proj.weight))
+    t.case("the subspaces of the two heads, 4 wide each, span together", rank, rank == 8)
+
+
+@claim(
+    "pseudocode-runs",
+    ANSWERED,
+    "Q2b, the algorithm and its notes",
+    "The algorithm without a mask is multi-head attention; it can be vectorised, and autodiff finds its gradients.",
+    method="Its loop, line by line, against the library's layer with the same weights (8 heads, 16 wide, 5 tokens): "
+    "the output, and the gradient of the input, also by central differences.",
+)
+def pseudocode_runs(t: Trial) -> None:
+    mha = MultiHeadAttention(16, 8, bias=False).double()
+    x = torch.randn(5, 16, generator=t.generator, dtype=torch.float64, requires_grad=True)
+
+    def algorithm(x: torch.Tensor) -> torch.Tensor:
+        d_k = x.shape[1] // 8
+        heads = []
+        for i in range(8):
+            at = slice(i * d_k, (i + 1) * d_k)
+            q, k, v = (x @ part.weight[at].T for part in (mha.q_proj, mha.k_proj, mha.v_proj))
+            heads.append((q @ k.T / math.sqrt(d_k)).softmax(-1) @ v)
+        return torch.cat(heads, -1) @ mha.o_proj.weight.T
+
+    looped, at_once = algorithm(x), mha(x[None])[0]
+    t.case("output: loop against all heads at once", f"{(gap := (looped - at_once).abs().max()):.1e}", gap < 1e-14)
+    slopes = [torch.autograd.grad(y.square().sum(), x)[0] for y in (looped, at_once)]
+    t.case("gradient of the input", f"{(gap := (slopes[0] - slopes[1]).abs().max()):.1e}", gap < 1e-13)
+    step = torch.zeros_like(x)
+    step[2, 3] = 1e-5
+    numeric = (algorithm(x + step).square().sum() - algorithm(x - step).square().sum()) / 2e-5
+    t.case("one entry by differences", f"{(gap := (numeric - slopes[0][2, 3]).abs()):.1e}", gap < 1e-8)
 
 
 @claim(
@@ -248,7 +279,8 @@ def heads_one_by_one(t: Trial) -> None:
     one_by_one = torch.cat([attend(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1]) for i in range(8)], 1)
     gap = (at_once - one_by_one).abs().max().item()
     t.case("difference of the outputs", f"{gap:.1e}", gap < 1e-14)
-    t.case("weights at a time", f"{8 * 32 * 32:,} against {32 * 32:,}", 8 * 32 * 32 > 32 * 32)
+    scores = [(q[:, :h] @ k[:, :h].mT).numel() for h in (8, 1)]
+    t.case("scores at a time", f"{scores[0]:,} against {scores[1]:,}", scores[0] == 8 * scores[1])
 
 
 @claim(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import sympy as sp
@@ -266,16 +267,7 @@ def layer_norm_range(t: Trial) -> None:
         max(abs(s - 1) for s in sizes[6:]) < 1e-3,
     )
     t.case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, inside=False)
-    t.draw(
-        Lines(
-            "Size after layer norm",
-            "scale of the input",
-            "norm / √d",
-            scales,
-            {"LayerNorm": sizes},
-            log_x=True,
-        )
-    )
+    t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
 
 
 @claim(
@@ -303,13 +295,50 @@ def layer_norm_initialisation(t: Trial) -> None:
 
 
 @claim(
+    "layer-norm-gradients",
+    HOMEWORK,
+    "1.4e.2",
+    "Layer norm helps to keep the size of gradients alike across layers.",
+    method="The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, "
+    "one and two times their usual size, with and without a norm after each; three draws.",
+)
+def layer_norm_gradients(t: Trial) -> None:
+    for draw in range(3):
+        found: dict[bool, list[float]] = {False: [], True: []}
+        for normed, gain in product((False, True), (0.5, 1.0, 2.0)):
+            g = torch.Generator().manual_seed(3 * t.seed + draw)
+            h = x = torch.randn(8, 32, generator=g, dtype=torch.float64, requires_grad=True)
+            for _ in range(20):
+                h = torch.relu(h @ torch.randn(32, 32, generator=g, dtype=torch.float64) * gain / 4)
+                h = nn.functional.layer_norm(h, (32,)) if normed else h
+            slope = torch.randn(h.shape, generator=g, dtype=torch.float64)
+            found[normed].append((torch.autograd.grad(h, x, slope)[0].norm() / slope.norm()).item())
+        bare, normed_sizes = (max(sizes) / min(sizes) for sizes in found.values())
+        shown = ", ".join(f"{size:.1e}" for sizes in found.values() for size in sizes)
+        t.case(f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", shown, normed_sizes < 2 < 1e6 < bare)
+
+
+@claim(
+    "skip-reuses",
+    FINAL,
+    "Part 2, Q3",
+    "Skip connections let a network use features of earlier layers again.",
+    method="A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws.",
+)
+def skip_reuses(t: Trial) -> None:
+    for draw in range(3):
+        down, up = (torch.randn(*size, generator=t.generator, dtype=torch.float64) for size in ((5, 2), (2, 5)))
+        ranks = [int(torch.linalg.matrix_rank(skip * torch.eye(5).double() + down @ up)) for skip in (0, 1)]
+        t.case(f"draw {draw + 1}: without and with the skip", ranks, ranks == [2, 5])
+
+
+@claim(
     "norm-placement",
     EXAM,
     "Q7b",
     "Where layer norm stands (before or after the sub-layer) matters for training.",
-    method="12 blocks whose sub-layers give zero: is what goes in what comes out, and is the "
-    "gradient the identity? Then at their "
-    "random start: how the size of the residual stream grows.",
+    method="12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? "
+    "Then at their random start: how the size of the residual stream grows.",
 )
 def norm_placement(t: Trial) -> None:
     changed, growth = {}, {}
@@ -326,13 +355,7 @@ def norm_placement(t: Trial) -> None:
         changed[name] = (blocks(x) - x).abs().max().item()
     numbers = f"{changed['pre-norm']:g}, {changed['post-norm']:.2f}"
     t.case(
-        "silent sub-layers change x by: pre-norm, post-norm",
-        numbers,
-        changed["pre-norm"] == 0 < changed["post-norm"],
+        "silent sub-layers change x by: pre-norm, post-norm", numbers, changed["pre-norm"] == 0 < changed["post-norm"]
     )
     numbers = f"{growth['pre-norm']:.2f}, {growth['post-norm']:.2f}"
-    t.case(
-        "growth from block 1 to 12",
-        numbers,
-        growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3,
-    )
+    t.case("growth from block 1 to 12", numbers, growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3)

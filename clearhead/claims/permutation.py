@@ -54,6 +54,14 @@ def invariant(t: Trial) -> None:
     t.note(f"it is equivariant, f(πX) = π f(X), in {good} of {total} orders")
 
 
+for id, source, place, says in (
+    ("permutation-invariant-answered", ANSWERED, "Q1d", "Self-attention is permutation invariant."),
+    ("permutation-invariant-homework", HOMEWORK, "1.3b", "Self-attention operations are permutation-invariant."),
+    ("permutation-invariant-vision", HOMEWORK, "1.5b", "The Transformer is inherently permutation-invariant."),
+):
+    claim(id, source, place, says, method=INVARIANT, when=POOLED)(invariant)
+
+
 @claim(
     "equivariance",
     EXAM,
@@ -70,42 +78,6 @@ def equivariance(t: Trial) -> None:
     gap = max((mha(x[:, list(o)]) - y[:, list(o)]).abs().max().item() for o in permutations(range(5)))
     t.case("5 tokens, two heads, biases", f"largest difference {gap:.1e}", gap < 1e-12)
     t.note(f"under a causal mask only {equivariant(causal=True)[0]} of 24 orders agree")
-
-
-@claim(
-    "permutation-invariant-answered",
-    ANSWERED,
-    "Q1d",
-    "Self-attention is permutation invariant.",
-    method=INVARIANT,
-    when=POOLED,
-)
-def permutation_invariant_answered(t: Trial) -> None:
-    invariant(t)
-
-
-@claim(
-    "permutation-invariant-homework",
-    HOMEWORK,
-    "1.3b",
-    "Self-attention operations are permutation-invariant.",
-    method=INVARIANT,
-    when=POOLED,
-)
-def permutation_invariant_homework(t: Trial) -> None:
-    invariant(t)
-
-
-@claim(
-    "permutation-invariant-vision",
-    HOMEWORK,
-    "1.5b",
-    "The Transformer is inherently permutation-invariant.",
-    method=INVARIANT,
-    when=POOLED,
-)
-def permutation_invariant_vision(t: Trial) -> None:
-    invariant(t)
 
 
 @claim(
@@ -127,12 +99,7 @@ def swap_changes_nothing(t: Trial) -> None:
             y[token] == swapped[place],
         )
     for i in range(3):
-        t.case(
-            f"position {i + 1}",
-            f"{exact.show(y[i])} → {exact.show(swapped[i])}",
-            y[i] == swapped[i],
-            inside=False,
-        )
+        t.case(f"position {i + 1}", f"{exact.show(y[i])} → {exact.show(swapped[i])}", y[i] == swapped[i], inside=False)
 
 
 @claim(
@@ -182,12 +149,29 @@ def weights_by_content(t: Trial) -> None:
     for d in (1, 4):
         s = sp.Integer(2) / sp.sqrt(d)
         ratio, printed = sp.exp(s), sp.exp(2)
-        t.case(
-            f"d_k = {d}, scores 2 and 0: ratio of weights",
-            f"e^{s}, printed e^2",
-            ratio == printed,
-            inside=d == 1,
-        )
+        t.case(f"d_k = {d}, scores 2 and 0: ratio of weights", f"e^{s}, printed e^2", ratio == printed, inside=d == 1)
+
+
+@claim(
+    "weights-from-dot-products",
+    HOMEWORK,
+    "1.3b",
+    "The weights of self-attention depend only on the pairwise dot products of the embeddings.",
+    method="Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and "
+    "W_K the identity, and with two other matrices.",
+    when="W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys",
+)
+def weights_from_dot_products(t: Trial) -> None:
+    x = exact.matrix([[1, 0], [0, 1], [2, 1]])
+    turned = exact.times(x, exact.matrix([[0, 1], [-1, 0]]))
+    eye, wq, wk = (exact.matrix(m) for m in ([[1, 0], [0, 1]], [[1, 0], [1, 1]], [[0, 1], [1, 0]]))
+    for name, a, b in (("W_Q = W_K = 1", eye, eye), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", wq, wk)):
+        rows = [
+            [exact.weights(row) for row in exact.times(exact.times(y, a), exact.transposed(exact.times(y, b)))]
+            for y in (x, turned)
+        ]
+        what = f"{name}: first row before and after"
+        t.case(what, f"{exact.show(rows[0][0])} and {exact.show(rows[1][0])}", rows[0] == rows[1], inside=a is eye)
 
 
 @claim(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import sympy as sp
+import torch
 
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import FINAL, HOMEWORK
@@ -31,7 +34,52 @@ def rnn_update(t: Trial) -> None:
 
     found = gap(sp.Integer(0))
     t.case("h₀ = 0: derivative − printed", found, found == 0)
+    # The options that are not marked, at one point with g = tanh: what stands behind (h₂ − y) g′(z₂).
+    w0, a0, x, z1 = 0.7, -0.4, (1.3, 0.6), -0.4 * 1.3
+    inner = 1 - math.tanh(z1) ** 2
+    others = (x[1] + w0 * inner * x[0], inner, w0)
+    shown = ", ".join(f"{other:.3f}" for other in others)
+    t.case(
+        f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options",
+        f"{math.tanh(z1):.3f} and {shown}",
+        all(abs(other - math.tanh(z1)) > 0.1 for other in others),
+    )
     t.note(f"with h₀ ≠ 0 a second term is missing: {gap(h0) != 0}")
+
+
+@claim(
+    "rnn-long-range",
+    HOMEWORK,
+    "1.4a.2",
+    "A path of O(n) makes long-range dependencies hard for recurrent networks and LSTMs: gradients vanish or explode.",
+    method="The gradient of the last state in the first over 100 steps, width 16, three draws: tanh cells whose matrix "
+    "stretches by 0.9 and by 1.1 (from a state of zero), an LSTM as torch begins it, and one with an open forget gate.",
+    when="no gate holds the state; a forget gate that stays open carries gradients as far as one likes",
+)
+def rnn_long_range(t: Trial) -> None:
+    for name, gain in (("matrix × 0.9", 0.9), ("matrix × 1.1", 1.1)):
+        sizes = [_through(lambda h, w, g=gain: torch.tanh(g * h @ w), t) for _ in range(3)]  # type: ignore[misc]
+        t.case(f"tanh, {name}", ", ".join(f"{x:.1e}" for x in sizes), max(sizes) < 1e-4 or min(sizes) > 1e4)
+    for held in (False, True):
+        sizes = []
+        for _ in range(3):
+            cell = torch.nn.LSTMCell(16, 16).double()
+            if held:
+                cell.weight_hh.data.zero_()
+                cell.bias_hh.data[16:32] += 10
+            sizes.append(_through(lambda c, _, cell=cell: cell(torch.zeros(1, 16).double(), (c.tanh(), c))[1], t))  # type: ignore[misc]
+        name = "LSTM, forget gate open" if held else "LSTM"
+        t.case(name, ", ".join(f"{x:.1e}" for x in sizes), max(sizes) < 1e-4 or min(sizes) > 1e4, inside=not held)
+
+
+def _through(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], t: Trial, steps: int = 100) -> float:
+    """The size of the gradient that a state passes on to the one `steps` before it, from 0 and by one random matrix."""
+    w = torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q
+    start = h = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
+    for _ in range(steps):
+        h = step(h, w)
+    (slope,) = torch.autograd.grad(h, start, torch.full_like(h, 0.25))
+    return slope.norm().item()
 
 
 @claim(

@@ -1,7 +1,8 @@
 """The ledger as one HTML page that can be read without a network: a study guide, document by document.
 
-It has a table of contents, a summary of what does not hold, and each statement with its verdict, the method, the
-evidence and a figure. "Questions only" hides the answers, so that a class can decide first; it works on paper, too."""
+It has a search box and a dark mode, a table of contents, a summary of what does not hold, and each statement with its
+verdict, the method, the evidence and a figure. "Questions only" hides the answers, so that a class can decide first; it
+works on paper, too."""
 
 from __future__ import annotations
 
@@ -11,17 +12,12 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 
-from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, Outcome
+from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
 from clearhead.claims.sources import DOCUMENTS
 from clearhead.claims.typeset import typeset
 
 _CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
-_LABEL = {
-    HOLDS: "holds",
-    HOLDS_WHEN: "holds when …",
-    DOES_NOT_HOLD: "does not hold as printed",
-    MISPRINT: "misprint",
-}
+_LABEL = {HOLDS: "holds", HOLDS_WHEN: "holds when …", DOES_NOT_HOLD: "does not hold as printed", MISPRINT: "misprint"}
 _MARK = {HOLDS: "✓", HOLDS_WHEN: "?", DOES_NOT_HOLD: "✗", MISPRINT: "≠"}
 _MEANS = {
     HOLDS: "every case that was tried agrees with it",
@@ -30,40 +26,15 @@ _MEANS = {
     MISPRINT: "only the typography is at fault (an index, a sign, a column too many); what was meant was tried as well",
 }
 
-TITLES = {
-    "scores_and_scaling": "Scores and their scale",
-    "softmax": "The softmax",
-    "temperature": "Temperature",
-    "perturbation": "Disturbing a key or a query",
-    "permutation": "Order and permutations",
-    "selection": "Hard and soft selection",
-    "masks": "Masks",
-    "training_and_generation": "Training and generation",
-    "positions": "Positions",
-    "multihead": "Many heads",
-    "complexity": "What it costs",
-    "sparse": "Sparse attention",
-    "norms_and_residuals": "Norms and residual connections",
-    "feed_forward": "The feed-forward layer",
-    "training": "Training",
-    "dedup_decoder": "A decoder that sorts and drops repeats",
-    "convnet": "Convolutional networks",
-    "recurrent": "Recurrent networks",
-    "logistic": "Logistic regression",
-    "autoencoder": "Auto-encoders",
-    "vision": "Vision Transformers",
-    "data_efficiency": "Transformer against convolution as the data grow",
-    "inductive_bias": "Inductive bias",
-    "papers": "The papers themselves",
-}
-
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
     documents = [(d, [o for o in outcomes if o.claim.source == d]) for d in DOCUMENTS]
     documents = [(d, found) for d, found in documents if found]
     numbers = {o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)}
-    style = (resources.files("clearhead.claims") / "page.css").read_text(encoding="utf-8")
+    style, script = (
+        (resources.files("clearhead.claims") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -75,16 +46,11 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     for i, (source, found) in enumerate(documents, 1):
         parts.append(f'<h2 id="document-{i}">{i}. {escape(source)}</h2>')
         for theme, entries in groupby(found, key=lambda o: o.claim.theme):
-            parts.append(f'<h3 id="document-{i}-{theme}">{escape(title(theme))}</h3>')
+            parts.append(f'<h3 id="document-{i}-{theme}">{escape(THEMES[theme])}</h3>')
             parts += [_entry(o, numbers[o.claim.id]) for o in entries]
         parts.append('<p class="top"><a href="#top">Back to the contents</a></p>')
-    parts.append("</main></body></html>\n")
+    parts.append(f"</main><script>\n{script}</script></body></html>\n")
     return "\n".join(parts)
-
-
-def title(theme: str) -> str:
-    """A theme in words."""
-    return TITLES.get(theme, theme.replace("_", " "))
 
 
 def _opening(n_claims: int, n_documents: int, seed: int) -> str:
@@ -99,7 +65,9 @@ def _opening(n_claims: int, n_documents: int, seed: int) -> str:
         "evidence ✓ is a case in which the statement is right and ✗ one in which it is not. Any entry can be tried "
         f"again with <code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
         f'<div class="legend">{legend}</div>'
-        f'<div class="controls">Show: {boxes}<br><label><input type="checkbox" id="quiz"> '
+        '<div class="controls"><label>Search: <input type="search" id="search" placeholder="words, or press /">'
+        '</label> <span id="found" role="status"></span> <label><input type="checkbox" id="dark"> Dark</label><br>'
+        f'Show: {boxes}<br><label><input type="checkbox" id="quiz"> '
         "Questions only: decide first, then "
         "point at an entry to see its answer (or print the page as a worksheet)</label></div>"
     )
@@ -118,7 +86,7 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
         link = f'<a href="#document-{i}">{i}. {escape(source)}</a>'
         rows.append(f'<tr><td>{link}</td><td class="n">{len(found)}</td>{cells}</tr>')
         themes = "".join(
-            f'<li><a href="#document-{i}-{theme}">{escape(title(theme))}</a></li>'
+            f'<li><a href="#document-{i}-{theme}">{escape(THEMES[theme])}</a></li>'
             for theme in dict.fromkeys(o.claim.theme for o in found)
         )
         strip = "".join(
@@ -157,16 +125,13 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
 def _key(o: Outcome) -> str:
     """What decides, in a box."""
     if o.verdict == HOLDS_WHEN:
-        rows = [
-            ("Holds when", f"{o.claim.when}."),
-            ("With it", o.example_for),
-            ("Without it", o.example_against),
-        ]
+        rows = [("Holds when", f"{o.claim.when}."), ("With it", o.example_for), ("Without it", o.example_against)]
     elif o.correct:
-        rows = [("Counter-example", o.counter_example), ("Say instead", o.correct)]
+        rows = [("Counter-example", o.counter_example)]
+        rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correct))
     else:
         return ""
-    first = {"Holds when", "Say instead"}
+    first = {"Holds when", "Say instead", "Meant"}
     body = "".join(
         f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>" for name, text in rows
     )

@@ -131,12 +131,7 @@ def large_d_saturates(t: Trial) -> None:
         ", ".join(f"{v:.3f}" for v in values),
         all(a > b for a, b in itertools.pairwise(values)) and values[-1] < 0.1,
     )
-    t.case(
-        "d = 1024, for every draw",
-        f"chance of failing {values[-1]:.3f} > 0",
-        chances[1024] == 0,
-        inside=False,
-    )
+    t.case("d = 1024, for every draw", f"chance of failing {values[-1]:.3f} > 0", chances[1024] == 0, inside=False)
     t.draw(Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True))
 
 
@@ -299,10 +294,13 @@ def scaled_gradients_stable(t: Trial) -> None:
     ANSWERED,
     "Q1a",
     "A large d_k gives large dot products, a saturated softmax and tiny gradients.",
-    method="2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean largest weight.",
+    method="2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean size of a score, mean "
+    "largest weight, and mean slope a (1 − a) of a weight in its own score.",
 )
 def large_scores_saturate(t: Trial) -> None:
     tops: dict[str, list[float]] = {"unscaled": [], "divided by √d": []}
+    slopes: list[float] = []
+    sizes: list[float] = []
     widths = (1, 4, 16, 64, 256)
     for d in widths:
         q = torch.randn(1, 1, 2000, d, generator=t.generator)
@@ -310,7 +308,12 @@ def large_scores_saturate(t: Trial) -> None:
         for name, scores in (("unscaled", Dot()), ("divided by √d", ScaledDot())):
             a = attend(q, k, torch.eye(8)[None, None], scores=scores, weights=Softmax(), impl="reference")
             tops[name].append(a.amax(-1).mean().item())
+            if name == "unscaled":
+                slopes.append((a * (1 - a)).mean().item())
+                sizes.append((q @ k.mT).abs().mean().item())
     raw = tops["unscaled"]
+    t.case("size of a score, d = 1 … 256", ", ".join(f"{x:.2f}" for x in sizes), sizes == sorted(sizes))
+    t.case("slope of a weight in its score", ", ".join(f"{x:.4f}" for x in slopes), slopes[-1] < slopes[0] / 5)
     t.case("unscaled, d = 1 … 256", ", ".join(f"{x:.3f}" for x in raw), raw == sorted(raw) and raw[-1] > 0.9)
     t.note("scaled: " + ", ".join(f"{x:.3f}" for x in tops["divided by √d"]))
     t.draw(Lines("Mean largest weight of 8", "width d", "weight", widths, tops, log_x=True))

@@ -11,6 +11,7 @@ from clearhead.claims import exact
 from clearhead.claims.figure import Grid
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import ANSWERED, HOMEWORK
+from clearhead.masks import window
 
 
 def hard_weights(q: list[list[int]], k: list[list[int]]) -> exact.Matrix:
@@ -44,10 +45,7 @@ def identity_layer(t: Trial) -> None:
     when="different queries have different such keys; otherwise one value is copied twice and another is lost",
 )
 def permutation_layer(t: Trial) -> None:
-    for queries, keys, apart in (
-        ([[1, 0], [0, 1]], [[0, 1], [1, 0]], True),
-        ([[1], [2]], [[1], [0]], False),
-    ):
+    for queries, keys, apart in (([[1, 0], [0, 1]], [[0, 1], [1, 0]], True), ([[1], [2]], [[1], [0]], False)):
         a = hard_weights(queries, keys)
         columns = [sum(column, Fraction(0)) for column in zip(*a, strict=True)]
         t.case(
@@ -92,12 +90,7 @@ def attention_as_convolution(t: Trial) -> None:
     conv = torch.nn.functional.conv1d(v[0, 0].T[:, None], kernel[None, None], padding=1)[:, 0].T
     gaps = (out - conv).abs().amax(1)
     t.case("positions 2 … 8", f"largest difference {gaps[1:-1].max():.1e}", gaps[1:-1].max() < 1e-12)
-    t.case(
-        "position 1",
-        f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3",
-        gaps[0] < 1e-12,
-        inside=False,
-    )
+    t.case("position 1", f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3", gaps[0] < 1e-12, inside=False)
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
     t.case(
         f"kernel {edge}",
@@ -106,6 +99,20 @@ def attention_as_convolution(t: Trial) -> None:
         inside=False,
     )
     t.draw(Grid("Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()))
+
+
+@claim(
+    "band-width",
+    HOMEWORK,
+    "1.3d",
+    "Weights that are not zero where |j − i| ≤ ⌊k/2⌋ form a band of width k.",
+    method="The keys of a query in the middle of such a band, counted by `window`, k = 1 … 8.",
+    when="k is odd; for an even k the band is k + 1 wide",
+)
+def band_width(t: Trial) -> None:
+    for k in (1, 3, 5, 7, 2, 4, 6, 8):
+        wide = int(window(k // 2, k // 2).dense(31)[15].sum())
+        t.case(f"k = {k}", f"{wide} keys", wide == k, inside=k % 2 == 1)
 
 
 @claim(

@@ -7,7 +7,7 @@ import itertools
 import sympy as sp
 import torch
 
-from clearhead.attention import StraightThrough, attend
+from clearhead.attention import Gumbel, StraightThrough, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import Trial, claim
@@ -57,12 +57,7 @@ def relative_magnitudes(t: Trial) -> None:
     t.case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
     low, high = exact.softmax((sp.Integer(1), sp.Integer(2)))
     ratio = sp.simplify(high / low)
-    t.case(
-        "scores 1 and 2, in the ratio 2",
-        f"weights in the ratio e = {float(ratio):.3f}",
-        ratio == 2,
-        inside=False,
-    )
+    t.case("scores 1 and 2, in the ratio 2", f"weights in the ratio e = {float(ratio):.3f}", ratio == 2, inside=False)
 
 
 @claim(
@@ -168,20 +163,15 @@ def dilute_values(t: Trial) -> None:
     mixed = exact.weights([5, 5, 0])
     t.case("scores 5, 5, 0", exact.show(mixed), min(mixed[:2]) > 0.4)
     ignored = exact.weights([0, 0, 20])
-    t.case(
-        "scores 0, 0, 20",
-        f"the two equal keys get {float(ignored[0]):.1e} each",
-        ignored[0] > 0.1,
-        inside=False,
-    )
+    t.case("scores 0, 0, 20", f"the two equal keys get {float(ignored[0]):.1e} each", ignored[0] > 0.1, inside=False)
 
 
 @claim(
     "straight-through",
     HOMEWORK,
     "1.1c",
-    "A straight-through estimator lets gradients train a hard selection.",
-    method="`attend` with StraightThrough: the forward is one-hot, the gradient of the query is that of the softmax.",
+    "Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.",
+    method="`attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0.",
 )
 def straight_through(t: Trial) -> None:
     q = torch.tensor([[[[1.0, 0.5]]]], dtype=torch.float64, requires_grad=True)
@@ -196,6 +186,11 @@ def straight_through(t: Trial) -> None:
         f"{[round(x, 4) for x in slope.flatten().tolist()]}",
         torch.allclose(slope, soft) and slope.abs().max() > 0,
     )
+    draws = [attend(q, k, v, weights=Gumbel(hard=True)) for _ in range(30)]
+    picked = sorted({round(out.item(), 9) for out in draws})
+    t.case("Gumbel, 30 draws: each is one of the values", picked, set(picked) <= {5.0, 2.0, -1.0})
+    least = min(torch.autograd.grad(out.sum(), q)[0].abs().max().item() for out in draws)
+    t.case("and has a gradient of at least", f"{least:.1e}", least > 0)
 
 
 @claim(

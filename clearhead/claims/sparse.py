@@ -43,7 +43,7 @@ def sparse_saves(t: Trial) -> None:
     "local-windows",
     EXAM,
     "Q6b",
-    "Local windows trade reach for cost against full attention.",
+    "There is a trade-off between full attention and local windows.",
     method="Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens.",
 )
 def local_windows(t: Trial) -> None:
@@ -58,7 +58,7 @@ def local_windows(t: Trial) -> None:
     "additive-multiplicative",
     EXAM,
     "Q6b",
-    "Additive and multiplicative scores differ in cost and in what they can express.",
+    "There is a trade-off between additive and multiplicative attention, in cost and in expressiveness.",
     method="Dot is linear in the query, Additive is not (score of 2q against twice the score of q); "
     "parameters counted.",
 )

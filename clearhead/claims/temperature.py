@@ -38,18 +38,10 @@ def large_temperature_hard(t: Trial) -> None:
     temperatures = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100]
     curve = [1 / (1 + math.exp(-1 / x)) for x in temperatures]
     t.draw(
-        Lines(
-            "Weight of the best of z = (1, 0)",
-            "temperature",
-            "weight",
-            temperatures,
-            {"weight": curve},
-            log_x=True,
-        )
+        Lines("Weight of the best of z = (1, 0)", "temperature", "weight", temperatures, {"weight": curve}, log_x=True)
     )
     t.instead(
-        "β = 1/T: a large β is a small temperature, and T → 0 gives the hard selection.",
-        to_limit((1, 0), 0) == [1, 0],
+        "β = 1/T: a large β is a small temperature, and T → 0 gives the hard selection.", to_limit((1, 0), 0) == [1, 0]
     )
 
 

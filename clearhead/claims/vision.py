@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import HOMEWORK
 from clearhead.layers import PatchEmbedding
 from clearhead.models import VisionConfig, VisionTransformer
+from clearhead.pretrained import load_model
 
 
 def small(generator_seed: int) -> VisionTransformer:
@@ -63,14 +65,36 @@ def cls_position(t: Trial) -> None:
 
 
 @claim(
+    "vit-2d-positions",
+    HOMEWORK,
+    "1.5b.2",
+    "The positional embeddings of a vision Transformer encode row and column, though its patches are one sequence.",
+    method="Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as it was "
+    "trained, and in the same model as it begins (three draws).",
+    when="training has put it there; the table begins without rows or columns",
+)
+def vit_2d_positions(t: Trial) -> None:
+    model = load_model("digits-vit")
+    for draw in range(4):
+        table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
+        unit = nn.functional.normalize(table, dim=1)
+        row, column = torch.arange(64) // 8, torch.arange(64) % 8
+        apart = (row[:, None] - row).abs() + (column[:, None] - column).abs()
+        near = [(unit @ unit.T)[apart == d].mean().item() for d in (1, 2, 4)]
+        name = f"as it begins, draw {draw}" if draw else "trained"
+        shown = ", ".join(f"{x:.2f}" for x in near)
+        t.case(f"{name}: distance 1, 2, 4", shown, near[0] > near[1] + 0.1 > near[2] + 0.2, inside=not draw)
+        model = model.config.build()
+
+
+@claim(
     "no-spatial-bias",
     HOMEWORK,
     "1.5a",
     "A vision Transformer has no built-in spatial bias; it learns spatial relations by "
     "self-attention over the patches alone.",
-    method="A fixed rearrangement of the image is undone by rearranging the learned positions "
-    "(patches moved), or it is not (pixels "
-    "moved between patches).",
+    method="A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it "
+    "is not (pixels moved between patches).",
     when="it is said of relations between patches; which pixels share a patch is built in",
 )
 def no_spatial_bias(t: Trial) -> None:

@@ -6,6 +6,7 @@ Commands import what they need when they run, so that `--help` answers at once.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -70,11 +71,24 @@ def _without_a_reader() -> NoReturn:
     sys.exit(0)
 
 
+def _reflow(commands: typer.Typer) -> None:
+    """Paragraphs of help as one line each, which the terminal then breaks by its own width."""
+    for command in commands.registered_commands:
+        if command.callback is not None:
+            parts = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
+            kept = [part if part.startswith(" ") else part.replace("\n", " ") for part in parts]
+            command.callback.__doc__ = "\n\n".join(kept)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _reflow(group.typer_instance)
+
+
 def run() -> None:
     """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for
     wrong usage."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
+    _reflow(app)
     from clearhead.cli.output import fail, prepare_streams
 
     prepare_streams()

@@ -70,10 +70,7 @@ def show(
 
 
 @claims.command()
-def report(
-    out: Annotated[Path, typer.Argument(help="The HTML file to write.")],
-    seed: Seed = 0,
-) -> None:
+def report(out: Annotated[Path, typer.Argument(help="The HTML file to write.")], seed: Seed = 0) -> None:
     """Write all claims as one HTML page that needs no network."""
     from clearhead.claims import report as page
 

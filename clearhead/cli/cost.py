@@ -164,7 +164,7 @@ def _made(name: str) -> Any:
 
     from torch import nn
 
-    from clearhead.costs.subjects import Model, built, model_of
+    from clearhead.costs.subjects import built, model_of
     from clearhead.errors import ConfigError
 
     sys.path[:0] = [] if "" in sys.path else [""]  # a file in the folder where the command was given
@@ -174,7 +174,7 @@ def _made(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name} cannot be imported: {error}; expected package.module:factory") from error
     is_made = isinstance(factory, nn.Module) or not callable(factory)
-    made: Any = factory if is_made else built(Model(name, factory))
+    made: Any = factory if is_made else built(factory)
     made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     return replace(model_of(made, inputs), label=name)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, no_type_check
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 from typer.core import TyperGroup
 
 from clearhead.cli.app import app
@@ -130,14 +132,15 @@ def _list(known: Iterable[DataSet], json: bool) -> None:
         )
         return
     for item in known:
-        console.print(f"[bold]{item.name}[/bold]  {item.task}, {_size(item.size)}, {item.licence}")
-        console.print(f"  {item.description}", markup=False, soft_wrap=True)
-        checked = f"checked by {item.verified}" if item.remotes else "nothing to download"
-        console.print(f"  from {item.origin}; {checked}", markup=False, soft_wrap=True)
+        console.print(f"[bold]{item.name}[/bold]  {item.task}, {_size(item)}{item.licence}")
+        source = f"from {item.origin}; checked by {item.verified}" if item.remotes else item.origin
+        for text in (item.description, source):
+            console.print(Padding(Text(text), (0, 0, 0, 2)))
 
 
-def _size(size: int | None) -> str:
-    return "size not known" if size is None else f"{size / 1e6:,.1f} MB"
+def _size(item: DataSet) -> str:
+    """How much there is to download, where that is known."""
+    return f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""
 
 
 @app.command("train-tokenizer")

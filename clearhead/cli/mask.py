@@ -62,10 +62,9 @@ def mask(
         show_json(document)
         return
     show_picture(str(parsed.draw(n, S, offset=offset)))
-    console.print(f"\n{parsed}", markup=False, soft_wrap=True)
-    console.print(
-        f"{allowed:,} of {n * S:,} pairs, density {density:.3f}, saving {1.0 - density:.1%}".replace("%", " %")
-    )
+    saving = 100 * (1 - density)
+    saved = f"{saving:.4g}" if 99.95 <= saving < 100 else f"{saving:.1f}"  # what is allowed is never rounded away
+    console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, saving {saved} %")
     if made is not None:
         show_picture(f"\n{words}\n\n{made.draw()}")
     if svg is not None:

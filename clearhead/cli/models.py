@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,11 +28,11 @@ def models(
         if json:
             show_json(card)
             return
-        rows = [(key, value) for key, value in card.items() if not isinstance(value, dict)]
-        console.print(table(("", ""), rows))
-        for how, metrics in card.get("metrics", {}).items():
+        tables = {"": {key: value for key, value in card.items() if not isinstance(value, dict)}}
+        tables |= {f"measured, {how}": metrics for how, metrics in card.get("metrics", {}).items()}
+        for title, values in tables.items():
+            console.print(table((title, ""), [(key.replace("_", " "), _read(value)) for key, value in values.items()]))
             console.print()
-            console.print(table((f"measured, {how}", ""), list(metrics.items())))
         return
     cards = pretrained.cards()
     if json:
@@ -49,3 +49,8 @@ def models(
         for name, card in cards.items()
     ]
     console.print(table(("model", "task", "weights", "what it does", "how well"), lines))
+
+
+def _read(value: Any) -> Any:
+    """A number as people read it: four digits of a measure, and whole numbers by thousands."""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,12 +62,14 @@ def train(
     }
     if json:
         summary = run(task, **arguments)
-        from dataclasses import asdict
-
+    else:
+        with ProgressBar() as bar:
+            summary = run(task, **arguments, progress=bar)
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun the first process speaks for all
+    if json:
         show_json(asdict(summary))
         return
-    with ProgressBar() as bar:
-        summary = run(task, **arguments, progress=bar)
     console.print(table(("", ""), list(summary.table().items())))
     console.print(summary.message, markup=False, soft_wrap=True)
 

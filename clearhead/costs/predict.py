@@ -41,10 +41,11 @@ def cost(
     """What a module costs: parameters, operations, bytes moved, memory, kernels, part by part, with formulas.
 
     `subject` is any module, a configuration, the name of a preset, or a `Model`, which says how one is built. The real
-    module runs forward (in training also backward) on tensors that have sizes and no numbers: nothing is computed, and no memory is needed. `tokens` is the
-    length; (source, target) where a model reads one sequence and writes another. Models whose input has a fixed size,
-    such as images, need none. `inputs` says what a module reads where that cannot be told: `Ids(vocab_size)`,
-    `Embeddings(width)` or `Values(shape)` of `clearhead.checks`, or tensors as it takes them.
+    module runs forward (in training also backward) on tensors that have sizes and no numbers: nothing is computed, and
+    no memory is needed. `tokens` is the length; (source, target) where a model reads one sequence and writes another.
+    Models whose input has a fixed size, such as images, need none. `inputs` says what a module reads where that cannot
+    be told: `Ids(vocab_size)`, `Embeddings(width)` or `Values(shape)` of `clearhead.checks`, or tensors as it takes
+    them.
 
     `mask` is added to the model's own; attention is charged for the pairs that `impl` computes. `training` is one step:
     forward with dropout, backward, AdamW, all in `dtype`. `recompute="blocks"` keeps of each block its input alone and

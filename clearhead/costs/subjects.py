@@ -73,20 +73,20 @@ def model_of(subject: Any, inputs: Any = None) -> Model:
     raise ConfigError(f"got a {type(subject).__name__}; expected a configuration, a module, or the name of a preset")
 
 
-def built(model: Model, device: str = "meta") -> nn.Module:
-    """The module, made on this device; without memory for its weights, unless it reads numbers of theirs."""
+def built(build: Callable[[], Any], device: str = "meta") -> Any:
+    """What a factory makes, on this device; with no memory for its weights, unless it reads numbers of theirs."""
     try:
-        with torch.device(device if model.is_fresh else "cpu"):
-            return model.build()
+        with torch.device(device):
+            return build()
     except (RuntimeError, NotImplementedError):
-        return model.build()
+        return build()
 
 
 def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str) -> nn.Module:
     """The model with tensors that have sizes and no numbers, in this dtype; a module that is there already
     is copied."""
     with unset_fake_temporarily():
-        made = built(model)
+        made = built(model.build, "meta" if model.is_fresh else "cpu")
     if not model.is_fresh:
         try:
             with FakeCopyMode(mode):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,25 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._shapes import Float
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.kernels.call import Call
-from clearhead.attention.scores import Scores
+from clearhead.attention.under import from_sdpa
 from clearhead.look.recompute import Attended, Unchanged, dropout_of
-from clearhead.masks import Mask, allow, block, causal
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """score(q, k) = scale · qᵀk, with a scale of one's own."""
-
-    scale: float
-
-    def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
-        return (q * self.scale) @ k.mT
-
-    def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
-        return q, self.scale
+from clearhead.masks import Mask, block
 
 
 def plain(x: Tensor) -> Tensor:
@@ -49,31 +34,11 @@ def nested_padding(x: Tensor) -> Tensor:
     return torch.arange(int(lengths.max()), device=x.device) >= lengths[:, None]
 
 
-def call_of_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Call, None]:
+def call_of_sdpa(*args: Any, **kwargs: Any) -> tuple[Call, None]:
     """The arguments of `F.scaled_dot_product_attention` as ours; tensors without heads get one."""
-    q, k, v = (x.detach() if x.dim() > 3 else x.detach().unsqueeze(-3) for x in (query, key, value))
-    mask: Mask | None = causal() if is_causal else None
-    bias = None
-    if attn_mask is not None:
-        attn_mask = attn_mask.detach()
-        attn_mask = attn_mask.unsqueeze(-3) if query.dim() <= 3 and attn_mask.dim() > 2 else attn_mask
-        # A view: no T × S is made.
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])
-        if attn_mask.dtype == torch.bool:
-            mask = allow(attn_mask)
-        else:
-            bias = attn_mask
-    scores: Scores = ScaledDot() if scale is None else Scaled(scale)
-    return Call(q, k, v, mask, scores, Softmax(dropout=dropout_p), bias, 0), None
+    given: dict[str, Any] = from_sdpa(*args, **kwargs)
+    given |= {name: x.detach() for name, x in given.items() if isinstance(x, Tensor)}
+    return Call(**given | {"offset": 0}), None
 
 
 class OfTorchLayer(Attended):

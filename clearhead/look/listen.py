@@ -35,7 +35,7 @@ class Listener:
     def entering(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], moment: Moment) -> None:
         """A module is called."""
         asked = path in self._asked.input and not _recomputing()
-        given = _first_tensor((*args, *kwargs.values())) if asked else None
+        given = first_tensor((*args, *kwargs.values())) if asked else None
         if given is not None:
             self._kept.keep(self._kept.input, path, plain(_lasting(given).detach()), moment)
 
@@ -47,7 +47,7 @@ class Listener:
         outer = [edit for edit in self._edits.get(path, ()) if edit.heads is None]
         if outer:
             output = _with_first(output, lambda x: self._edited(x, outer, path, moment))
-        given = _first_tensor(output) if path in self._asked.output and not _recomputing() else None
+        given = first_tensor(output) if path in self._asked.output and not _recomputing() else None
         if given is not None:
             self._kept.keep(self._kept.output, path, plain(_lasting(given).detach()), moment)
         return None if output is before else output
@@ -129,27 +129,27 @@ def _recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _first_tensor(value: Any) -> Tensor | None:
+def first_tensor(value: Any) -> Tensor | None:
     """The tensor that is meant where a module returns or is given several things: logits, or the first."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Mapping):
         value = (value["logits"],) if "logits" in value else tuple(value.values())
     if isinstance(value, (tuple, list)):
-        return next((found for found in map(_first_tensor, value) if found is not None), None)
+        return next((found for found in map(first_tensor, value) if found is not None), None)
     return None
 
 
 def _with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same thing with its first tensor changed: the one that `_first_tensor` finds."""
+    """The same thing with its first tensor changed: the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        holding = (name for name, part in value.items() if _first_tensor(part) is not None)
+        holding = (name for name, part in value.items() if first_tensor(part) is not None)
         name = "logits" if "logits" in value else next(holding, None)
         return value if name is None else type(value)(**{**value, name: _with_first(value[name], change)})
     if isinstance(value, (tuple, list)):
-        at = next((i for i, part in enumerate(value) if _first_tensor(part) is not None), None)
+        at = next((i for i, part in enumerate(value) if first_tensor(part) is not None), None)
         if at is None:
             return value
         parts = [_with_first(part, change) if i == at else part for i, part in enumerate(value)]

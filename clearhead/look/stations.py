@@ -9,7 +9,6 @@ of two earlier results, to the bit, then they were added. So pre-norm, post-norm
 from __future__ import annotations
 
 import itertools
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.attention import ScaledDot
+from clearhead.attention.kernels.call import Call
 from clearhead.look.recompute import scores_of
 from clearhead.look.trace import Trace
 from clearhead.look.visits import Visit, same
@@ -98,72 +98,61 @@ class Guide:
     def __init__(self, trace: Trace, lines: Mapping[str, Line]) -> None:
         self._trace, self._lines = trace, lines
         self._made: list[Station] = []
-        self._fills: list[dict[str, str]] = []  # for the formulas' places, which are known when all has been seen
         self._ends: Known = []  # what stacks and blocks gave: a memory is one of these
         self._last: Tensor | None = None  # what the model itself gave
         self.sizes: dict[str, int] = {}
 
     @property
     def stations(self) -> list[Station]:
-        """All that was noted, with every formula filled in."""
-        stream = {station.sources[0] for station in self._made if station.role == "add"}
-        ends = {i for _, i in self._ends}
-        post = {i for i, one in enumerate(self._made) if one.role == "norm" and one.letters[-1] == "M"} & (
-            stream | ends
+        """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
+        a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
+        stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
+        norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
+        h, memory = (
+            norms - stream,
+            {one.sources[0] for one in self._made if one.branch == "cross-attention" and one.role == "k"},
         )
-
-        def letter(i: int) -> str:
-            """h for what a norm has made ready, x for the stream itself."""
-            return "h" if self._made[i].role == "norm" and i not in post else "x"
-
-        done = []
-        for i, (one, fill) in enumerate(zip(self._made, self._fills, strict=True)):
-            own = letter(i) if one.role == "norm" else letter(one.sources[0]) if one.sources else "x"
-            done.append(replace(one, formula=one.formula.format_map({"h": own, **fill})))
-        for i, one in enumerate(done):
-            if one.role == "add":
-                parts = [_branch_of(done[j]) for j in one.sources[1:]]
-                done[i] = replace(one, formula=one.formula.replace("…", " + ".join(parts)))
+        done: list[Station] = []
+        for i, one in enumerate(self._made):
+            own = i if one.role == "norm" else next(iter(one.sources), None)
+            added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
+            words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
+            kind = "memory" if i in memory else "" if i not in norms else "norm_before" if i in h else "norm_behind"
+            inside = one.group.rpartition(".")[2].isdigit() or kind == "memory"
+            note = texts()[kind]["note"] if kind and inside else one.note
+            done.append(replace(one, formula=one.formula.format_map(words), note=note))
         return done
 
     def note(self, role: str, values: Tensor, letters: str, **details: Any) -> int:
         """Put down a station and give its number; `letters` are those of its dimensions, with blanks between."""
-        said, fill = texts()[role], details.pop("fill", {})
-        details.setdefault("why", said["why"])
-        formula = details.pop("formula", said["formula"])
-        names = tuple(letters.split())
+        said, names = texts()[role], tuple(letters.split())
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
-        one = Station(role=role, letters=names, values=values, **{"name": said["name"], "formula": formula} | details)
-        self._made.append(one)
-        self._fills.append(fill)
+        self._made.append(Station(role=role, letters=names, values=values, **{**said, **details}))
         return len(self._made) - 1
 
     def walk(self, visit: Visit) -> None:
         """All of one call of the model."""
         self._last = visit.gave
-        self._follow(visit, visit.path)
+        self._follow(visit, visit.path, len(self._made) - 1 if self._made else None)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, visit: Visit, group: str) -> int:
+    def _follow(self, visit: Visit, group: str, source: int | None) -> int:
         """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
-        known: Known = []
-        if visit.given and _is_stream(visit.given[0]) and self._made:
-            known.append((visit.given[0], self._number_of(visit.given[0])))
+        known: Known = [] if source is None or not visit.given else [(visit.given[0], source)]
         for part in visit.parts:
             if part.quiet or part.gave is None:
                 continue
-            source = None
-            if part.given and _is_stream(part.given[0]):
-                source = self._arrive(part.given[0], known, visit, group)
+            streams = part.given and _is_stream(part.given[0])
+            source = self._arrive(part.given[0], known, visit, group) if streams else None
             if part.path in self._trace.paths:
                 number = self._attention(part, source, group)
             elif any(inner.path in self._trace.paths for inner in part.all):
-                number = self._follow(part, part.path)
+                number = self._follow(part, part.path, source)
             else:
-                number = self._unit(part, source, group)
+                number = self._unit(part, part.gave, source, group)
             known.append((part.gave, number))
         number = len(self._made) - 1
         if visit.gave is not None and known:
@@ -171,135 +160,119 @@ class Guide:
             self._ends.append((visit.gave, number))
         return number
 
-    def _number_of(self, x: Tensor) -> int:
-        """The station that a tensor comes from; the latest, where it is none that is known."""
-        return next((i for tensor, i in reversed(self._ends) if same(tensor, x)), len(self._made) - 1)
-
-    def _unit(self, part: Visit, source: int | None, group: str) -> int:
-        """A module without attention inside: one station, or two for a feed-forward."""
-        x = part.gave
-        assert x is not None
-        kind, line = type(part.module).__name__.lower(), self._line(part.path)
+    def _unit(self, part: Visit, x: Tensor, source: int | None, group: str) -> int:
+        """A module without attention inside: one station, or two for an embedding of ids and for a feed-forward."""
+        module, line = part.module, self._line(part.path)
         common: dict[str, Any] = {"where": part.path, "group": group, "sources": () if source is None else (source,)}
-        matrices = [one for one in part.all if isinstance(one.module, nn.Linear)]
+        matrices = [one for one in part.all if _is_matrix(one.module)]
         if not part.given:
-            rows = tuple(line.tokens)
-            sizes = {"rows": rows, "columns": rows}
-            return self.note("bias", x.reshape(-1, *x.shape[-2:]), f"H {line.letter} {line.letter}", **sizes, **common)
-        if isinstance(part.module, nn.Embedding) and not part.given[0].is_floating_point():
-            first = self._ids(part, line, group)
-            scale = float(getattr(part.module, "scale", 1.0))
-            fill = {"scale": "" if scale == 1 else " · √M"}
-            return self._vectors("embedding", x, line, fill=fill, **common | {"sources": (first,)})
+            names = {"rows": tuple(line.tokens), "columns": tuple(line.tokens)}
+            return self.note("bias", _one(x), f"H {line.letter} {line.letter}", **names, **common)
+        if isinstance(module, nn.Embedding):
+            common["sources"] = (self._ids(part, line, group),)
+            scale = "" if float(getattr(module, "scale", 1.0)) == 1 else " · √M"
+            return self._vectors("embedding", x, line, formula=f"x = E[ids]{scale}", **common)
         if part.given[0].dim() == 4:
-            return self._vectors("patches", x, line, **common | {"sources": (len(self._made) - 1,)})
-        if "norm" in kind:
-            return self._vectors("norm", x, line, fill={"norm": _norm(part.module)}, **common)
-        if "position" in kind + part.name:
-            choice = getattr(part.module, "choice", part.module)
-            told = texts().get(f"position_{type(choice).__name__.lower()}", {})
-            return self._vectors("position", x, line, note=_places(part, choice), **told, **common)
+            common["sources"] = tuple(range(len(self._made)))[-1:]
+            return self._vectors("patches", x, line, **common)
+        if "norm" in type(module).__name__.lower():
+            return self._vectors("norm", x, line, formula=f"{{h}} = {_norm(module)}", **common)
+        if "position" in part.name:
+            return self._vectors("position", x, line, **_places(part, x), **common)
         if len(matrices) > 1:
-            return self._feed_forward(part, matrices, line, common)
+            return self._feed_forward(part, x, matrices, common)
         if self._last is not None and same(x, self._last):
-            return self._logits(x, line, "{h} W" + _bias(part.module), common)
-        return self._vectors("linear", x, line, **common)
+            return self._vectors("logits", x, line, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
+        return self._vectors("linear" if matrices else "between", x, line, **common)
 
     def _ids(self, part: Visit, line: Line, group: str) -> int:
         """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
-        writes = line.letter == "T" and any(other.letter == "S" for other in self._lines.values())
-        ids, note = part.given[0][0], ""
-        if not writes and line.given < len(ids):
-            note = (
-                f"The first {line.given} were given; the model wrote the others, one at a time, and read each in turn."
-            )
-        role = "start" if writes else "tokens"
-        return self.note(role, ids, line.letter, where=part.path, group=group, rows=tuple(line.tokens), note=note)
+        writes = line.letter == "T" and len(self._lines) > 1
+        more = not writes and line.given < len(line.tokens)
+        note = f"The first {line.given} were given; the model wrote the others, one at a time, and read each in turn."
+        common = {"where": part.path, "group": group, "rows": tuple(line.tokens), "note": note if more else ""}
+        return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
 
     def _vectors(self, role: str, x: Tensor, line: Line, last: str = "M", **details: Any) -> int:
         """A row a token, or one for all of them where the tokens have become one."""
         x = x[0]
+        last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last
         if x.dim() == 1:
             return self.note(role, x, last, **details)
-        rows = tuple(line.tokens[-len(x) :])  # patches have no [CLS] before them yet
-        letter = line.letter if len(x) == len(line.tokens) else "N"
-        return self.note(role, x, f"{letter} {last}", rows=rows, **details)
+        letter = line.letter if len(x) == len(line.tokens) else "N"  # patches have no [CLS] before them yet
+        return self.note(role, x, f"{letter} {last}", rows=tuple(line.tokens[-len(x) :]), **details)
 
-    def _feed_forward(self, part: Visit, matrices: list[Visit], line: Line, common: dict[str, Any]) -> int:
-        hidden, down = matrices[-1].given[0], matrices[-1]
-        activation = getattr(part.module, "activation", None)
-        name = re.sub(r"\W.*", "", str(activation)) if activation is not None else "activation"
-        inside = f"{name}({{h}} W₁{_bias(matrices[0].module, '1')})"
-        if len(matrices) > 2:
-            inside = f"{name}: activation({{h}} W_gate) · ({{h}} W₁)"
-        common = common | {"branch": "feed-forward"}
-        where = {"where": down.path}
-        note = f"{float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
+    def _feed_forward(self, part: Visit, x: Tensor, matrices: list[Visit], common: dict[str, Any]) -> int:
+        hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
+        activation = type(getattr(part.module, "activation", None)).__name__.replace("NoneType", "activation")
+        inside = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
+        inside = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else inside
+        common |= {"branch": "feed-forward"}
+        note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
         wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
-        form = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '2')}"
-        number = self._vectors("feed_forward", part.gave, line, formula=form, **common | where)  # type: ignore[arg-type]
-        self._made[number] = replace(self._made[number], sources=(*common["sources"], wide))
-        return number
+        common |= {"where": down.path, "sources": (*common["sources"], wide)}
+        formula = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '₂')}"
+        return self._vectors("feed_forward", x, line, formula=formula, **common)
 
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
     def _attention(self, part: Visit, source: int | None, group: str) -> int:
-        call, path = self._trace.given(part.path), part.path
-        everyone, rows = list(range(call.q.shape[-3])), list(range(call.T))
-        scores, allowed = scores_of(call, everyone, rows, torch.promote_types(call.q.dtype, torch.float32))
-        others = [x for x in part.given[1:] if _is_stream(x) and x.dim() == part.given[0].dim()]
-        cross = bool(others) and not same(others[0], part.given[0])
-        line = self._line(path)
-        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if cross else line
-        memory = self._number_of(others[0]) if cross else source
-        hides = allowed is not None and not bool(allowed.all())
-        branch = "cross-attention" if cross else "masked self-attention" if hides else "self-attention"
-        names = {"rows": tuple(line.tokens[: call.T]), "columns": tuple(keys.tokens[: call.S])}
-        common = {"group": group, "branch": branch}
-        T, S, K = line.letter, keys.letter, "H" if call.groups == 1 else "K"
-
-        made = {}
-        for role, x, letters, where, start in (
-            ("q", call.q, f"H {T} D", line, source),
-            ("k", call.k, f"{K} {S} D", keys, memory),
-            ("v", call.v, f"{K} {S} D", keys, memory),
-        ):
-            projection = next((one for one in part.parts if one.name == f"{role}_proj"), None)
-            formula = texts()[role]["formula"] + ("" if projection is None else _bias(projection.module, role.upper()))
-            made[role] = self.note(
-                role,
-                _one(x, 3),
-                letters,
-                where=path if projection is None else projection.path,
-                rows=tuple(where.tokens[: x.shape[-2]]),
-                sources=() if start is None else (start,),
-                formula=formula.replace("{h}", "memory") if cross and role != "q" else formula,
-                why=texts()[f"{role}_cross" if cross else role]["why"],
-                note=_turned(x, projection, part.module),
-                **common,
-            )
-        fill = {"scores": "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"}
-        if call.bias is not None:
-            fill["scores"] += " + bias"
-        maps = {"where": path, **names, **common}
-        at = self.note("scores", _one(scores, 3), f"H {T} {S}", sources=(made["q"], made["k"]), fill=fill, **maps)
-        seen = torch.ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
-        seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S), 3)
-        at = self.note(
-            "mask", seen, f"{'H' if len(seen) > 1 else '1'} {T} {S}", sources=(at,), **_told(call, seen, cross), **maps
-        )
-        weights = _one(self._trace.weights(path), 3)
-        at = self.note("weights", weights, f"H {T} {S}", sources=(at,), **maps)
-        heads = _one(self._trace.heads(path), 3)
-        own = {"where": path, "rows": names["rows"], **common}
-        at = self.note("heads", heads, f"H {T} D", sources=(at, made["v"]), **own)
-        out = next((one for one in reversed(part.parts) if isinstance(one.module, nn.Linear)), part)
-        form = (
-            f"attention({'{h}' if not cross else '{h}, memory'}) = concat(head₁, …, head_H) W_O{_bias(out.module, 'O')}"
+        call, path, line = self._trace.given(part.path), part.path, self._line(part.path)
+        others = [x for x in part.given[1:2] if not same(x, part.given[0])]
+        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
+        heads, rows = (list(range(n)) for n in call.q.shape[-3:-1])
+        scores, allowed = scores_of(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
+        seen = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
+        seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S))
+        kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
+        T, S = line.letter, keys.letter
+        common: dict[str, Any] = {"where": path, "group": group, "branch": kind, "rows": tuple(line.tokens)}
+        made = self._projections(part, call, (line, keys), (source, self._memory(others, source)), common)
+        common["columns"] = tuple(keys.tokens)
+        product = "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"
+        biases = [i for i, one in enumerate(self._made) if one.role == "bias" and call.bias is not None][-1:]
+        formula = f"scores = {product}{'' if call.bias is None else ' + bias'}"
+        first = self.note("scores", _one(scores), f"H {T} {S}", sources=(*made[:2], *biases), formula=formula, **common)
+        own = "1" if len(seen) == 1 else "H"
+        at = self.note("mask", seen, f"{own} {T} {S}", sources=(first,), **_told(call, seen, kind), **common)
+        at = self.note("weights", _one(self._trace.weights(path)), f"H {T} {S}", sources=(at,), **common)
+        del common["columns"]
+        at = self.note("heads", _one(self._trace.heads(path)), f"H {T} D", sources=(at, made[2]), **common)
+        out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
+        del common["rows"]
+        common |= {"where": out.path, "sources": (at,) if source is None else (source, at)}
+        formula = (
+            f"attention({{h}}{', memory' if others else ''}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
         )
         assert part.gave is not None
-        before = () if source is None else (source,)
-        return self._vectors("out", part.gave, line, where=out.path, sources=(*before, at), formula=form, **common)
+        return self._vectors("out", part.gave, line, formula=formula, **common)
+
+    def _projections(
+        self,
+        part: Visit,
+        call: Call,
+        lines: tuple[Line, Line],
+        sources: tuple[int | None, int | None],
+        common: dict[str, Any],
+    ) -> list[int]:
+        """Queries, keys and values, each from its projection where that is a module of its own."""
+        cross, made = common["branch"] == "cross-attention", []
+        for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
+            line, source = (lines[role != "q"], sources[role != "q"])
+            product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
+            told: dict[str, Any] = {"why": texts()[f"{role}_cross" if cross else role]["why"]}
+            formula = texts()[role]["formula"] + (
+                _bias(product.module, f"_{role.upper()}") if product is not part else ""
+            )
+            told["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
+            told |= {"where": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
+            letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
+            made.append(self.note(role, _one(x), letters, note=_turned(x, product, part.module), **common | told))
+        return made
+
+    def _memory(self, others: list[Tensor], source: int | None) -> int | None:
+        """The station that cross-attention's keys come from: what a stack gave."""
+        return next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
@@ -308,119 +281,96 @@ class Guide:
         for tensor, number in reversed(known):
             if same(tensor, x):
                 return number
-        common = {"where": visit.path, "group": group}
-        line = self._line(visit.path)
-        alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape]
-        for count in (2, 3):
-            for some in itertools.combinations(alike, count):
-                for order in itertools.permutations(some) if count > 2 else (some,):
-                    if _equal(sum(tensor for tensor, _ in order), x):  # type: ignore[arg-type]
-                        numbers = tuple(sorted(number for _, number in some))
-                        at = self._vectors("add", x, line, sources=numbers, fill={"sum": "x + …"}, **common)
-                        known.append((x, at))
-                        return at
-        for tensor, number in reversed(known):
-            found = self._reshaped(x, tensor, number, line, common)
-            if found is not None:
-                known.append((x, found))
-                return found
-        sources = tuple(number for _, number in known[-1:])
-        known.append((x, self._vectors("between", x, line, sources=sources, **common)))
+        known.append((x, self._between(x, known, self._line(visit.path), {"where": visit.path, "group": group})))
         return known[-1][1]
 
-    def _reshaped(self, x: Tensor, before: Tensor, number: int, line: Line, common: dict[str, Any]) -> int | None:
-        """x made from an earlier result by putting tokens in front, by pooling, or by a tied table of words."""
-        common = common | {"sources": (number,)}
-        if before.dim() != 3:
-            return None
-        if x.dim() == 3 and x.shape[1] > before.shape[1] and same(x[:, -before.shape[1] :], before):
-            return self._vectors("front", x, line, **common)
-        for pooled, how in ((before.mean(1), f"mean over {line.letter} of x"), (before[:, 0], "the first token's x")):
-            if x.shape == pooled.shape and _equal(pooled, x):
-                return self._vectors("pool", x, line, fill={"pooled": how}, **common)
-        for weight in self._trace.module("").parameters():
-            if weight.shape == (x.shape[-1], before.shape[-1]) and _equal(F.linear(before, weight.detach()), x):
-                return self._logits(x, line, "{h} Eᵀ", common)
-        return None
-
-    def _logits(self, x: Tensor, line: Line, formula: str, common: dict[str, Any]) -> int:
-        return self._vectors("logits", x, line, "V", formula=f"logits = {formula}", **common)
+    def _between(self, x: Tensor, known: Known, line: Line, common: dict[str, Any]) -> int:
+        alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape][-6:]
+        for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
+            if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
+                return self._vectors("add", x, line, sources=tuple(sorted(number for _, number in some)), **common)
+        for before, number in reversed(known):
+            own = common | {"sources": (number,)}
+            if before.dim() == 3 and x.dim() == 3 and same(x[:, -before.shape[1] :], before):
+                return self._vectors("front", x, line, **own)
+            if before.dim() == 3 and _equal(before.mean(1), x):
+                return self._vectors("pool", x, line, formula=f"x = mean over {line.letter} of x", **own)
+            if before.dim() == 3 and _equal(before[:, 0], x):
+                return self._vectors("pool", x, line, formula="x = the first token's x", **own)
+            for weight in self._trace.module("").parameters():
+                if weight.shape == (x.shape[-1], before.shape[-1]) and _equal(F.linear(before, weight.detach()), x):
+                    return self._vectors("logits", x, line, "V", formula="logits = {h} Eᵀ", **own)
+        change = x - known[-1][0] if alike else x
+        constant = alike and _equal(change, change[:, :1].expand_as(change), float(x.abs().max()))
+        note = "Here the same vector was added to every token." if constant else ""
+        return self._vectors("between", x, line, sources=tuple(i for _, i in known[-1:]), note=note, **common)
 
     def _line(self, path: str) -> Line:
         return next(line for start, line in self._lines.items() if path.startswith(start))
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    """Whether it is a linear map by itself: torch's, or another that has one matrix and is no table of embeddings."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def _is_stream(x: Tensor) -> bool:
     return x.is_floating_point() and x.dim() in (2, 3)
 
 
-def _one(x: Tensor, dims: int) -> Tensor:
-    """The first sequence of a batch."""
-    return x.reshape(-1, *x.shape[-dims:])[0] if x.dim() >= dims else x.reshape(*[1] * (dims - x.dim()), *x.shape)
+def _one(x: Tensor) -> Tensor:
+    """The heads (H, …, …) of the first sequence of a batch; 1 of them where all are alike."""
+    return x.reshape(-1, *x.shape[-3:])[0] if x.dim() > 2 else x[None]
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding: a sum of three in another order rounds twice, each time by half a unit of the largest."""
+def _equal(a: Tensor, b: Tensor, largest: float = 0.0) -> bool:
+    """Equal but for rounding: by two units of the largest number at most."""
     if a.shape != b.shape or not a.numel():
         return False
-    a, b = a.double(), b.double()
-    unit = torch.finfo(torch.float32).eps
-    return float((a - b).abs().max()) <= 2 * unit * float(b.abs().max())
+    unit = torch.finfo(b.dtype).eps
+    return float((a.double() - b.double()).abs().max()) <= 2 * unit * max(largest, float(b.abs().max()))
 
 
-def _bias(module: nn.Module, letter: str = "") -> str:
-    has = getattr(module, "bias", None) is not None
-    mark = {"": "", "1": "₁", "2": "₂"}.get(letter, f"_{letter}")
-    return f" + b{mark}" if has else ""
+def _bias(module: nn.Module, mark: str = "") -> str:
+    return "" if getattr(module, "bias", None) is None else f" + b{mark}"
 
 
 def _norm(module: nn.Module) -> str:
-    scale = " · γ" + (" + β" if getattr(module, "bias", None) is not None else "")
-    if "rms" in type(module).__name__.lower():
-        return "x / √(mean(x²) + ε)" + scale
-    return "(x − mean(x)) / √(var(x) + ε)" + scale
+    centred = "rms" not in type(module).__name__.lower()
+    ratio = "(x − mean(x)) / √(var(x) + ε)" if centred else "x / √(mean(x²) + ε)"
+    return f"{ratio} · γ" + (" + β" if getattr(module, "bias", None) is not None else "")
 
 
-def _places(part: Visit, choice: Any) -> str:
-    """What a module of positions says about itself, and how much it adds."""
-    assert part.gave is not None
-    added = (part.gave - part.given[0])[0].float()
-    start = ", ".join(f"{value:.3f}" for value in added[-1, :4].tolist())
-    length = float(added[-1].norm())
-    return f"{type(choice).__name__}: added to the last token was P = [{start}, …], of length {length:.3g}."
+def _places(part: Visit, x: Tensor) -> dict[str, str]:
+    """What kind of positions a module adds, and how much."""
+    kind = type(getattr(part.module, "choice", part.module)).__name__
+    added = (x - part.given[0])[0, -1].float()
+    start = ", ".join(f"{value:.3f}" for value in added[:4].tolist())
+    note = f"{kind}: added to the last token was P = [{start}, …], of length {float(added.norm()):.3g}."
+    return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
 
 
-def _turned(x: Tensor, projection: Visit | None, layer: nn.Module) -> str:
-    """Whether queries or keys are something else than the projection gave: turned by their place, or normalised."""
-    if projection is None or projection.gave is None or projection.gave.numel() != x.numel():
+def _turned(x: Tensor, product: Visit, layer: nn.Module) -> str:
+    """Whether queries or keys are something else than their product: turned by their place, or normalised."""
+    y = product.gave
+    if y is None or y.numel() != x.numel() or product.module is layer:
         return ""
-    before = projection.gave.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3)
-    if same(before, x):
+    if same(y.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3), x):
         return ""
-    rotary = getattr(layer, "rotary", None)
-    how = "changed after the product"
-    if rotary is not None:
-        how = f"turned by an angle that grows with the token's place ({rotary}), so that q · k depends on distance"
-    if getattr(layer, "q_norm", None) is not None:
-        how = f"normalised in every head, and {how}"
-    return how[0].upper() + how[1:] + "."
+    turned = f"turned by an angle that grows with the token's place ({getattr(layer, 'rotary', None)}), so that q · k "
+    normed = getattr(layer, "q_norm", None) is not None
+    if getattr(layer, "rotary", None) is None:
+        return "Normalised in every head." if normed else "Changed after the product."
+    said = f"{'normalised in every head, then ' if normed else ''}{turned}depends on distances."
+    return said[0].upper() + said[1:]
 
 
-def _told(call: Any, seen: Tensor, cross: bool) -> dict[str, str]:
-    """What this mask is, and why."""
-    said = texts()
+def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:
+    """What a mask is, and why."""
     T, S = seen.shape[-2:]
-    open_ = int(seen[0].sum())
-    causal = (
-        T == S and not cross and bool((seen == torch.ones(T, S, dtype=torch.bool, device=seen.device).tril()).all())
-    )
-    key = "mask_causal" if causal else "mask_cross" if cross else "mask_full" if open_ == T * S else "mask_other"
-    name = "full()" if call.mask is None else str(call.mask)
-    return {"why": said[key]["why"], "note": f"{name}: {open_:,} of {T * S:,} pairs may attend."}
-
-
-def _branch_of(station: Station) -> str:
-    """How the result of a station is written in a sum."""
-    if station.role in ("out", "feed_forward"):
-        return station.formula.partition(" = ")[0]
-    return {"norm": "norm(…)", "linear": "y"}.get(station.role, "y")
+    allowed = int(seen[0].sum())
+    causal = kind == "masked self-attention" and T == S and bool((seen == torch.ones_like(seen).tril()).all())
+    role = "cross" if kind == "cross-attention" else "full" if allowed == T * S else "causal" if causal else "other"
+    note = f"{'full()' if call.mask is None else call.mask}: {allowed:,} of {T * S:,} pairs may attend."
+    return {"why": texts()[f"mask_{role}"]["why"], "note": note}

@@ -82,15 +82,14 @@ def of_text(trained: Trained, prompt: str) -> Album:
     return _of_ids(trained, ids, title=shortened(prompt))
 
 
-def text_ids(trained: Trained, prompt: str, room: int = 0) -> list[int]:
-    """The ids of a text that is neither empty nor longer than the model takes, with `room` for more."""
+def text_ids(trained: Trained, prompt: str) -> list[int]:
+    """The ids of a text that is neither empty nor longer than the model takes."""
     ids = trained.tokenizer.prompt(prompt)
     if not ids:
         raise DataError("the text has no token: give at least one letter")
     longest = getattr(trained.model.config, "max_len", None)
-    if longest is not None and len(ids) + room > longest:
-        most = f"{longest - room} at most" + (f", with {room} to be written" if room else "")
-        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {most}: shorten it")
+    if longest is not None and len(ids) > longest:
+        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it")
     return ids
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead.look.listen import first_tensor
+
 
 @dataclass
 class Visit:
@@ -38,8 +40,9 @@ class Visit:
 
     @property
     def quiet(self) -> bool:
-        """Whether it handed on what it got: dropout in evaluation, `nn.Identity`."""
-        return self.gave is None or (bool(self.given) and same(self.given[0], self.gave))
+        """Whether it did nothing but hand on what it got: dropout in evaluation, `nn.Identity`."""
+        handed_on = self.gave is not None and bool(self.given) and same(self.given[0], self.gave)
+        return self.gave is None or (handed_on and not self.parts)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -61,14 +64,15 @@ def visiting(model: nn.Module) -> Iterator[list[Visit]]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside = f"{running[-1].path}." if running and running[-1].path else ""
         path = next((path for path in names[module] if path.startswith(inside)), names[module][0])
-        tensors = [x.detach().clone() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        visit = Visit(path, module, tensors)
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks and the like come later
+        visit = Visit(path, module, [x.detach().clone() for x in tensors])
         (running[-1].parts if running else found).append(visit)
         running.append(visit)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        running.pop().gave = first.detach().clone() if isinstance(first, Tensor) else None
+        first = first_tensor(output)
+        running.pop().gave = None if first is None else first.detach().clone()
 
     with ExitStack() as stack:
         for module in names:

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from clearhead.data.digits import prepare
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import Greedy, generate
+from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.look.listen import first_tensor
 from clearhead.look.page import filled, framed
 from clearhead.look.stations import Guide, Line, Station
 from clearhead.look.trace import trace
@@ -35,6 +37,8 @@ from clearhead.look.trained import (
     text_ids,
 )
 from clearhead.look.visits import visiting
+from clearhead.look.walk_data import as_dict
+from clearhead.look.walk_text import as_text
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import translations
@@ -108,14 +112,10 @@ class Walk:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
-        from clearhead.look.walk_data import as_dict
-
         return as_dict(self)
 
     def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
         """The walk for a terminal: the blocks of this number (or this one block, by its path) in full."""
-        from clearhead.look.walk_text import as_text
-
         return as_text(self, layer=layer, head=head, width=width, colour=colour)
 
     def html(self) -> str:
@@ -143,23 +143,31 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         return _of_pair(trained, text, max_new)
     if isinstance(trained.model, VisionTransformer):
         return _of_picture(trained, text, data)
-    if isinstance(trained.model, Encoder):
-        ids = text_ids(trained, text)
-        run = _Run(trained.model, trained.name, {"": _line("T", trained, ids, len(ids))}, text)
-        return run.watched(_ids(trained, ids)).walk(shortened(text))
-    if not isinstance(trained.model, Decoder):
-        raise nothing_to_see(trained)
+    if isinstance(trained.model, (Decoder, Encoder)):
+        return _of_text(trained, text, max_new)
+    raise nothing_to_see(trained)
+
+
+def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
+    """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
+    made: list[int] = []
     if trained.task == "sort-dedup":
         ids, made = sorting_ids(trained, text, with_stop=True)
         made = made[:max_new]
     else:
-        room = NEW_TOKENS if max_new is None else max_new
-        ids = text_ids(trained, text, room)
+        ids = text_ids(trained, text)
+    if isinstance(trained.model, Decoder) and not made:
+        room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
         new = generate(trained.model, _ids(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
-    run = _Run(trained.model, trained.name, {"": _line("T", trained, [*ids, *made[:-1]], len(ids))}, text)
-    run.watched(_ids(trained, [*ids, *made[:-1]])).chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
+    read = [*ids, *made[:-1]]
+    run = _Run(trained.model, trained.name, {"": _line("T", trained, read, len(ids))}, text).watched(
+        _ids(trained, read)
+    )
+    if not made:
+        return run.walk(shortened(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
+    run.chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
     return run.walk(f"{shortened(text)} → {shortened(answer)}")
 
 
@@ -187,11 +195,7 @@ def _of_picture(trained: Trained, given: str, data: Path | None) -> Walk:
 
 def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
     """A module by itself: tokens are called by their numbers, and there is no text to begin and to end with."""
-    starts = ("encoder", "") if len(inputs) > 1 else ("",)
-    lines = {
-        start: Line(letter, [str(i) for i in range(x.shape[1])], x.shape[1])
-        for start, letter, x in zip(starts, ("S", "T") if len(inputs) > 1 else ("T",), inputs, strict=True)
-    }
+    lines = {"encoder": Line("S", (), 0), "": Line("T", (), 0)} if len(inputs) > 1 else {"": Line("T", (), 0)}
     name = type(model).__name__
     return _Run(model, name, lines, None).watched(*inputs).walk(f"A run of {name}")
 
@@ -199,16 +203,22 @@ def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
 class _Run:
     """One watched run on its way to a walk."""
 
-    def __init__(self, model: nn.Module, name: str, lines: Mapping[str, Line], given: str | Tensor | None) -> None:
+    def __init__(self, model: nn.Module, name: str, lines: dict[str, Line], given: str | Tensor | None) -> None:
         self._model, self._name, self._lines, self._given = model, name, lines, given
         self.steps: list[Step] = []
 
     def watched(self, *inputs: Tensor) -> _Run:
         """Run the model on these inputs and note the stations, the input itself first."""
-        with torch.no_grad(), trace(self._model) as seen, visiting(self._model) as visits:
-            self.gave: Tensor = self._model(*inputs)
-        if not seen.paths:
+        model = self._model
+        with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, visiting(model) as visits:
+            output = first_tensor(model(*inputs))
+        if not seen.paths or output is None:
             raise ConfigError(f"{self._name} has not attended to anything that can be seen. {seen.report()}")
+        self.gave: Tensor = output
+        for start, line in self._lines.items():
+            if not line.tokens:
+                size = seen.given([path for path in seen.paths if path.startswith(start)][-1]).T
+                self._lines[start] = Line(line.letter, [str(i) for i in range(size)], size)
         self._guide = guide = Guide(seen, self._lines)
         if isinstance(self._given, str):
             letters = self._given.strip()
@@ -244,6 +254,11 @@ class _Run:
         return self
 
     def walk(self, title: str) -> Walk:
+        """All that was noted."""
+        last = self._guide.stations[-1]
+        if last.role == "norm" and last.shape == self.gave.shape[1:]:  # an encoder's vectors are its answer
+            common = {"where": "", "group": "", "rows": last.rows, "sources": (len(self._guide.stations) - 1,)}
+            self._guide.note("vectors", self.gave[0], " ".join(last.letters), **common)
         kind = type(self._model).__name__
         weights = f"{sum(p.numel() for p in self._model.parameters()):,}"
         facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}

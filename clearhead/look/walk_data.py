@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from clearhead.look.stations import Station, texts
-from clearhead.look.walk import Walk
+
+if TYPE_CHECKING:
+    from clearhead.look.walk import Walk
 
 SIDE = 64  # cells of a matrix's side
 _NUMBERS = 1024  # of the vectors of one station, all tokens together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from clearhead.errors import ConfigError
 from clearhead.look.stations import Station, texts
 from clearhead.look.terminal import heatmap
 from clearhead.look.text import table
-from clearhead.look.walk import Group, Walk
+
+if TYPE_CHECKING:
+    from clearhead.look.walk import Group, Walk
 
 _ROWS = 8  # tokens that are shown of a longer line
 _NUMBERS = 5  # of each vector
@@ -29,7 +32,7 @@ def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100
     said: set[str] = set()  # why a station is there is said once
     for group in walk.groups:
         if group.block is not None and group not in shown:
-            lines.append(_summary(walk, group))
+            lines += ["", *textwrap.wrap(_summary(walk, group), width, subsequent_indent="   ")]
             continue
         order = f" ({group.order})" if group.order else ""
         where = f"   {group.where}" if group.where else ""
@@ -63,8 +66,8 @@ def _summary(walk: Walk, group: Group) -> str:
     lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
     change = float((last - first).norm(dim=-1).mean())
     return (
-        f"\n── {group.title} ({len(stations)} stations of the same kinds): x goes from length {lengths[0]:.3g} to "
-        f"{lengths[1]:.3g}, by a change of {change:.3g} (means over tokens)"
+        f"── {group.title}: {len(stations)} stations of the same kinds; x goes from length {lengths[0]:.3g} to "
+        f"{lengths[1]:.3g}, changed by {change:.3g} (means over tokens)"
     )
 
 

@@ -5,6 +5,7 @@ for each pair; large ones are shaded (see `shading.py`, which makes the numbers)
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from html import escape
 
@@ -54,7 +55,7 @@ class Drawing:
 
     def __str__(self) -> str:
         legend = "blank none, ░▒▓ some, █ all" if self.shaded else "■ may attend, · may not"
-        head = [self.expression, f"{self.caption}; {legend}"]
+        head = [self.expression, *textwrap.wrap(f"{self.caption}; {legend}", 80)]
         if not self.queries or not self.keys:
             return "\n".join(head)
         rows, columns = self._size()

@@ -190,8 +190,7 @@ class _Reader:
     def _call(self, name: _Token) -> Mask:
         constructor = _CONSTRUCTORS.get(name.text)
         if constructor is None:
-            known = ", ".join(_CONSTRUCTORS)
-            self._fail(f"there is no mask {_shown(name.text)}{_guess(name.text, _CONSTRUCTORS)}", name.column, known)
+            self._fail(f"there is no mask {_shown(name.text)}; {did_you_mean(name.text, _CONSTRUCTORS)}", name.column)
         if not self._skip("("):
             self._fail(f"expected ( after {name.text}", self.tokens[self.at].column)
         values: dict[str, Any] = {}
@@ -211,6 +210,8 @@ class _Reader:
 
     def _argument(self, owner: str, constructor: _Constructor, values: dict[str, Any], labels: dict[str, str]) -> None:
         token = self._next()
+        if token.kind == "end":
+            self._fail(f"the bracket of {owner}( is not closed: {_usage(owner)}", token.column)
         if token.kind == "name" and self._skip("="):
             parameter, where = token.text, token.column
             if parameter not in constructor.parameters:
@@ -237,6 +238,8 @@ class _Reader:
             if len(digits) > 12:
                 self._fail(f"{digits[:12]}… is too large a number for {parameter}", token.column)
             return int(digits)
+        if token.kind == "number" and parameter == "lengths":
+            return [int(token.text.replace("_", "")[:12])]  # a batch of one
         if token.kind != "name":
             self._fail(f"expected the name of a tensor for {parameter}: {_usage(owner)}", token.column)
         if token.text not in self.data:
@@ -256,7 +259,7 @@ class _Reader:
         except ClearheadError as error:
             self._fail(str(error), column)
 
-    def _fail(self, message: str, column: int, note: str = "") -> NoReturn:
+    def _fail(self, message: str, column: int) -> NoReturn:
         """Raise with the place: the message in the first line, an excerpt and a caret below it."""
         start = max(0, column - 41)
         stop = column + 30
@@ -264,8 +267,6 @@ class _Reader:
         front, back = "…" if start else "", "…" if stop < len(self.text) else ""
         caret = " " * (len(front) + column - 1 - start) + "^"
         lines = [f"column {column}: {message}", f"  {front}{excerpt}{back}", f"  {caret}"]
-        if note:
-            lines.append(f"  known: {note}")
         raise ParseError("\n".join(lines), text=self.text, column=column)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from clearhead.claims import claims, run
+from clearhead.claims import claims
+from clearhead.claims import run as try_claims
+from clearhead.cli.app import app
+from clearhead.cli.app import run as run_command
 from tests.effort import Effort
 
 
@@ -13,7 +18,7 @@ def watched():
     found = {}
     for name in claims():
         with Effort() as took:
-            (outcome,) = run([name], seed=0)
+            (outcome,) = try_claims([name], seed=0)
         found[name] = outcome, took
     return found
 
@@ -26,3 +31,20 @@ def outcomes(watched):
 @pytest.fixture(scope="session")
 def effort(watched):
     return {name: took for name, (_, took) in watched.items()}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process: exit status, standard output, standard error."""
+
+    # `--version` is not under test, and its callback leaves None where jaxtyping's checks want a bool.
+    monkeypatch.setattr(app, "registered_callback", None)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["clearhead", "claims", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            run_command()
+        shown = capsys.readouterr()
+        return int(ending.value.code or 0), shown.out, shown.err
+
+    return call

@@ -5,39 +5,21 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
+import shutil
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
 
 from clearhead.claims import DOCUMENTS, ledger, report
-from clearhead.claims.report import TITLES
-from clearhead.cli.app import app
-from clearhead.cli.app import run as run_command
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process: exit status, standard output, standard error."""
-
-    # `--version` is not under test, and its callback leaves None where jaxtyping's checks want a bool.
-    monkeypatch.setattr(app, "registered_callback", None)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["clearhead", "claims", *arguments])
-        with pytest.raises(SystemExit) as ending:
-            run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
-
-    return call
 
 
 @pytest.fixture
 def few(monkeypatch):
     """Three themes instead of all: enough for a table and a page."""
-    monkeypatch.setattr(ledger, "THEMES", ("recurrent", "logistic", "perturbation"))
+    monkeypatch.setattr(
+        ledger, "THEMES", {name: ledger.THEMES[name] for name in ("recurrent", "logistic", "perturbation")}
+    )
 
 
 def test_the_table(run, few):
@@ -45,20 +27,20 @@ def test_the_table(run, few):
     assert status == 0, error
     assert "Deep learning final exam" in out
     assert "scale-key-limit" in out
-    counts = re.search(r"(\d+) claims: (\d+) holds, (\d+) holds when, (\d+) does not hold", out)
+    counts = re.search(r"(\d+) claims: (\d+) holds, (\d+) holds when, (\d+) does not hold, (\d+) misprint", out)
     assert counts
     total, *parts = map(int, counts.groups())
     assert total == sum(parts) == len(ledger.claims())
 
 
 def test_json(run):
-    status, out, error = run("run", "scale-key-weight", "rnn-update", "rnn-order", "--seed", "3", "--json")
+    status, out, error = run("run", "scale-key-weight", "rnn-update", "key-noise-beta", "--seed", "3", "--json")
     assert status == 0, error
     document = json.loads(out)
     assert [(c["id"], c["verdict"]) for c in document["claims"]] == [
         ("scale-key-weight", "does not hold"),
         ("rnn-update", "holds"),
-        ("rnn-order", "holds when"),
+        ("key-noise-beta", "holds when"),
     ]
     for c in document["claims"]:
         assert {"id", "source", "place", "says", "verdict", "evidence", "seconds"} <= set(c)
@@ -81,11 +63,22 @@ def test_show(run, tmp_path):
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.parametrize("width", [140, 80, 60, 33])
+def test_no_identifier_is_cut(run, few, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    status, out, error = run()
+    assert status == 0, error
+    words = set(out.split())
+    assert set(ledger.claims()) <= words
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("run", "rnn-updat"), "clearhead: no claim is called 'rnn-updat'; did you mean 'rnn-update'?\n"),
         (("show", "rnn-update", "--svg", "a.svg"), "clearhead: the claim 'rnn-update' has no drawing"),
+        (("coverage", "005"), "clearhead: no document is called '005'"),
+        (("quiz", "--from", "2"), "clearhead: no document is called '2'"),
     ],
 )
 def test_one_line_for_an_error(run, arguments, message):
@@ -132,11 +125,10 @@ def test_the_report_is_one_whole_page(outcomes):
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
-    for o, colour in (("holds", "yes"), ("holds when", "when"), ("does not hold", "no")):
+    for o, colour in (("holds", "yes"), ("holds when", "when"), ("does not hold", "no"), ("misprint", "slip")):
         assert page.verdicts.count(colour) == sum(x.verdict == o for x in outcomes.values())
-    assert set(ledger.THEMES) <= set(TITLES)
     for theme in {o.claim.theme for o in outcomes.values()}:
-        assert f">{TITLES[theme]}</h3>" in text
+        assert f">{ledger.THEMES[theme]}</h3>" in text
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.S):
         ET.fromstring(svg)
 
@@ -147,12 +139,42 @@ def test_the_report_shows_each_statement_with_all_its_evidence(outcomes):
     plain = html.unescape(re.sub(r"<[^>]+>", "", text))
     by_document = [o for d in DOCUMENTS for o in outcomes.values() if o.claim.source == d]
     assert re.findall(r'<article class="\w+" id="([\w-]+)"', text) == [o.claim.id for o in by_document]
-    wrong = [o.claim.id for o in by_document if o.verdict == "does not hold"]
+    wrong = [o.claim.id for o in by_document if o.verdict in ("does not hold", "misprint")]
     table = text[text.index('id="wrong"') : text.index('id="document-1"')]
     assert re.findall(r'href="#([\w-]+)"', table) == wrong
     assert text.count("<tr class=") == sum(len(o.cases) for o in outcomes.values())
     for word in ("Say instead", "Holds when", "How it was tried.", "Contents", "Questions only"):
         assert word in plain
+
+
+def test_the_report_can_be_searched_and_darkened(run, few, tmp_path):
+    """In a browser: typing hides what does not match, and dark begins as the system has it."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    browser_at = shutil.which("chromium")
+    if browser_at is None:
+        pytest.skip("no chromium on this machine")
+    assert run("report", str(tmp_path / "page.html"))[0] == 0
+    with sync.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=browser_at, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme="dark")
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto((tmp_path / "page.html").as_uri())
+        shown = page.locator("article:visible")
+        assert page.is_checked("#dark")
+        assert shown.count() == len(ledger.claims())
+        page.keyboard.press("/")
+        page.keyboard.type("stretched weight SCALE-KEY-WEIGHT")
+        assert [one.get_attribute("id") for one in shown.all()] == ["scale-key-weight"]
+        assert page.inner_text("#found") == "1 found"
+        assert page.locator("h3:visible").count() == 1
+        page.keyboard.press("Escape")
+        assert shown.count() == len(ledger.claims())
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.uncheck("#dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+        assert wrong == []
+        browser.close()
 
 
 def test_the_report_is_written(run, few, tmp_path):

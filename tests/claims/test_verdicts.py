@@ -11,6 +11,7 @@ from clearhead.claims import (
     DOES_NOT_HOLD,
     HOLDS,
     HOLDS_WHEN,
+    MISPRINT,
     ClaimError,
     Trial,
     claims,
@@ -19,7 +20,9 @@ from clearhead.claims import (
     logistic,
     masks,
     multihead,
+    papers,
     permutation,
+    perturbation,
     positions,
     scores_and_scaling,
     temperature,
@@ -75,6 +78,21 @@ def test_a_correction_has_to_hold_too():
         judge(made(), t)
 
 
+def test_a_misprint_is_wrong_as_printed_and_right_as_meant():
+    t = Trial()
+    t.case("as printed", 1, False)
+    t.meant("as meant", True)
+    o = judge(made(), t)
+    assert (o.verdict, o.counter_example, o.correct) == (MISPRINT, "as printed: 1", "as meant")
+    assert {"counter_example", "correct"} <= set(o.to_dict())
+    t.cases.clear()
+    t.case("as printed", 1, True)
+    assert judge(made(), t).verdict == HOLDS
+    t.meant("meant otherwise", False)
+    with pytest.raises(ClaimError, match="does not hold either: meant otherwise"):
+        judge(made(), t)
+
+
 def pooled(x, *, causal=False):
     """A layer whose every output is the sum of all inputs: truly invariant."""
     total = [sum(column, Fraction(0)) for column in zip(*x, strict=True)]
@@ -86,6 +104,8 @@ REAL_NETWORK = convnet.network
 MUTATIONS = [
     ("permutation-invariant-answered", permutation, "self_attention", pooled, HOLDS),
     ("swap-changes-nothing", permutation, "self_attention", pooled, HOLDS),
+    ("key-noise-mean", perturbation, "gaussian_change", lambda score, sigma: sigma, DOES_NOT_HOLD),
+    ("points-of-problem-1", papers, "POINTS", {"Part 3, Problem 1": (25, (5, 20))}, MISPRINT),
     ("score-variance", scores_and_scaling, "score_moments", lambda d, **_: (0, d + 1), DOES_NOT_HOLD),
     ("score-mean", scores_and_scaling, "score_moments", lambda d, **_: (1, d), DOES_NOT_HOLD),
     ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
@@ -99,8 +119,8 @@ MUTATIONS = [
     ("softmax-fixes", dedup_decoder, "gradients", lambda weights, first: dict.fromkeys(
         ("W_Q", "W_K", "W_V"), torch.zeros(4, 2)), DOES_NOT_HOLD),
     ("separable-no-minimum", logistic, "DATA", (((1, 1), 1), ((1, 1), -1)), DOES_NOT_HOLD),
-    ("sinusoid-longer", positions, "previous_token_accuracy", lambda kind, seed: (1.0, 1.0, 1.0), HOLDS),
-    ("relative-longer", positions, "previous_token_accuracy", lambda kind, seed: (1.0, 1.0, 1.0), DOES_NOT_HOLD),
+    ("sinusoid-longer", positions, "previous_token_accuracy", lambda kind, seed: ((1.0,) * 3,) * 3, HOLDS),
+    ("relative-longer", positions, "previous_token_accuracy", lambda kind, seed: ((1.0,) * 3,) * 3, DOES_NOT_HOLD),
 ]  # fmt: skip
 
 

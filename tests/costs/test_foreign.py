@@ -183,6 +183,7 @@ class Looks(nn.Module):
         return x[x > 0].sum() if x.sum() > 1 else x.mean()
 
 
+@pytest.mark.bad_input
 def test_what_depends_on_numbers_is_refused_with_the_operator_and_the_line():
     with pytest.raises(ConfigError, match=r"_local_scalar_dense.*test_foreign\.py:\d+ \(return x\[x > 0\]"):
         cost(Looks(), inputs=Values((3,)), batch=2)

@@ -32,7 +32,7 @@ ROOMS = (
 
 def test_the_face_is_what_the_design_says():
     names = """ClearheadError Decoder Encoder EncoderDecoder KVCache MultiHeadAttention VisionTransformer __version__
-    attend     attention check claims cost generate load look masks positions pretrained save train work"""
+    attend attention check claims cost generate load look masks positions pretrained save train under work"""
     assert set(clearhead.__all__) == set(names.split())
 
 

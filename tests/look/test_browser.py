@@ -51,7 +51,11 @@ OPTIONS = (
 
 def clicked(folder: Path, made: Album, script: str, *, budget: int | None = None) -> dict:
     """What a script of `browser/` found in the page of an album."""
-    text = page(made) if budget is None else page(made, budget=budget)
+    return opened(folder, page(made) if budget is None else page(made, budget=budget), script)
+
+
+def opened(folder: Path, text: str, script: str) -> dict:
+    """What a script of `browser/` found in a page."""
     run = "\n".join((SCRIPTS / name).read_text(encoding="utf-8") for name in ("tools.js", script))
     path = folder / "page.html"
     path.write_text(

@@ -45,7 +45,9 @@ function scale(role, values) {
     return (value) => mixed(paper, heat, Math.sqrt(value / full));
   }
   if (role === "pixels") return (value) => mixed("#000000", "#ffffff", value / 255);
-  return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.abs(value) / most));
+  // A few features are often far larger than the rest: full colour begins at four times the mean size.
+  const usual = (4 * flat.reduce((sum, value) => sum + Math.abs(value), 0)) / Math.max(1, flat.length), full = Math.min(most, usual || most);
+  return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.min(1, Math.abs(value) / full)));
 }
 function picture(rows, paint, width, height, attributes = {}) {
   const canvas = make("canvas", { width: rows[0].length, height: rows.length, ...attributes });

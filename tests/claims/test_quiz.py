@@ -1,0 +1,82 @@
+"""`clearhead claims quiz`: answers are read from a pipe as from a person, and the score is told however it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from clearhead.claims import DOCUMENTS, VERDICTS, quiz
+from clearhead.claims.ledger import claims
+
+VERDICT = {"rnn-update": "holds", "scale-key-weight": "does not hold", "infinity-norm-cases": "misprint"}
+
+
+@pytest.fixture
+def three(monkeypatch):
+    monkeypatch.setattr(quiz, "drawn", lambda n, seed, document: [claims()[name] for name in VERDICT][:n])
+
+
+def test_the_same_seed_draws_the_same():
+    first, again, other = (quiz.drawn(12, seed) for seed in (3, 3, 4))
+    assert first == again != other
+    assert len({c.id for c in first}) == 12
+    assert {c.source for c in quiz.drawn(500, 0, 4)} == {DOCUMENTS[4]}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("1", "holds"), ("2\n", "holds when"), (" Holds ", "holds"), ("does", "does not hold"), ("mis", "misprint"),
+     ("holds w", "holds when"), ("0", None), ("5", None), ("", None), ("h", None), ("maybe", None)],
+)  # fmt: skip
+def test_what_a_person_means(text, verdict):
+    assert quiz.meaning(text) == verdict
+    assert all(quiz.meaning(v) == v for v in VERDICTS)
+
+
+def test_by_a_pipe(run, three, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("holds\nperhaps\n1\nmisprint\n"))
+    status, out, error = run("quiz")
+    assert status == 0, error
+    assert out.count("Right.") == 2
+    assert "'perhaps' is no answer" in out
+    assert "No: does not hold." in out
+    assert "query -1: weight: 1/3 → 1/5" in out
+    assert "clearhead claims show scale-key-weight" in out
+    assert out.endswith("2 of 3 right (seed 0)\n")
+
+
+def test_a_pipe_that_ends_and_a_q(run, three, monkeypatch):
+    for text in ("1\n", "1\nq\n3\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        status, out, _ = run("quiz")
+        assert status == 0
+        assert out.endswith("1 of 1 right (seed 0)\n")
+
+
+def test_ctrl_c_tells_the_score(run, three, monkeypatch):
+    class Keyboard:
+        lines = iter(["1\n", "3\n"])
+
+        def readline(self) -> str:
+            line = next(self.lines, None)
+            if line is None:
+                raise KeyboardInterrupt
+            return line
+
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    status, out, _ = run("quiz")
+    assert status == 0
+    assert out.endswith("2 of 2 right (seed 0)\n")
+
+
+def test_json(run, three, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\n1\n4\n"))
+    status, out, error = run("quiz", "--json", "--seed", "2")
+    assert status == 0, error
+    found = json.loads(out)
+    assert (found["seed"], found["right"], found["of"]) == (2, 2, 3)
+    assert [(a["id"], a["verdict"]) for a in found["answers"]] == list(VERDICT.items())
+    assert all(a["because"] for a in found["answers"])

@@ -1,0 +1,80 @@
+"""`clearhead walk`: every kind of Transformer in the box, and mistakes in one line each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_look import picture  # noqa: F401 (a fixture)
+
+HELLO = ["walk", "en-es", "Hello world"]
+
+
+def test_hello_world_in_the_terminal(cli):
+    ran = cli(*HELLO)
+    assert ran.code == 0
+    assert ran.out.startswith("Hello world → ")
+    for words in ("H │ e │ l │ l │ o", "scores = q kᵀ / √D", "head 0 of 8", "masked self-attention", "next ="):
+        assert words in ran.out
+    assert "decoder.blocks.2.norm1" in cli(*HELLO, "--layer", "2", "--head", "7").out
+
+
+def test_the_page_and_the_document(cli, tmp_path):
+    ran = cli(*HELLO, "--html", tmp_path / "new" / "a.html", "--json")
+    assert ran.json["stations"][0]["rows"] == list("Hello world")
+    page = (tmp_path / "new" / "a.html").read_text(encoding="utf-8")
+    inside = page.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(inside) == ran.json
+    assert "written to" in cli("walk", "sort-dedup", "D A A", "--html", tmp_path / "b.html").out
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "roles"),
+    [
+        ("shakespeare", "ROMEO:", {"characters", "tokens", "position", "mask", "logits", "next"}),
+        ("sort-dedup", "D A A", {"characters", "tokens", "mask", "logits", "next"}),
+        ("digits-vit", None, {"pixels", "patches", "position", "mask", "pool", "logits", "answer"}),
+    ],
+)
+def test_a_decoder_and_a_vision_transformer_have_their_own_walks(cli, model, given, roles, picture):  # noqa: F811
+    found = cli("walk", model, given or picture, "--json").json
+    assert roles <= {station["role"] for station in found["stations"]}
+    masked = {station["branch"] for station in found["stations"] if station["role"] == "mask"}
+    assert masked == ({"self-attention"} if given is None else {"masked self-attention"})
+    assert not any(station["role"] == "between" for station in found["stations"])
+    assert found["title"].endswith(found["steps"][0]["taken"]["token"]) or given
+    assert cli("walk", model, given or picture).code == 0
+
+
+def test_how_much_is_written(cli):
+    found = cli("walk", "shakespeare", "ROMEO:", "--max-new", 3, "--json").json
+    assert len(found["steps"]) == 3
+    assert [len(step["read"]) for step in found["steps"]] == [6, 7, 8]
+    assert found["sizes"]["T"] == 8
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["en-es", " "], "nothing to translate"),
+        (["en-es", "word " * 300], "longer than the 128"),
+        (["en-es", "Hello", "--layer", "9"], "there is no layer '9'; expected 0 to 3, or one of: encoder.blocks.0"),
+        (["en-es", "Hello", "--head", "8"], "there is no head 8; expected 0 to 7"),
+        (["en-es", "Hello", "--head", "-1"], "there is no head -1; expected 0 to 7"),
+        (["en-es", "Hello", "--html", "/"], "the page cannot be written to /"),
+        (["shakespeare", ""], "has no token"),
+        (["shakespeare", "x" * 300], "takes 256 at most"),
+        (["sort-dedup", ""], "nothing to sort"),
+        (["digits-vit", "nowhere.png"], "there is no picture nowhere.png"),
+        (["digits-conv", __file__], "has no attention to look at"),
+        (["en_es", "Hello"], "did you mean 'en-es'?"),
+    ],
+)
+def test_a_mistake_is_one_line(cli, arguments, words):
+    ran = cli("walk", *arguments)
+    assert ran.code == 1
+    assert ran.err.startswith("clearhead: ")
+    assert ran.err.count("\n") == 1
+    assert words in ran.err
