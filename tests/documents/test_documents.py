@@ -42,7 +42,7 @@ def test_every_question_is_there_and_has_an_answer():
             assert question.asks.endswith(".")
 
 
-# Claims are tried by tests/claims, and sheets worked by tests/work: here only that they are known, unless all commands are
+# Claims are tried by tests/claims, and sheets worked by tests/work: here only that they are known, unless all are
 # to be run (`make documents`).
 KINDS = {a.command: a.kind for d in KNOWN.values() for q in d.questions for a in q.answers}
 WHOLE = "WHOLE" in os.environ
