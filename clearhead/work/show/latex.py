@@ -67,10 +67,16 @@ def words(text: str) -> str:
 
 def symbol_in_latex(name: str) -> str:
     """A symbol in a formula: letters keep their indices, and words stay upright."""
-    head, _, index = name.partition("_")
-    head = rf"\mathrm{{{head}}}" if head.isalpha() and head.isascii() and len(head) > 2 else head
-    head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head).strip()
-    return f"{head}_{{{words(index)}}}" if index else head
+
+    def piece(found: re.Match[str]) -> str:
+        head, index = found[1], found[2]
+        if head.isascii() and head.isalpha() and len(head) > 2:
+            head = rf"\mathrm{{{head}}}"
+        else:
+            head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head)
+        return f"{head.strip()}_{{{words(index)}}}" if index else head
+
+    return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
 
 
 def _number(x: Number) -> str:
