@@ -33,7 +33,7 @@ def latent_space(t: Trial) -> None:
 def trained(x: torch.Tensor, d_latent: int) -> float:
     """The error of a linear auto-encoder that was trained to its minimum."""
     model = Autoencoder(AutoencoderConfig(n_features=x.shape[1], d_latent=d_latent, bias=False))
-    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=400, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=150, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()

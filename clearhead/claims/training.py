@@ -78,8 +78,8 @@ def clipping_necessary(t: Trial) -> None:
     EXAM,
     "Q7b",
     "How the weights of attention layers begin matters.",
-    method="Variance of the scores of a layer of width 128 under Xavier and under weights of "
-    "variance 1, standard normal input.",
+    method="Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of "
+    "64 standard normal inputs.",
 )
 def initialisation_matters(t: Trial) -> None:
     x = torch.randn(64, 128, generator=t.generator)
