@@ -13,7 +13,7 @@ from clearhead.models import Autoencoder, AutoencoderConfig
     "latent-space",
     FINAL,
     "Part 1, Q5",
-    "The latent space of a dense auto-encoder is a lower-dimensional one that aims to capture the most salient features.",
+    "The latent space of a dense auto-encoder is lower-dimensional and aims to capture the most salient features.",
     method="It is offered as the most accurate of four answers. 400 points of width 6 with two strong directions: a "
     "trained linear auto-encoder of 2 latents against the best possible (the two leading singular vectors), 3 draws.",
 )
