@@ -186,3 +186,49 @@ def engine(
         show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
         return
     console.print(f"results written to {out}", markup=False, soft_wrap=True)
+
+
+@bench.command()
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="Which study; without a name, all of them are listed.", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds each choice is tried with: 0, 1, ….", min=1)] = 3,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The results file, study-NAME.json by default. It is whole after every row; if it is there "
+            "already, what it lacks is added.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: whether it runs, not what comes of it.")] = False,
+    json: Json = False,
+) -> None:
+    """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
+    from clearhead.bench import studies
+
+    if name is None:
+        if json:
+            show_json([{"name": s.name, "asks": s.asks, "says": list(s.says)} for s in studies.STUDIES.values()])
+        else:
+            console.print(table(("study", "asks"), [(s.name, s.asks) for s in studies.STUDIES.values()]))
+        return
+    out = Path(f"study-{name}{'-quick' if quick else ''}.json") if out is None else out
+    try:
+        record = studies.carry_out(
+            studies.study(name),
+            out,
+            seeds=seeds,
+            quick=quick,
+            on_row=lambda row: None if json else print(row, flush=True),
+        )
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on with {out}", markup=False, soft_wrap=True)
+        raise
+    if json:
+        show_json(record.to_dict())
+        return
+    console.print(table(*record.table()))
+    for said in (record.finding, f"{len(record.rows)} rows in {out}; draw them with: clearhead plot study {out}"):
+        console.print(said, markup=False, soft_wrap=True)
