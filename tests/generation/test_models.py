@@ -12,7 +12,7 @@ from clearhead.generation.filters import draw, probabilities
 from clearhead.generation.stepper import Grouped
 from clearhead.masks import blocks, causal, every, prefix, scattered, stride, window
 from clearhead.models.recurrent import GRU, LSTM, NextToken, RecurrentConfig
-from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, FixedVector, RecurrentSeq2SeqConfig
+from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
 from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, lively, next_log_probs, prompts
 from tests.generation.tables import plain_beam, plain_greedy
@@ -57,7 +57,6 @@ READING = {
     "scattered": lambda: encoder_decoder(encoder_mask=scattered(3, seed=1) | window(1, 1)),
     "after-step": lambda: seq2seq(AfterStep()),
     "before-step": lambda: seq2seq(BeforeStep()),
-    "fixed-vector": lambda: seq2seq(FixedVector()),
 }
 MODELS = [("continue", name) for name in CONTINUING] + [("read", name) for name in READING]
 

@@ -23,6 +23,25 @@ from clearhead.values import whole
 Curve = dict[str, float | None]  # what was measured, by x; None where the model refused or its loss became no number
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Everything that a row depends on besides its choices and its seed; a study leaves at 0 what it has not."""
+
+    symbols: int = 0
+    length: int = 0  # of every row, where there is one length
+    trained: int = 0  # the longest row in training
+    lengths: tuple[int, ...] = ()  # what is measured at
+    width: int = 0
+    heads: int = 0
+    layers: int = 0
+    steps: int = 0
+    warmup: int = 0
+    batch: int = 0
+    tested: int = 0  # rows, or texts, that are measured on
+    lr: float = 0.0
+    limit: float = 0.0  # of the gradient's norm
+
+
 @dataclass(frozen=True)
 class Trial(Row):
     """One experiment: its choices, its seed, and what came of it. `run` numbers the command that made it."""
@@ -44,15 +63,14 @@ class Outcome:
     """The rows of a study so far, asked by choice."""
 
     def __init__(self, rows: Sequence[Trial]) -> None:
-        self.rows = list(rows)
+        self.rows = rows
         self.panels = list(dict.fromkeys(row.panel for row in rows))
         self.lines = list(dict.fromkeys(row.line for row in rows))
+        self.n_seeds = len({row.seed for row in rows})
 
-    def xs(self, panel: str, line: str | None = None) -> list[str]:
+    def xs(self, panel: str) -> list[str]:
         """What was measured at, in its order."""
-        return list(
-            dict.fromkeys(x for row in self.rows if row.panel == panel and line in (None, row.line) for x in row.curve)
-        )
+        return list(dict.fromkeys(x for row in self.rows if row.panel == panel for x in row.curve))
 
     def values(self, panel: str, line: str, x: str) -> list[float]:
         """One number a seed, without those that are missing."""
@@ -71,12 +89,15 @@ class Outcome:
         low, high, mean = (format(v, form) for v in (min(values), max(values), sum(values) / len(values)))
         return mean if low == high else f"{mean} ({low} to {high})"
 
-    @property
-    def n_seeds(self) -> int:
-        return len({row.seed for row in self.rows})
+    def seeds(self, panel: str, *places: tuple[str, str]) -> list[tuple[float, ...]]:
+        """For each seed that has them all, the numbers at these lines and xs, to be compared seed by seed."""
+        curves = {(row.line, row.seed): row.curve for row in self.rows if row.panel == panel}
+        known = dict.fromkeys(seed for _, seed in curves)
+        rows = [[curves.get((line, seed), {}).get(x) for line, x in places] for seed in known]
+        return [tuple(v for v in row if v is not None) for row in rows if None not in row]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """One study, declared. `panel` and `line` name its two choices, `x` and `y` what is measured over what."""
 
@@ -87,11 +108,10 @@ class Study:
     line: tuple[str, tuple[str, ...]]
     x: str
     y: str
-    sizes: Any  # a frozen dataclass: everything that a row depends on besides choices and seed
-    quick: Any  # the same, so small that it says whether a study runs and nothing else
-    measure: Callable[[Any, str, str, int], tuple[Curve, dict[str, Any]]]
-    finding: Callable[[Any, Outcome], str]
-    mark: str = ""  # the field of the sizes at which the picture has a vertical line
+    sizes: Sizes
+    quick: Sizes  # so small that it says whether a study runs, and nothing else
+    measure: Callable[[Sizes, str, str, int], tuple[Curve, dict[str, Any]]]
+    finding: Callable[[Sizes, Outcome], str]
     bars: bool = False
     log_y: bool = False
 
@@ -106,20 +126,16 @@ class Record:
     rows: list[Trial] = field(default_factory=list)
 
     @property
-    def sizes(self) -> Any:
+    def sizes(self) -> Sizes:
         return self.study.quick if self.quick else self.study.sizes
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.rows)
-
-    @property
     def finding(self) -> str:
-        return self.study.finding(self.sizes, self.outcome) if self.rows else "Nothing was measured yet."
+        return self.study.finding(self.sizes, Outcome(self.rows)) if self.rows else "Nothing was measured yet."
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Columns and rows for people: the means of the seeds, at a few of the places where they were measured."""
-        found = self.outcome
+        found = Outcome(self.rows)
         xs = _few(list(dict.fromkeys(x for panel in found.panels for x in found.xs(panel))))
         rows = [
             (panel, line, *(_number(found.mean(panel, line, x)) for x in xs))
@@ -130,27 +146,18 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         study = self.study
-        return {
-            "study": study.name,
-            "asks": study.asks,
-            "says": list(study.says),
-            "panel": study.panel[0],
-            "line": study.line[0],
-            "x": study.x,
-            "y": study.y,
-            "quick": self.quick,
-            "sizes": json.loads(json.dumps(asdict(self.sizes))),
-            "finding": self.finding,
-            "runs": self.runs,
-            "rows": [row.to_dict() for row in self.rows],
-        }
+        about = {"study": study.name, "asks": study.asks, "says": list(study.says)}
+        axes = {"panel": study.panel[0], "line": study.line[0], "x": study.x, "y": study.y}
+        sizes = {name: value for name, value in json.loads(json.dumps(asdict(self.sizes))).items() if value}
+        made = {"runs": self.runs, "rows": [row.to_dict() for row in self.rows]}
+        return about | axes | {"quick": self.quick, "sizes": sizes, "finding": self.finding} | made
 
     def write(self, path: Path) -> None:
         write_atomically(path, (json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path, studies: dict[str, Study]) -> Record:
-        """From a file that a study of these wrote, with the sizes that it has today."""
+        """From a file that one of these studies wrote, with the sizes that it has today."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document["study"] not in studies:
@@ -187,13 +194,8 @@ def carry_out(
         was, now = ("", " not") if record.quick else (" not", "")
         raise StorageError(f"{out} was{was} made with --quick and this run is{now}; give --out another name")
     done = {(row.panel, row.line, row.seed) for row in record.rows}
-    missing = [
-        (panel, line, seed)
-        for seed in range(seeds)
-        for panel in study.panel[1]
-        for line in study.line[1]
-        if (panel, line, seed) not in done
-    ]
+    wanted = [(panel, line, seed) for seed in range(seeds) for panel in study.panel[1] for line in study.line[1]]
+    missing = [choice for choice in wanted if choice not in done]
     command = f"clearhead bench study {study.name} --seeds {seeds}{' --quick' if quick else ''}"
     this = {"command": command, "machine": machine(), "versions": versions()}
     if missing and this not in record.runs:
@@ -203,8 +205,8 @@ def carry_out(
             torch.manual_seed(seed)
             began = time.perf_counter()
             curve, more = study.measure(record.sizes, panel, line, seed)
-            took = time.perf_counter() - began
-        record.rows.append(Trial(panel, line, seed, curve, more, round(took, 2), record.runs.index(this)))
+        took = round(time.perf_counter() - began, 2)
+        record.rows.append(Trial(panel, line, seed, curve, more, took, record.runs.index(this)))
         record.write(out)
         on_row(record.rows[-1])
     if not missing:

@@ -21,7 +21,7 @@ def draw_study(record: Record, path: Path) -> Path:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
-    found = record.outcome
+    found = Outcome(record.rows)
     # No date, and names that are not drawn at random.
     with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "none"}):
         figure = Figure(figsize=(max(7.0, 4.2 * len(found.panels)), 4.6), layout="constrained")
@@ -31,8 +31,9 @@ def draw_study(record: Record, path: Path) -> Path:
             _panel(axes, record, found, panel)
         panels[0].set_ylabel(record.study.y)
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)
-        figure.suptitle(f"{record.study.asks}  ({found.n_seeds} seeds: mean, least and largest)", fontsize=10)
+        where = {"loc": "outside lower center", "ncols": min(4, len(labels)), "title": record.study.line[0]}
+        figure.legend(handles, labels, fontsize=8, title_fontsize=8, **where)
+        figure.suptitle(f"{record.study.asks}\n{found.n_seeds} seeds: mean, least and largest", fontsize=10)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
@@ -54,14 +55,14 @@ def _panel(axes: Any, record: Record, found: Outcome, panel: str) -> None:
             axes.bar(at, means, width, yerr=reach, color=f"C{number}", label=line, error_kw={"linewidth": 1})
             continue
         at = [float(x) for x in spreads]
-        axes.plot(at, means, color=f"C{number}", label=line, marker="o" if len(xs) <= 10 else "", markersize=3)
+        axes.plot(at, means, color=f"C{number}", label=line, marker="osD^vPX"[number % 7], markersize=4)
         axes.fill_between(at, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
     axes.set_title(panel, fontsize=10)
     axes.set_xlabel(study.x)
     if study.bars:
         axes.set_xticks(range(len(xs)), xs, rotation=60, ha="right", fontsize=8)
-    if study.mark:
-        axes.axvline(getattr(record.sizes, study.mark), color="0.6", linestyle=":", linewidth=1)
+    if record.sizes.trained:
+        axes.axvline(record.sizes.trained, color="0.6", linestyle=":", linewidth=1)
     if study.log_y:
         axes.set_yscale("log")
     axes.grid(alpha=0.3)

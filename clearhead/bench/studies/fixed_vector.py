@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from clearhead.bench.studies.engine import Curve, Outcome, Study
-from clearhead.bench.studies.learning import TESTED_WITH, fit, pairs, right, symbols
-from clearhead.config import Config
+from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
+from clearhead.bench.studies.learning import TESTED_WITH, fit_lengths, pairs, right, symbols
 from clearhead.data.batch import PairBatch
 from clearhead.layers import Xavier
 from clearhead.models import EncoderDecoderConfig, RecurrentSeq2SeqConfig
 from clearhead.models.recurrent import GRU
 from clearhead.models.recurrent_seq2seq import AfterStep, FixedVector
-from clearhead.training import WarmupCosine
 
 FIXED, ATTENDING, TRANSFORMER = "recurrent, one fixed vector", "recurrent, attention", "Transformer"
 
 
-@dataclass(frozen=True)
-class Sizes:
-    symbols: int = 16
-    trained: int = 24  # the longest source in training; the shortest has 2 tokens
-    lengths: tuple[int, ...] = (4, 8, 12, 16, 20, 24, 32)
-    width: int = 48
-    steps: int = 600
-    batch: int = 32
-    tested: int = 64
-    lr: float = 5e-3
-
-
-def model(sizes: Sizes, name: str) -> Config:
+def build(sizes: Sizes, name: str) -> torch.nn.Module:
     """One layer each, of about as many parameters."""
-    V, M = sizes.symbols + 1, sizes.width  # one more: where the target starts
+    both: dict[str, Any] = {"vocab_size": sizes.symbols + 1, "d_model": sizes.width}  # one more: the target's start
     if name == TRANSFORMER:
-        return EncoderDecoderConfig(
-            vocab_size=V,
-            d_model=M,
-            n_heads=4,
-            n_encoder_layers=1,
-            n_decoder_layers=1,
-            d_ff=2 * M,
-            scaled_embedding=True,
-            init=Xavier(),
-        )
+        layers: dict[str, Any] = {"n_encoder_layers": 1, "n_decoder_layers": 1, "n_heads": 4, "d_ff": 2 * sizes.width}
+        return EncoderDecoderConfig(**both, **layers, scaled_embedding=True, init=Xavier()).build()
     looking = FixedVector() if name == FIXED else AfterStep()
-    return RecurrentSeq2SeqConfig(vocab_size=V, d_model=M, cell=GRU(), attention=looking)
+    return RecurrentSeq2SeqConfig(**both, cell=GRU(), attention=looking).build()
 
 
 def draw(sizes: Sizes, task: str, rows: int, length: int, generator: torch.Generator) -> PairBatch:
@@ -56,29 +34,24 @@ def draw(sizes: Sizes, task: str, rows: int, length: int, generator: torch.Gener
 
 
 def measure(sizes: Sizes, task: str, name: str, seed: int) -> tuple[Curve, dict[str, Any]]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def some() -> PairBatch:
-        length = int(torch.randint(2, sizes.trained + 1, (), generator=generator))
-        return draw(sizes, task, sizes.batch, length, generator)
-
-    net: torch.nn.Module = model(sizes, name).build()
-    fit(net, some, WarmupCosine(sizes.lr, sizes.steps // 10, sizes.steps))
+    model = build(sizes, name)
+    fit_lengths(model, partial(draw, sizes, task), sizes, seed, least=2)
     test = torch.Generator().manual_seed(TESTED_WITH)
-    curve: Curve = {str(n): right(net, draw(sizes, task, sizes.tested, n, test)) for n in sizes.lengths}
-    return curve, {"parameters": sum(p.numel() for p in net.parameters())}
+    curve: Curve = {str(n): right(model, draw(sizes, task, sizes.tested, n, test)) for n in sizes.lengths}
+    return curve, {"parameters": sum(p.numel() for p in model.parameters())}
 
 
 def finding(sizes: Sizes, found: Outcome) -> str:
-    short, long = str(sizes.lengths[0]), str(max(n for n in sizes.lengths if n <= sizes.trained))
+    inside = [str(n) for n in sizes.lengths if n <= sizes.trained]
+    short, long = inside[0], inside[-1]
     parts = []
     for task in found.panels:
-        tokens = [
-            f"{name} {found.said(task, name, short)} at {short} tokens and {found.said(task, name, long)} at {long}"
-            for name in found.lines
-        ]
-        parts.append(f"{task}: {'; '.join(tokens)}")
-    return f"Tokens written right, means of {found.n_seeds} seeds (least to most). {'. '.join(parts)}."
+        told = [f"{name} {found.said(task, name, short)} → {found.said(task, name, long)}" for name in found.lines]
+        ends = found.seeds(task, (FIXED, short), (FIXED, long), (ATTENDING, short), (ATTENDING, long))
+        worse = sum(a - b > c - d for a, b, c, d in ends)
+        more = f"the fixed vector loses more than attention in {worse} of {len(ends)} seeds"
+        parts.append(f"{task}: {', '.join(told)}; {more}")
+    return f"Tokens written right as the source grows from {short} to {long} tokens. {'. '.join(parts)}."
 
 
 STUDY = Study(
@@ -93,9 +66,10 @@ STUDY = Study(
     line=("model", (FIXED, ATTENDING, TRANSFORMER)),
     x="tokens in the source",
     y="tokens written right",
-    sizes=Sizes(),
-    quick=Sizes(symbols=5, trained=4, lengths=(3, 5), width=8, steps=3, batch=3, tested=2),
+    sizes=Sizes(
+        symbols=16, trained=24, lengths=(4, 8, 12, 16, 20, 24, 32), width=48, steps=600, batch=32, tested=64, lr=5e-3
+    ),
+    quick=Sizes(symbols=5, trained=4, lengths=(3, 5), width=8, steps=3, batch=3, tested=2, lr=5e-3),
     measure=measure,
     finding=finding,
-    mark="trained",
 )

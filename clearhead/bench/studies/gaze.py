@@ -7,10 +7,11 @@ draws the sentences that the translator reads, what the other model writes and r
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from typing import Any
 
-from clearhead.bench.studies.engine import Curve, Outcome, Study
+from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.generation import Greedy, Sample
 from clearhead.look.album import Album
 from clearhead.look.labels import named
@@ -27,49 +28,26 @@ STACKS = {
     "shakespeare": ("shakespeare", "blocks.*.attention"),
 }
 PATTERNS = ("previous token", "next token", "diagonal", "same token", "punctuation", "first token", "last token")
-SENTENCES = (
-    "Where is my book? I can't find it.",
-    "He said that he was tired, but he kept working.",
-    "Do you want coffee, tea, or water?",
-    "My brother's wife works in a hospital.",
-    "If it rains, we will stay at home.",
-    "I don't know what you are talking about.",
-    "The train to Madrid leaves at nine, I think.",
-    "She bought a red car, a red hat and a red coat.",
-    "Why didn't you call me yesterday?",
-    "The more I read, the more I want to read.",
-    "Tom and Mary live in a small house near the sea.",
-    "Stop! You can't park your car here.",
-    "What he told us was not true.",
-    "The old man gave the old dog some bread.",
-    "Could you open the window, please?",
-    "I have never seen such a beautiful city.",
-    "He speaks English, and his sister speaks French.",
-    "When I was young, I used to play the piano.",
-    "It's late; let's go home.",
-    "That is the woman whose son won the prize.",
-    "We need milk, eggs, sugar and flour.",
-    "You must not forget to close the door.",
-    "How many languages does your teacher speak?",
-    "I think, therefore I am.",
-)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    sentences: int = 12  # of those above, by seed
-    texts: int = 4
-    written: int = 120  # characters of each
+SENTENCES = """Where is my book? I can't find it. | He said that he was tired, but he kept working.
+Do you want coffee, tea, or water? | My brother's wife works in a hospital. | If it rains, we will stay at home.
+I don't know what you are talking about. | The train to Madrid leaves at nine, I think.
+She bought a red car, a red hat and a red coat. | Why didn't you call me yesterday?
+The more I read, the more I want to read. | Tom and Mary live in a small house near the sea.
+Stop! You can't park your car here. | What he told us was not true. | The old man gave the old dog some bread.
+Could you open the window, please? | I have never seen such a beautiful city.
+He speaks English, and his sister speaks French. | When I was young, I used to play the piano.
+It's late; let's go home. | That is the woman whose son won the prize. | We need milk, eggs, sugar and flour.
+You must not forget to close the door. | How many languages does your teacher speak? | I think, therefore I am."""
 
 
 def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[Album]:
     """What `reader` looks at in texts that `trained` has made or translated: the same ids whoever reads them."""
     if trained.task == "translation":
-        chosen = random.Random(seed).sample(SENTENCES, sizes.sentences)
+        chosen = random.Random(seed).sample(re.split(r" \| |\n", SENTENCES), sizes.tested)
         return [translation(reader, made) for made in translations(trained, chosen, how=Greedy())]
-    starts = ["ROMEO:\n", "KING HENRY:\n", "First Citizen:\n", "JULIET:\n"][: sizes.texts]
+    starts = ["ROMEO:\n", "KING HENRY:\n", "First Citizen:\n", "JULIET:\n"][: sizes.batch]
     how = Sample(temperature=0.8, seed=seed)
-    made = generate(trained, starts, how=how, max_new=sizes.written)
+    made = generate(trained, starts, how=how, max_new=sizes.length)
     return [of_text(reader, start + text) for start, text in zip(starts, made, strict=True)]
 
 
@@ -99,17 +77,13 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
 def finding(sizes: Sizes, found: Outcome) -> str:
     parts = []
     for stack in found.panels:
-        gains = {
-            p: (found.mean(stack, "trained", p) or 0.0) - (found.mean(stack, "untrained", p) or 0.0)
-            for p in found.xs(stack)
-        }
-        some = sorted(gains, key=lambda p: -gains[p])[:3]
-        told = [
-            f"{p} {found.said(stack, 'trained', p)} of the weight, untrained {found.said(stack, 'untrained', p)}"
-            for p in some
-        ]
-        parts.append(f"{stack}: {'; '.join(told)}")
-    return f"The head that follows each pattern most, {found.n_seeds} draws of texts. {'. '.join(parts)}."
+        share = {p: [found.mean(stack, line, p) or 0.0 for line in ("trained", "untrained")] for p in found.xs(stack)}
+        most = sorted(share, key=lambda p: share[p][1] - share[p][0])[:3]
+        told = [f"{p} {found.said(stack, 'trained', p)} ({share[p][1]:.0%} untrained)" for p in most]
+        parts.append(f"{stack}: {', '.join(told)}")
+    return (
+        f"The three patterns that training raised most, by the share of their best head's weight. {'. '.join(parts)}."
+    )
 
 
 STUDY = Study(
@@ -124,8 +98,8 @@ STUDY = Study(
     line=("weights", ("trained", "untrained")),
     x="pattern",
     y="share of the weight, of the head that follows it most",
-    sizes=Sizes(),
-    quick=Sizes(sentences=1, texts=1, written=8),
+    sizes=Sizes(tested=12, batch=4, length=120),  # sentences by seed; texts that go on, and for how long
+    quick=Sizes(tested=1, batch=1, length=8),
     measure=measure,
     finding=finding,
     bars=True,

@@ -6,32 +6,20 @@ right 5 times out of 8."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from clearhead.bench.studies.engine import Curve, Outcome, Study
-from clearhead.bench.studies.learning import TESTED_WITH, each, fit, right, symbols, tokens
+from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
+from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit, right, symbols, tokens
 from clearhead.data.batch import TokenBatch
-from clearhead.layers import Xavier
-from clearhead.models import DecoderConfig
 from clearhead.positions import RelativeBias
 from clearhead.training import WarmupCosine
 
 # How many symbols there are, and at which distances the label looks.
 TASKS = {"one place": (16, (2,)), "two places": (4, (2, 5)), "four places": (2, (1, 3, 4, 6))}
 POINTS = 10
-
-
-@dataclass(frozen=True)
-class Sizes:
-    length: int = 16
-    width: int = 32
-    steps: int = 600
-    batch: int = 32
-    tested: int = 256
-    lr: float = 3e-3
+CLEARLY = 0.05  # a difference that is more than luck
 
 
 def draw(sizes: Sizes, task: str, rows: int, generator: torch.Generator) -> TokenBatch:
@@ -45,31 +33,17 @@ def draw(sizes: Sizes, task: str, rows: int, generator: torch.Generator) -> Toke
 
 def measure(sizes: Sizes, task: str, heads: str, seed: int) -> tuple[Curve, dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed)
-    model = DecoderConfig(
-        vocab_size=16,
-        max_len=sizes.length,
-        d_model=sizes.width,
-        n_heads=int(heads),
-        n_layers=1,
-        d_ff=2 * sizes.width,
-        positions=RelativeBias(n_buckets=32, max_distance=32, bidirectional=False),
-        tied=False,
-        scaled_embedding=True,
-        init=Xavier(),
-    ).build()
+    places = RelativeBias(n_buckets=32, max_distance=32, bidirectional=False)
+    model = decoder(sizes, 16, positions=places, n_heads=int(heads), n_layers=1)
     test = draw(sizes, task, sizes.tested, torch.Generator().manual_seed(TESTED_WITH))
     curve: Curve = {}
 
     def note(step: int, loss: float) -> None:
-        if step % each(sizes.steps, POINTS) == 0:
+        if step % max(1, sizes.steps // POINTS) == 0:
             curve[str(step)] = right(model, test)
 
-    fit(
-        model,
-        lambda: draw(sizes, task, sizes.batch, generator),
-        WarmupCosine(sizes.lr, sizes.steps // 10, sizes.steps),
-        after=note,
-    )
+    schedule = WarmupCosine(sizes.lr, sizes.steps // 10, sizes.steps)
+    fit(model, lambda: draw(sizes, task, sizes.batch, generator), schedule, after=note)
     return curve, {"parameters": sum(p.numel() for p in model.parameters())}
 
 
@@ -78,8 +52,11 @@ def finding(sizes: Sizes, found: Outcome) -> str:
     for task in found.panels:
         last = found.xs(task)[-1]
         told = [f"{heads} {found.said(task, heads, last)}" for heads in found.lines]
-        parts.append(f"{task}: {', '.join(told)}")
-    return f"Labels right by number of heads, means of {found.n_seeds} seeds (least to most). {'. '.join(parts)}."
+        both = found.seeds(task, ("1", last), ("2", last))
+        better = sum(two - one > CLEARLY for one, two in both)
+        more = f"two heads beat one by more than {CLEARLY:.0%} in {better} of {len(both)} seeds"
+        parts.append(f"{task}: {', '.join(told)}; {more}")
+    return f"Labels right by number of heads. {'. '.join(parts)}."
 
 
 STUDY = Study(
@@ -95,8 +72,8 @@ STUDY = Study(
     line=("heads", ("1", "2", "4", "8")),
     x="step",
     y="labels right",
-    sizes=Sizes(),
-    quick=Sizes(length=11, width=16, steps=2, batch=2, tested=2),
+    sizes=Sizes(length=16, width=32, steps=600, batch=32, tested=256, lr=3e-3),
+    quick=Sizes(length=11, width=16, steps=2, batch=2, tested=2, lr=3e-3),
     measure=measure,
     finding=finding,
 )

@@ -3,36 +3,20 @@ start of the weights: one curve of losses each, at a learning rate that is high 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from clearhead.bench.studies.engine import Curve, Outcome, Study
-from clearhead.bench.studies.learning import each, fit, symbols, tokens
+from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
+from clearhead.bench.studies.learning import decoder, fit, symbols, tokens
 from clearhead.data.batch import TokenBatch
 from clearhead.layers import DepthScaled, Init, PostNorm, PreNorm, TruncatedNormal, Xavier
-from clearhead.models import DecoderConfig
 from clearhead.positions import Rotary
 from clearhead.training import WarmupCosine
 
 LEARNED = 0.1  # nats: a loss below this, of log 16 = 2.8 at the start, is a task that was learned
 POINTS = 25
-
-
-@dataclass(frozen=True)
-class Sizes:
-    symbols: int = 16
-    length: int = 16
-    width: int = 32
-    heads: int = 4
-    layers: int = 8
-    steps: int = 250
-    warmup: int = 50
-    batch: int = 16
-    lr: float = 5e-3
-    limit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,28 +46,13 @@ def measure(sizes: Sizes, norm: str, name: str, seed: int) -> tuple[Curve, dict[
         ids = symbols(sizes.symbols, sizes.batch, sizes.length, generator)
         return tokens(ids, ids.roll(3, dims=1), torch.arange(sizes.length) >= 3)
 
-    model = DecoderConfig(
-        vocab_size=sizes.symbols,
-        max_len=sizes.length,
-        d_model=sizes.width,
-        n_heads=sizes.heads,
-        n_layers=sizes.layers,
-        d_ff=2 * sizes.width,
-        positions=Rotary(),
-        tied=False,
-        scaled_embedding=True,
-        residual=PreNorm() if norm == "pre-norm" else PostNorm(),
-        init=recipe.init,
-    ).build()
+    residual = PreNorm() if norm == "pre-norm" else PostNorm()
+    model = decoder(sizes, sizes.symbols, positions=Rotary(), residual=residual, init=recipe.init)
     losses: list[float] = []
-    fit(
-        model,
-        some,
-        WarmupCosine(sizes.lr, sizes.warmup if recipe.warmup else 0, sizes.steps),
-        limit=sizes.limit if recipe.clipped else None,
-        after=lambda step, loss: losses.append(loss),
-    )
-    every = each(sizes.steps, POINTS)
+    schedule = WarmupCosine(sizes.lr, sizes.warmup if recipe.warmup else 0, sizes.steps)
+    limit = sizes.limit if recipe.clipped else None
+    fit(model, some, schedule, limit=limit, after=lambda step, loss: losses.append(loss))
+    every = max(1, sizes.steps // POINTS)
     curve: Curve = {}
     for start in range(0, sizes.steps, every):
         some_losses = losses[start : start + every]
@@ -96,13 +65,14 @@ def finding(sizes: Sizes, found: Outcome) -> str:
     parts = []
     for norm in found.panels:
         last = found.xs(norm)[-1]
-        ends = {name: found.values(norm, name, last) for name in found.lines}
-        learned = {name: sum(loss < LEARNED for loss in losses) for name, losses in ends.items()}
-        told = [f"{name} {learned[name]} of {found.n_seeds}" for name in found.lines]
+        told = []
+        for name in found.lines:
+            learned = sum(loss < LEARNED for loss in found.values(norm, name, last))
+            told.append(f"{name} {learned} of {found.n_seeds} ({found.said(norm, name, last, '.2g')})")
         parts.append(f"{norm}: {', '.join(told)}")
     return (
-        f"Seeds whose last loss is below {LEARNED} nats, {sizes.layers} layers at a learning rate of {sizes.lr:g}. "
-        f"{'. '.join(parts)}."
+        f"Seeds that learn, to a loss below {LEARNED} nats, with {sizes.layers} layers at a learning rate of "
+        f"{sizes.lr:g} (and their last losses). {'. '.join(parts)}."
     )
 
 
@@ -120,8 +90,8 @@ STUDY = Study(
     line=("recipe", tuple(RECIPES)),
     x="step",
     y="loss, nats",
-    sizes=Sizes(),
-    quick=dataclasses.replace(Sizes(), symbols=5, length=7, width=8, heads=2, layers=1, steps=5, warmup=2, batch=2),
+    sizes=Sizes(symbols=16, length=16, width=32, heads=4, layers=8, steps=250, warmup=50, batch=16, lr=5e-3, limit=1.0),
+    quick=Sizes(symbols=5, length=7, width=8, heads=2, layers=1, steps=5, warmup=2, batch=2, lr=5e-3, limit=1.0),
     measure=measure,
     finding=finding,
     log_y=True,
