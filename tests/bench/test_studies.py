@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.bench import studies
-from clearhead.bench.studies import fixed_vector, heads, learning, positions, stability
+from clearhead.bench.studies import fixed_vector, gaze, heads, learning, positions, stability
 from clearhead.bench.studies.engine import Outcome, Record, Sizes, Trial, carry_out
 from clearhead.bench.studies.figure import draw_study
 from clearhead.errors import ConfigError, StorageError
@@ -29,6 +29,10 @@ def made_up(values):
             for seed, curve in enumerate(curves)
         ]
     )
+
+
+def said(module, values):
+    return module.finding(module.STUDY.sizes, made_up(values))
 
 
 class Toy:
@@ -157,6 +161,44 @@ class TestFindings:
         found = made_up({("p", "1"): [{"8": 0.5}, {"8": None}]})
         assert found.mean("p", "1", "8") == 0.5
         assert found.mean("p", "1", "9") is None
+
+    def test_each_study_says_what_its_rows_say(self):
+        fixed, attending = fixed_vector.FIXED, fixed_vector.ATTENDING
+        rows = {
+            ("copy", fixed): [{"4": 1.0, "24": 0.5}, {"4": 0.8, "24": 0.7}],
+            ("copy", attending): [{"4": 1.0, "24": 0.9}, {"4": 1.0, "24": 0.8}],
+        }
+        assert said(fixed_vector, rows) == (
+            "Tokens written right as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% to "
+            "100%) → 60% (50% to 70%), recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more than "
+            "attention in 1 of 2 seeds."
+        )
+        rows = {("two places", "1"): [{"2": 0.6}, {"2": 0.97}], ("two places", "2"): [{"2": 1.0}, {"2": 1.0}]}
+        assert said(heads, rows) == (
+            "Labels right by number of heads. two places: 1 78% (60% to 97%), 2 100%; two heads beat one by more than 5% "
+            "in 1 of 2 seeds."
+        )
+        rows = {
+            ("t", "rotary"): [{"16": 1.0, "64": 0.75}],
+            ("t", "learned"): [{"16": 0.96, "64": None}],
+            ("t", "none"): [{"16": 0.3, "64": 0.2}],
+            ("u", "none"): [{"16": 0.3, "64": 0.2}],
+        }
+        assert said(positions, rows) == (
+            "Trained on at most 16 tokens (nothing: refused beyond them). t: 2 of 3 encodings reach 95% at 16 tokens, and "
+            "at 64 tokens have rotary 75%, learned nothing. u: 0 of 3 encodings reach 95% at 16 tokens."
+        )
+        rows = {("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}]}
+        assert said(stability, rows) == (
+            "Seeds that learn, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005 (and their last "
+            "losses). post-norm: no warm-up 1 of 3 (1.3 (0.05 to 2.5))."
+        )
+        scores = {"diagonal": 0.9, "punctuation": 0.2, "first token": 0.5, "last token": 0.1}
+        rows = {("m", "trained"): [scores], ("m", "untrained"): [dict.fromkeys(scores, 0.15)]}
+        assert said(gaze, rows) == (
+            "The three patterns that training raised most, by the share of their best head's weight. m: diagonal 90%, "
+            "untrained 15%; first token 50%, untrained 15%; punctuation 20%, untrained 15%."
+        )
 
 
 class TestTasks:

@@ -8,34 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.bench.studies.engine import Outcome, Record
-from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.errors import StorageError
+from clearhead.training.figure import new_figure, save_figure
 
 
 def draw_study(record: Record, path: Path) -> Path:
     """Draws a study's rows to a PNG or SVG file; the same rows give the same file."""
     if not record.rows:
         raise StorageError(f"the study {record.study.name} has no row yet; run `clearhead bench study` first")
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
     found = Outcome(record.rows)
-    # No date, and names that are not drawn at random.
-    with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(max(7.0, 4.2 * len(found.panels)), 4.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(found.panels), squeeze=False, sharey=True)[0]
-        for axes, panel in zip(panels, found.panels, strict=True):
-            _panel(axes, record, found, panel)
-        panels[0].set_ylabel(record.study.y)
-        handles, labels = panels[0].get_legend_handles_labels()
-        where = {"loc": "outside lower center", "ncols": min(4, len(labels)), "title": record.study.line[0]}
-        figure.legend(handles, labels, fontsize=8, title_fontsize=8, **where)
-        figure.suptitle(f"{record.study.asks}\n{found.n_seeds} seeds: mean, least and largest", fontsize=10)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return path
+    figure = new_figure(max(7.0, 4.2 * len(found.panels)), 4.6)
+    panels = figure.subplots(1, len(found.panels), squeeze=False, sharey=True)[0]
+    for axes, panel in zip(panels, found.panels, strict=True):
+        _panel(axes, record, found, panel)
+    panels[0].set_ylabel(record.study.y)
+    handles, labels = panels[0].get_legend_handles_labels()
+    where = {"loc": "outside lower center", "ncols": min(4, len(labels)), "title": record.study.line[0]}
+    figure.legend(handles, labels, fontsize=8, title_fontsize=8, **where)
+    figure.suptitle(f"{record.study.asks}\n{found.n_seeds} seeds: mean, least and largest", fontsize=10)
+    return save_figure(figure, path)
 
 
 def _panel(axes: Any, record: Record, found: Outcome, panel: str) -> None:
@@ -65,4 +56,5 @@ def _panel(axes: Any, record: Record, found: Outcome, panel: str) -> None:
         axes.axvline(record.sizes.trained, color="0.6", linestyle=":", linewidth=1)
     if study.log_y:
         axes.set_yscale("log")
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.3)

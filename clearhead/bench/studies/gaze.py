@@ -79,8 +79,8 @@ def finding(sizes: Sizes, found: Outcome) -> str:
     for stack in found.panels:
         share = {p: [found.mean(stack, line, p) or 0.0 for line in ("trained", "untrained")] for p in found.xs(stack)}
         most = sorted(share, key=lambda p: share[p][1] - share[p][0])[:3]
-        told = [f"{p} {found.said(stack, 'trained', p)} ({share[p][1]:.0%} untrained)" for p in most]
-        parts.append(f"{stack}: {', '.join(told)}")
+        told = [f"{p} {found.said(stack, 'trained', p)}, untrained {share[p][1]:.0%}" for p in most]
+        parts.append(f"{stack}: {'; '.join(told)}")
     return (
         f"The three patterns that training raised most, by the share of their best head's weight. {'. '.join(parts)}."
     )
@@ -97,7 +97,7 @@ STUDY = Study(
     panel=("stack", tuple(STACKS)),
     line=("weights", ("trained", "untrained")),
     x="pattern",
-    y="share of the weight, of the head that follows it most",
+    y="share of weight, best head",
     sizes=Sizes(tested=12, batch=4, length=120),  # sentences by seed; texts that go on, and for how long
     quick=Sizes(tested=1, batch=1, length=8),
     measure=measure,
