@@ -169,14 +169,14 @@ class TestFindings:
             ("copy", attending): [{"4": 1.0, "24": 0.9}, {"4": 1.0, "24": 0.8}],
         }
         assert said(fixed_vector, rows) == (
-            "Tokens written right as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% to "
-            "100%) → 60% (50% to 70%), recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more than "
-            "attention in 1 of 2 seeds."
+            "Tokens written right as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% "
+            "to 100%) → 60% (50% to 70%), recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more "
+            "than attention in 1 of 2 seeds."
         )
         rows = {("two places", "1"): [{"2": 0.6}, {"2": 0.97}], ("two places", "2"): [{"2": 1.0}, {"2": 1.0}]}
         assert said(heads, rows) == (
-            "Labels right by number of heads. two places: 1 78% (60% to 97%), 2 100%; two heads beat one by more than 5% "
-            "in 1 of 2 seeds."
+            "Labels right by number of heads. two places: 1 78% (60% to 97%), 2 100%; two heads beat one by more than "
+            "5% in 1 of 2 seeds."
         )
         rows = {
             ("t", "rotary"): [{"16": 1.0, "64": 0.75}],
@@ -185,8 +185,8 @@ class TestFindings:
             ("u", "none"): [{"16": 0.3, "64": 0.2}],
         }
         assert said(positions, rows) == (
-            "Trained on at most 16 tokens (nothing: refused beyond them). t: 2 of 3 encodings reach 95% at 16 tokens, and "
-            "at 64 tokens have rotary 75%, learned nothing. u: 0 of 3 encodings reach 95% at 16 tokens."
+            "Trained on at most 16 tokens. t: 2 of 3 encodings reach 95% at 16 tokens, of which at 64 tokens rotary "
+            "has 75%, learned refuses. u: 0 of 3 encodings reach 95% at 16 tokens."
         )
         rows = {("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}]}
         assert said(stability, rows) == (

@@ -69,12 +69,15 @@ def finding(sizes: Sizes, found: Outcome) -> str:
     parts = []
     for task in found.panels:
         solved = [name for name in found.lines if (found.mean(task, name, inside) or 0.0) >= SOLVED]
-        told = [f"{name} {found.said(task, name, beyond)}" for name in solved]
+        told = [
+            f"{name} has {found.said(task, name, beyond)}" if found.values(task, name, beyond) else f"{name} refuses"
+            for name in solved
+        ]
         parts.append(
             f"{task}: {len(solved)} of {len(found.lines)} encodings reach {SOLVED:.0%} at {inside} tokens"
-            + (f", and at {beyond} tokens have {', '.join(told)}" if told else "")
+            + (f", of which at {beyond} tokens {', '.join(told)}" if told else "")
         )
-    return f"Trained on at most {inside} tokens (nothing: refused beyond them). {'. '.join(parts)}."
+    return f"Trained on at most {inside} tokens. {'. '.join(parts)}."
 
 
 STUDY = Study(
