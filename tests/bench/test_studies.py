@@ -170,7 +170,7 @@ class TestFindings:
         }
         assert said(fixed_vector, rows) == (
             "Tokens written right as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% "
-            "to 100%) → 60% (50% to 70%), recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more "
+            "to 100%) → 60% (50% to 70%); recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more "
             "than attention in 1 of 2 seeds."
         )
         rows = {("two places", "1"): [{"2": 0.6}, {"2": 0.97}], ("two places", "2"): [{"2": 1.0}, {"2": 1.0}]}
@@ -186,7 +186,7 @@ class TestFindings:
         }
         assert said(positions, rows) == (
             "Trained on at most 16 tokens. t: 2 of 3 encodings reach 95% at 16 tokens, of which at 64 tokens rotary "
-            "has 75%, learned refuses. u: 0 of 3 encodings reach 95% at 16 tokens."
+            "has 75%; learned refuses. u: 0 of 3 encodings reach 95% at 16 tokens."
         )
         rows = {("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}]}
         assert said(stability, rows) == (

@@ -50,7 +50,7 @@ def finding(sizes: Sizes, found: Outcome) -> str:
         ends = found.seeds(task, (FIXED, short), (FIXED, long), (ATTENDING, short), (ATTENDING, long))
         worse = sum(a - b > c - d for a, b, c, d in ends)
         more = f"the fixed vector loses more than attention in {worse} of {len(ends)} seeds"
-        parts.append(f"{task}: {', '.join(told)}; {more}")
+        parts.append(f"{task}: {'; '.join(told)}; {more}")
     return f"Tokens written right as the source grows from {short} to {long} tokens. {'. '.join(parts)}."
 
 

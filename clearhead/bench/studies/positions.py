@@ -75,7 +75,7 @@ def finding(sizes: Sizes, found: Outcome) -> str:
         ]
         parts.append(
             f"{task}: {len(solved)} of {len(found.lines)} encodings reach {SOLVED:.0%} at {inside} tokens"
-            + (f", of which at {beyond} tokens {', '.join(told)}" if told else "")
+            + (f", of which at {beyond} tokens {'; '.join(told)}" if told else "")
         )
     return f"Trained on at most {inside} tokens. {'. '.join(parts)}."
 

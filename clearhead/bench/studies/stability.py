@@ -69,7 +69,7 @@ def finding(sizes: Sizes, found: Outcome) -> str:
         for name in found.lines:
             learned = sum(loss < LEARNED for loss in found.values(norm, name, last))
             told.append(f"{name} {learned} of {found.n_seeds} ({found.said(norm, name, last, '.2g')})")
-        parts.append(f"{norm}: {', '.join(told)}")
+        parts.append(f"{norm}: {'; '.join(told)}")
     return (
         f"Seeds that learn, to a loss below {LEARNED} nats, with {sizes.layers} layers at a learning rate of "
         f"{sizes.lr:g} (and their last losses). {'. '.join(parts)}."
