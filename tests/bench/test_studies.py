@@ -188,10 +188,13 @@ class TestFindings:
             "Trained on at most 16 tokens. t: 2 of 3 encodings reach 95% at 16 tokens, of which at 64 tokens rotary "
             "has 75%; learned refuses. u: 0 of 3 encodings reach 95% at 16 tokens."
         )
-        rows = {("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}]}
+        rows = {
+            ("post-norm", "no clipping"): [{"5": 3.0, "10": 0.05}] * 3,
+            ("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}],
+        }
         assert said(stability, rows) == (
-            "Seeds that learn, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005 (and their last "
-            "losses). post-norm: no warm-up 1 of 3 (1.3 (0.05 to 2.5))."
+            "What learns, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005. post-norm: 1 of 2 recipes "
+            "in every seed; no warm-up in 1 of 3, to 1.3 (0.05 to 2.5)."
         )
         scores = {"diagonal": 0.9, "punctuation": 0.2, "first token": 0.5, "last token": 0.1}
         rows = {("m", "trained"): [scores], ("m", "untrained"): [dict.fromkeys(scores, 0.15)]}

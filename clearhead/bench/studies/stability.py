@@ -65,15 +65,15 @@ def finding(sizes: Sizes, found: Outcome) -> str:
     parts = []
     for norm in found.panels:
         last = found.xs(norm)[-1]
-        told = []
-        for name in found.lines:
-            learned = sum(loss < LEARNED for loss in found.values(norm, name, last))
-            told.append(f"{name} {learned} of {found.n_seeds} ({found.said(norm, name, last, '.2g')})")
-        parts.append(f"{norm}: {'; '.join(told)}")
-    return (
-        f"Seeds that learn, to a loss below {LEARNED} nats, with {sizes.layers} layers at a learning rate of "
-        f"{sizes.lr:g} (and their last losses). {'. '.join(parts)}."
-    )
+        learned = {name: sum(loss < LEARNED for loss in found.values(norm, name, last)) for name in found.lines}
+        others = [
+            f"; {name} in {seeds} of {found.n_seeds}, to {found.said(norm, name, last, '.2g')}"
+            for name, seeds in learned.items()
+            if seeds < found.n_seeds
+        ]
+        parts.append(f"{norm}: {len(learned) - len(others)} of {len(learned)} recipes in every seed{''.join(others)}")
+    what = f"{sizes.layers} layers at a learning rate of {sizes.lr:g}"
+    return f"What learns, to a loss below {LEARNED} nats, with {what}. {'. '.join(parts)}."
 
 
 STUDY = Study(
