@@ -78,10 +78,10 @@ def _continuing(
     rows = rows_of(prompt, kind.config.vocab_size)
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
-    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > len(table.weight):
+    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > table.length:
         return Sliding(
             rows,
-            len(table.weight),
+            table.length,
             lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
             lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
         )
@@ -295,7 +295,7 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
     table = getattr(stack, "positions", None)
     if not isinstance(table, LearnedPositions):
         return
-    room = table.weight.shape[0]
+    room = table.length
     if length > room:
         raise ShapeError(
             f"{what} has {length} ids, but the model's table of learned positions has {room} rows; "

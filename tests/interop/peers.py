@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,14 @@ class Peer:
     sizes: dict[str, Any]
     inputs: Callable[[], Tensor] = lambda: torch.randint(0, V, (B, T))
     output: str = "logits"
-    # transformers computes rotary angles and RMS norms in float32 whatever the model's dtype is.
+    # transformers computes rotary angles, waves and RMS norms in float32 whatever the model's dtype is.
     in_float32: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
+
+    def example(self) -> tuple[Tensor, ...]:
+        """What both models are called with."""
+        return (self.inputs(),)
 
     def build(self) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
@@ -67,10 +72,52 @@ class Peer:
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return getattr(model(inputs), self.output)
 
-    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
-        """The attention weights of every layer, whose softmax transformers computes in float32."""
+    def padded(self, model: nn.Module, inputs: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        """The output for texts of different lengths, whose tokens are those where `real` is True."""
+        return getattr(model(inputs, attention_mask=real[0].long()), self.output)
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        """The attention weights by the path of our layer; transformers computes their softmax in float32."""
         model.set_attn_implementation("eager")
-        return list(model(inputs, output_attentions=True).attentions)
+        return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
+
+    def n_weights(self, model: nn.Module) -> int:
+        """How many numbers the model has learnt."""
+        return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+class TwoSided(Peer):
+    """A maker of encoder-decoders, which reads one sequence and writes another."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
+        return model
+
+    def example(self) -> tuple[Tensor, ...]:
+        return self.inputs(), self.inputs()[:, :7]
+
+    def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
+        return getattr(model(source, decoder_input_ids=target), self.output)
+
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        masks = {"attention_mask": real[0].long(), "decoder_attention_mask": real[1].long()}
+        return getattr(model(source, decoder_input_ids=target, **masks), self.output)
+
+    def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        model.set_attn_implementation("eager")
+        out = model(source, decoder_input_ids=target, output_attentions=True)
+        found = {
+            "encoder.blocks.{}.attention": out.encoder_attentions,
+            "decoder.blocks.{}.attention": out.decoder_attentions,
+            "decoder.blocks.{}.cross_attention": out.cross_attentions,
+        }
+        return {path.format(i): w for path, layers in found.items() for i, w in enumerate(layers)}
+
+    def n_weights(self, model: nn.Module) -> int:
+        # transformers keeps the bias of the logits where it is not trained.
+        return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
 
 
 class Timm(Peer):
@@ -94,11 +141,12 @@ class Timm(Peer):
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
 
-    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
-        found = []
-        for block in model.blocks:
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for i, block in enumerate(model.blocks):
             block.attn.fused_attn = False
-            block.attn.attn_drop.register_forward_hook(lambda _m, _i, out: found.append(out))
+            keep = partial(found.__setitem__, f"blocks.{i}.attention")
+            block.attn.attn_drop.register_forward_hook(lambda _m, _i, out, keep=keep: keep(out))
         model(inputs)
         return found
 
@@ -119,7 +167,8 @@ def shaken(model: nn.Module) -> nn.Module:
     model = model.double().eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
+            if weight.requires_grad:  # the others are no weights: Marian keeps its waves so
+                weight.add_(torch.randn_like(weight) * 0.2)
     return model
 
 
@@ -177,6 +226,22 @@ VIT = {
     "num_attention_heads": H,
     "intermediate_size": F,
     "num_labels": 5,
+}
+BART = {
+    "vocab_size": V,
+    "max_position_embeddings": MAX_LEN,
+    "d_model": M,
+    "encoder_layers": L,
+    "decoder_layers": 3,
+    "encoder_attention_heads": H,
+    "decoder_attention_heads": H,
+    "encoder_ffn_dim": F,
+    "decoder_ffn_dim": F,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
 }
 TIMM = {
     "img_size": (6, 9),
@@ -258,6 +323,14 @@ PEERS: dict[str, Peer] = {
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
     "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
+    "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
+    "marian": TwoSided(
+        "MarianMTModel",
+        "MarianConfig",
+        BART | {"scale_embedding": True, "activation_function": "swish"},
+        words,
+        in_float32=True,
+    ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

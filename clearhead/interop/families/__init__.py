@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clearhead.interop.families.bart import BART, MARIAN
 from clearhead.interop.families.bert import BERT, ROBERTA
 from clearhead.interop.families.gemma import GEMMA
 from clearhead.interop.families.gpt2 import GPT2
@@ -16,5 +17,5 @@ from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, PHI3, BERT, ROBERTA, VIT, TIMM_VIT)
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, PHI3, BERT, ROBERTA, BART, MARIAN, VIT, TIMM_VIT)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

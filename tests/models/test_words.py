@@ -1,0 +1,82 @@
+"""Words of the configurations that other people's models need, each alone against its equation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead.config import Config
+from clearhead.data.batch import TokenBatch
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.generation import generate
+from clearhead.models import DecoderConfig
+from clearhead.positions import Learned
+from clearhead.training.loss import loss
+
+CONFIG = DecoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, max_len=13)
+IDS = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(3))
+
+
+def built(config=CONFIG, **words):
+    """A model in float64 whose weights are all away from their start."""
+    torch.manual_seed(5)
+    model = config.replace(**words).build().double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def same_weights(model, **words):
+    """The model without some of its words, with what remains of its weights."""
+    other = model.config.replace(**words).build().double().eval()
+    report = other.load_state_dict(model.state_dict(), strict=False)
+    assert not report.missing_keys
+    return other
+
+
+LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_cap": 1.7}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_scaled_then_moved_then_capped(tied):
+    model = built(tied=tied, **LOGITS)
+    plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_cap=None)(IDS)
+    torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
+
+
+@pytest.mark.parametrize("words", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
+def test_training_has_the_loss_of_these_logits(words):
+    model = built(**words)
+    counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
+    weights = torch.ones(IDS.shape, dtype=torch.float64)
+    batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
+    wanted = F.cross_entropy(model(IDS).flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    expected = torch.autograd.grad(wanted, list(model.parameters()))
+    got, n = loss(model, batch)
+    assert n == IDS.numel()
+    torch.testing.assert_close(got, wanted)
+    for mine, theirs in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
+    model = built(positions=Learned(max_len=13, skipped=2))
+    assert generate(model, IDS[:1], max_new=7).ids.shape[-1] == 7
+    with pytest.raises(ShapeError, match="has 13 rows"):
+        generate(model, IDS[:1], max_new=8)
+    assert generate(model, IDS[:1], max_new=9, slide=True).ids.shape[-1] == 9
+
+
+@pytest.mark.parametrize("words", [LOGITS])
+def test_they_are_stored_with_the_model(words):
+    config = CONFIG.replace(**words)
+    assert Config.from_toml(config.to_toml()) == config
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("words", [{"logit_scale": 0.0}, {"logit_cap": -1.0}, {"logit_bias": 3}])
+def test_what_they_cannot_be_is_refused(words):
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        CONFIG.replace(**words)
