@@ -98,6 +98,9 @@ CASES = {
 }
 
 
+FEW = ("pre-norm", "encoder-decoder", "a picture, [CLS]", "gpt2", "llama")
+
+
 @pytest.fixture(params=CASES, scope="module")
 def case(request):
     torch.manual_seed(3)
@@ -430,6 +433,7 @@ def patched_by_hand(model, given, path, change):
         return said(model, given)
 
 
+@pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_with_the_run_itself_changes_nothing(case):
     _, model, given, _ = case
     for over in ("positions", "heads", "whole"):
@@ -440,6 +444,7 @@ def test_patching_with_the_run_itself_changes_nothing(case):
     torch.testing.assert_close(at_once.values, at_once.values * 0 + at_once.plain, rtol=0, atol=rounding(at_once.plain))
 
 
+@pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_blocks_by_hand(case):
     _, model, given, corrupted = case
     metric = look.Answer(token=3, versus=2)
