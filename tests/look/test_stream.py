@@ -525,6 +525,17 @@ def test_any_module_and_any_metric():
     assert "Without each module" in str(out)
 
 
+@pytest.mark.parametrize(("name", "parts"), [("pre-norm", ("attention", "feed_forward")), ("gpt2", ("attn", "mlp"))])
+def test_what_writes_into_the_stream_is_put_out(name, parts):
+    model, given, _ = CASES[name]()
+    grid = look.ablate(model, given, look.Answer(token=3), over="whole")
+    blocks = "transformer.h" if name == "gpt2" else "blocks"
+    assert grid.rows == tuple(f"{blocks}.{i}.{part}" for i in range(2) for part in parts)
+    for path, value in zip(grid.rows, grid.values[:, 0].tolist(), strict=True):
+        wanted = float(patched_by_hand(model, given, path, lambda x: x.zero_())[0, -1, 3])
+        assert value == pytest.approx(wanted, abs=rounding(wanted))
+
+
 def test_a_batch_is_one_input():
     """Several sequences are patched together, and the metric sees them all."""
     model, given = decoder(), torch.randint(V, (2, T))
