@@ -7,8 +7,7 @@ from typing import Any
 
 from clearhead import claims as book
 from clearhead import work
-from clearhead.claims.ledger import VERDICTS
-from clearhead.claims.report import title
+from clearhead.claims.ledger import THEMES, VERDICTS
 from clearhead.config import Value
 from clearhead.explore.run import Nothing, Run, read
 from clearhead.values import Natural, require
@@ -39,7 +38,7 @@ def claims(ask: dict[str, Any], run: Run) -> dict[str, Any]:
                 "says": c.says,
                 "source": c.source,
                 "place": c.place,
-                "theme": title(c.theme),
+                "theme": THEMES[c.theme],
                 "method": c.method,
             }
             for c in book.claims().values()
