@@ -127,4 +127,5 @@ def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention
         dropout=config.attention_dropout,
         rotary=rotary,
         qk_norm=config.qk_norm,
+        scores=config.scores,
     )

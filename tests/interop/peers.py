@@ -106,7 +106,8 @@ class TwoSided(Peer):
         return getattr(model(source, decoder_input_ids=target, **masks), self.output)
 
     def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        model.set_attn_implementation("eager")
+        for part in (model, model.get_encoder(), model.get_decoder()):  # T5's halves have configurations of their own
+            part.set_attn_implementation("eager")
         out = model(source, decoder_input_ids=target, output_attentions=True)
         found = {
             "encoder.blocks.{}.attention": out.encoder_attentions,
@@ -118,6 +119,27 @@ class TwoSided(Peer):
     def n_weights(self, model: nn.Module) -> int:
         # transformers keeps the bias of the logits where it is not trained.
         return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+
+
+class T5Peer(TwoSided):
+    """T5, whose norms would compute their mean square in float32, and do so in the model's dtype here."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        if self.sizes.get("tie_word_embeddings") is False:
+            # 1.1 is stored with a vocabulary of its own for the logits; transformers 5 begins with a tie.
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+        return self._exact(model)
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._exact(super().reload(folder))
+
+    def _exact(self, model: nn.Module) -> nn.Module:
+        for part in model.modules():
+            if type(part).__name__ == "T5LayerNorm":
+                norm = {"weight": part.weight, "eps": part.variance_epsilon, "normalized_shape": part.weight.shape}
+                part.forward = partial(torch.nn.functional.rms_norm, **norm)
+        return model
 
 
 class Timm(Peer):
@@ -243,6 +265,17 @@ BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+T5 = {
+    "vocab_size": V,
+    "d_model": M,
+    "d_kv": 5,
+    "d_ff": F,
+    "num_layers": L,
+    "num_decoder_layers": 3,
+    "num_heads": H,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 8,
+}
 TIMM = {
     "img_size": (6, 9),
     "patch_size": 3,
@@ -330,6 +363,13 @@ PEERS: dict[str, Peer] = {
         BART | {"scale_embedding": True, "activation_function": "swish"},
         words,
         in_float32=True,
+    ),
+    "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
+    "t5 1.1": T5Peer(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        words,
     ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
