@@ -86,6 +86,20 @@ class Peer:
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
+class Eager(Peer):
+    """A maker whose other ways to attend leave something out."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        model.set_attn_implementation("eager")
+        return model
+
+    def reload(self, folder: Path) -> nn.Module:
+        model = super().reload(folder)
+        model.set_attn_implementation("eager")
+        return model
+
+
 class TwoSided(Peer):
     """A maker of encoder-decoders, which reads one sequence and writes another."""
 
@@ -351,6 +365,21 @@ PEERS: dict[str, Peer] = {
         in_float32=True,
     ),
     "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True),
+    "gemma2": Eager(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "sliding_window": 7,  # a row of padding sees a real token then, or it would be NaN there
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.5,
+        },
+        words,
+        in_float32=True,
+    ),
     "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
     "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
