@@ -54,6 +54,7 @@ real: setup
 	$(BIN)/python -m pytest -s tests/real
 
 browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	$(BIN)/python -m pytest -m browser tests/explore
 
 siege: setup

@@ -55,7 +55,7 @@ def invariant(t: Trial) -> None:
 
 for id, source, place, says in (
     ("permutation-invariant-answered", ANSWERED, "Q1d", "Self-attention is permutation invariant."),
-    ("permutation-invariant-homework", HOMEWORK, "1.3b", "Self-attention operations are permutation-invariant."),
+    ("permutation-invariant-homework", HOMEWORK, "1.3b", "The operations of self-attention are permutation-invariant."),
     ("permutation-invariant-vision", HOMEWORK, "1.5b", "The Transformer is inherently permutation-invariant."),
 ):
     claim(id, source, place, says, method=INVARIANT, when=POOLED)(invariant)

@@ -229,7 +229,7 @@ def minibatch_escape(t: Trial) -> None:
     "sigmoid-tanh-saturate",
     FINAL,
     "Part 2, Q2",
-    "The gradients of sigmoid and tanh go to zero exponentially for large inputs.",
+    "The gradients of sigmoid and tanh vanish exponentially as inputs grow.",
     method="Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even).",
 )
 def sigmoid_tanh_saturate(t: Trial) -> None:

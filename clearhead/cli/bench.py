@@ -238,11 +238,10 @@ def explore(
 ) -> None:
     """Keystrokes in the live page, measured in a browser."""
     from clearhead.bench.explore import measure
-    from clearhead.bench.results import machine, versions
 
     rows = measure(out)
     if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        _shown(rows, "", json)
         return
     cells = [
         (

@@ -105,13 +105,13 @@ def _continued(
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         longest = max(len(row) for row in own)
         cached = use_cache and not (
-            isinstance(kind, Decoder) and looks_ahead(kind.config.mask, longest, longest + max_new)
+            isinstance(kind, Decoder) and looks_ahead(kind.config.seen(kind.config.mask), longest, longest + max_new)
         )
         if cached and isinstance(kind, Decoder) and why_not(kind) is None:
             return Fast(kind, kept_of(kind), own, max_new, alone=alone)
         return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
-    can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.mask)
+    can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.seen(kind.config.mask))
     if can_move or len(set(lengths)) == 1:
         return stepper(rows, alone)
     return _by_length(rows, stepper)
@@ -213,9 +213,10 @@ def _reading(
         for place, row in enumerate(rows):
             _check_room(kind.encoder, len(row), 1, f"prompt {place}")
         _check_room(kind.decoder, len(first), max_new, "start")
-        use_cache = use_cache and not looks_ahead(kind.config.decoder_mask, len(first), len(first) + max_new)
+        seen = kind.config.seen(kind.config.decoder_mask)
+        use_cache = use_cache and not looks_ahead(seen, len(first), len(first) + max_new)
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
-        alike = not kind.config.encoder_mask.depends_on_length
+        alike = not kind.config.seen(kind.config.encoder_mask).depends_on_length
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:

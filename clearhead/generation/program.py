@@ -86,6 +86,8 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return f"it runs under autocast or on {device}"
     mask = decoder.config.mask
+    if decoder.config.layer_masks:
+        return "its layers have masks of their own"
     if not mask.is_structural or mask.depends_on_length:
         return f"{mask} holds tensors or changes with the length"
     return None

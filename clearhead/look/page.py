@@ -106,8 +106,7 @@ def _asset(name: str) -> str:
 def contents(
     album: Album, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
-    """What a page shows, as its scripts read it; `on_layer` is told before each layer how many are done, and of how
-    many."""
+    """What a page shows, as its scripts read it; before each layer `on_layer` is told how many are done, and of all."""
     pictures = list(album.pictures)
     texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
     for picture in pictures:

@@ -148,7 +148,8 @@ class Ran:
 class Stream:
     """One run of a model, with the way from its logits back to everything that was added up for them.
 
-    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on."""
+    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on. `writers`
+    are the modules in them that add to it: attention and feed-forward layers."""
 
     def __init__(self, model: nn.Module, notes: Notes, logits: Tensor, ran: Mapping[str, Ran]) -> None:
         self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
@@ -164,6 +165,9 @@ class Stream:
             alike = [path for path, one in ran.items() if holds[path] and one.hands_on]
             found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
         self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+        ends, modules = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end], dict(model.named_modules())
+        within = tuple(f"{block}." for block in self.blocks)
+        self.writers = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
     def leaves(self, gradient: Tensor) -> list[Leaf]:
         """What was added up, with the gradient of (gradient · logits).sum() at each."""

@@ -79,8 +79,7 @@ class Decoder(Stack):
         return self.finished(self.embedding.logits(x) if self.head is None else self.head(x))
 
     def finished(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
-        """The logits, from the products of features and vocabulary: plus the bias and under the cap, where there are
-        any."""
+        """The logits, from the products of features and vocabulary: with the bias and the cap, where there are such."""
         logits = products if self.logit_bias is None else products + self.logit_bias
         cap = self.config.logit_cap
         return logits if cap is None else cap * (logits / cap).tanh()

@@ -9,6 +9,8 @@ out. Between those, all are the same: positions, a stack of blocks, and for pre-
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -59,6 +61,11 @@ class TextConfig(TransformerConfig):
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
     embedding_norm: bool = False  # a norm before the first block, as in BERT
+    layer_masks: tuple[Mask, ...] = ()  # what the layers see, taken in turn, of what the model's own mask allows
+
+    def seen(self, mask: Mask) -> Mask:
+        """What of a model's own mask some layer sees."""
+        return mask if not self.layer_masks else mask & functools.reduce(operator.or_, self.layer_masks)
 
     def validate(self) -> None:
         super().validate()
@@ -91,6 +98,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = embedding
+        self._masks = config.layer_masks if isinstance(config, TextConfig) else ()
         self._positions_kind = positions.kind
         # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
         self.positions: nn.Module | None = None
@@ -144,7 +152,8 @@ class Stack(nn.Module):
         with nullcontext() if cache is None else cache.undone_on_error():
             for i, block in enumerate(self.blocks):
                 part = None if cache is None else cache.at(i)
-                x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+                own = both(self._masks[i % len(self._masks)], mask) if self._masks else mask
+                x = block(x, mask=own, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         return self.norm(x)
 
     def extra_repr(self) -> str:

@@ -193,8 +193,8 @@ class TestFindings:
             ("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}],
         }
         assert said(stability, rows) == (
-            "What learns, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005. post-norm: 1 of 2 recipes "
-            "in every seed; no warm-up in 1 of 3, to 1.3 (0.05 to 2.5)."
+            "What learns, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005. post-norm: 1 of 2 "
+            "recipes in every seed; no warm-up in 1 of 3, to 1.3 (0.05 to 2.5)."
         )
         scores = {"diagonal": 0.9, "punctuation": 0.2, "first token": 0.5, "last token": 0.1}
         rows = {("m", "trained"): [scores], ("m", "untrained"): [dict.fromkeys(scores, 0.15)]}

@@ -86,6 +86,20 @@ class Peer:
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
+class Eager(Peer):
+    """A maker whose other ways to attend leave something out."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        model.set_attn_implementation("eager")
+        return model
+
+    def reload(self, folder: Path) -> nn.Module:
+        model = super().reload(folder)
+        model.set_attn_implementation("eager")
+        return model
+
+
 class TwoSided(Peer):
     """A maker of encoder-decoders, which reads one sequence and writes another."""
 
@@ -106,7 +120,8 @@ class TwoSided(Peer):
         return getattr(model(source, decoder_input_ids=target, **masks), self.output)
 
     def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        model.set_attn_implementation("eager")
+        for part in (model, model.get_encoder(), model.get_decoder()):  # T5's halves have configurations of their own
+            part.set_attn_implementation("eager")
         out = model(source, decoder_input_ids=target, output_attentions=True)
         found = {
             "encoder.blocks.{}.attention": out.encoder_attentions,
@@ -118,6 +133,27 @@ class TwoSided(Peer):
     def n_weights(self, model: nn.Module) -> int:
         # transformers keeps the bias of the logits where it is not trained.
         return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+
+
+class T5Peer(TwoSided):
+    """T5, whose norms would compute their mean square in float32, and do so in the model's dtype here."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        if self.sizes.get("tie_word_embeddings") is False:
+            # 1.1 is stored with a vocabulary of its own for the logits; transformers 5 begins with a tie.
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+        return self._exact(model)
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._exact(super().reload(folder))
+
+    def _exact(self, model: nn.Module) -> nn.Module:
+        for part in model.modules():
+            if type(part).__name__ == "T5LayerNorm":
+                norm = {"weight": part.weight, "eps": part.variance_epsilon, "normalized_shape": part.weight.shape}
+                part.forward = partial(torch.nn.functional.rms_norm, **norm)
+        return model
 
 
 class Timm(Peer):
@@ -243,6 +279,17 @@ BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+T5 = {
+    "vocab_size": V,
+    "d_model": M,
+    "d_kv": 5,
+    "d_ff": F,
+    "num_layers": L,
+    "num_decoder_layers": 3,
+    "num_heads": H,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 8,
+}
 TIMM = {
     "img_size": (6, 9),
     "patch_size": 3,
@@ -318,6 +365,21 @@ PEERS: dict[str, Peer] = {
         in_float32=True,
     ),
     "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True),
+    "gemma2": Eager(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "sliding_window": 7,  # a row of padding sees a real token then, or it would be NaN there
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.5,
+        },
+        words,
+        in_float32=True,
+    ),
     "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
     "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
@@ -330,6 +392,13 @@ PEERS: dict[str, Peer] = {
         BART | {"scale_embedding": True, "activation_function": "swish"},
         words,
         in_float32=True,
+    ),
+    "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
+    "t5 1.1": T5Peer(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        words,
     ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),

@@ -98,6 +98,9 @@ CASES = {
 }
 
 
+FEW = ("pre-norm", "encoder-decoder", "a picture, [CLS]", "gpt2", "llama")
+
+
 @pytest.fixture(params=CASES, scope="module")
 def case(request):
     torch.manual_seed(3)
@@ -430,6 +433,7 @@ def patched_by_hand(model, given, path, change):
         return said(model, given)
 
 
+@pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_with_the_run_itself_changes_nothing(case):
     _, model, given, _ = case
     for over in ("positions", "heads", "whole"):
@@ -440,6 +444,7 @@ def test_patching_with_the_run_itself_changes_nothing(case):
     torch.testing.assert_close(at_once.values, at_once.values * 0 + at_once.plain, rtol=0, atol=rounding(at_once.plain))
 
 
+@pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_blocks_by_hand(case):
     _, model, given, corrupted = case
     metric = look.Answer(token=3, versus=2)
@@ -518,6 +523,17 @@ def test_any_module_and_any_metric():
     assert float(out.values[1, 0]) == pytest.approx(float(hand[0, -1, said(model, given)[0, -1].argmax()]))
     assert json.loads(json.dumps(out.to_dict()))["source"] is None
     assert "Without each module" in str(out)
+
+
+@pytest.mark.parametrize(("name", "parts"), [("pre-norm", ("attention", "feed_forward")), ("gpt2", ("attn", "mlp"))])
+def test_what_writes_into_the_stream_is_put_out(name, parts):
+    model, given, _ = CASES[name]()
+    grid = look.ablate(model, given, look.Answer(token=3), over="whole")
+    blocks = "transformer.h" if name == "gpt2" else "blocks"
+    assert grid.rows == tuple(f"{blocks}.{i}.{part}" for i in range(2) for part in parts)
+    for path, value in zip(grid.rows, grid.values[:, 0].tolist(), strict=True):
+        wanted = float(patched_by_hand(model, given, path, lambda x: x.zero_())[0, -1, 3])
+        assert value == pytest.approx(wanted, abs=rounding(wanted))
 
 
 def test_a_batch_is_one_input():

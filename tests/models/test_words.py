@@ -6,10 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from clearhead.attention import Capped, Dot, KVCache, Scaled, attend
+from clearhead.checks import check
 from clearhead.config import Config
+from clearhead.costs import cost
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
+from clearhead.generation.program import why_not
+from clearhead.layers import Sandwich
+from clearhead.look import trace
+from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
 from clearhead.training.loss import loss
@@ -69,14 +76,102 @@ def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
     assert generate(model, IDS[:1], max_new=9, slide=True).ids.shape[-1] == 9
 
 
-@pytest.mark.parametrize("words", [LOGITS])
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5), Capped(1.5, scale=0.7)])
+def test_attention_scores_are_those_of_the_configuration(scores):
+    model = built(scores=scores)
+    q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (5, 11, 11))
+    s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, Capped(1.5): 7**-0.5}.get(scores, 0.7)
+    s = 1.5 * torch.tanh(s / 1.5) if isinstance(scores, Capped) else s
+    torch.testing.assert_close(attend(q, k, v, scores=scores), s.softmax(-1) @ v)
+    with trace(model) as seen:
+        model(IDS)
+    part = model.blocks[0].attention
+    h = model.blocks[0].norm1(model.place(model.embedding(IDS)))
+    heads = [x.unflatten(-1, (2, 7)).transpose(1, 2) for x in (part.q_proj(h), part.k_proj(h))]
+    wanted = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(seen.weights("blocks.0.attention"), wanted)
+    assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5)])
+def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
+    model = built(scores=scores)
+    assert (why_not(model) is None) == (not isinstance(scores, Capped))
+    fast, plain = (generate(model, IDS, max_new=5, use_cache=cached) for cached in (True, False))
+    assert fast.ids.tolist() == plain.ids.tolist()
+    torch.testing.assert_close(fast.scores, plain.scores)
+
+
+def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
+    block = built(residual=Sandwich(), layer_scale=0.1).blocks[0]
+    (norm1, scale1), (norm2, scale2) = block.after1, block.after2
+    assert torch.equal(CONFIG.replace(layer_scale=0.1).build().blocks[1].after2.weight, torch.full((14,), 0.1))
+    x = torch.randn(2, 5, 14, dtype=torch.float64)
+    y = x + norm1(block.attention(block.norm1(x))) * scale1.weight
+    torch.testing.assert_close(block(x), y + norm2(block.feed_forward(block.norm2(y))) * scale2.weight)
+
+
+def test_layer_masks_are_taken_in_turn():
+    model = built(n_layers=3, layer_masks=(window(2, 0), full()))
+    with trace(model) as seen:
+        logits = model(IDS)
+    for i, mask in enumerate((causal() & window(2, 0), causal(), causal() & window(2, 0))):
+        assert torch.equal(seen.weights(f"blocks.{i}.attention")[0, 0] > 0, mask.dense(7, 7))
+    cache = KVCache()
+    steps = [model(IDS[:, i : i + 1], cache=cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), logits)
+    short = built(n_layers=3, layer_masks=(window(1, 0), window(2, 0)))
+    assert short.config.seen(causal()).dense(7, 7).equal((causal() & window(2, 0)).dense(7, 7))
+    assert check(short).ok
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"residual": Sandwich()},
+        {"layer_scale": 0.1},
+        {"layer_masks": (window(2, 0), full())},
+        {"layer_masks": (window(2, 2), every(3))},
+        {"mask": full(), "layer_masks": (causal(), full())},
+    ],
+)
+def test_generation_goes_on_as_the_model_does(words):
+    model = built(**words)
+    assert why_not(model) is not None
+    fast, plain = (generate(model, [IDS[0], IDS[1, :4]], max_new=5, use_cache=cached) for cached in (True, False))
+    assert fast.ids.tolist() == plain.ids.tolist()
+    torch.testing.assert_close(fast.scores, plain.scores)
+    alone = generate(model, IDS[1:, :4], max_new=5)
+    assert fast.ids[1].tolist() == alone.ids[0].tolist()
+
+
+STORED = [
+    LOGITS,
+    {"scores": Capped(1.5, scale=0.7)},
+    {"scores": Dot()},
+    {"residual": Sandwich(), "layer_scale": 0.1},
+    {"layer_masks": (window(2, 0), full())},
+]
+
+
+@pytest.mark.parametrize("words", STORED)
 def test_they_are_stored_with_the_model(words):
     config = CONFIG.replace(**words)
     assert Config.from_toml(config.to_toml()) == config
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("words", [{"logit_scale": 0.0}, {"logit_cap": -1.0}, {"logit_bias": 3}])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"logit_scale": 0.0},
+        {"logit_cap": -1.0},
+        {"logit_bias": 3},
+        {"scores": 3},
+        {"layer_scale": 0.0},
+        {"layer_masks": (3,)},
+    ],
+)
 def test_what_they_cannot_be_is_refused(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         CONFIG.replace(**words)
