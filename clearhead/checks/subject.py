@@ -133,8 +133,7 @@ class Subject:
     and `full()` for one that may look ahead; `in_turn` are masks that its `layers` take in turn besides.
     `positions=False` says that the module knows no order, `scale` what its scores are multiplied by where that is not
     1/√d_head. `pads`: `run` passes `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to
-    work too. `pads_target` and `left_target` say the same of an encoder-decoder's target, whose padding is
-    `batch.keep`."""
+    work too. `pads_target` and `left_target` say the same of an encoder-decoder's target (padding: `batch.keep`)."""
 
     module: Callable[..., Any] = field(kw_only=False)
     name: str = ""
