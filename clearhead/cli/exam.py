@@ -31,8 +31,8 @@ def exam(
 ) -> None:
     """Write an exam: a question paper and a solution booklet for each variant.
 
-    A file of one's own has a title and, for each question, [[question]] with sheet = "sort-dedup" (or a problem file),
-    points = 8 and, where not all steps are asked, steps = ["weights", "loss"]. Answers are marked by clearhead work."""
+    A file of one's own has a title and a table question for each sheet, with the keys sheet (a shipped one or a problem
+    file), points and, where not all steps are asked, steps. Answers are marked by clearhead work."""
     from clearhead.work.exam import exam_from, read_exam, write_exam
 
     with writing(out):
