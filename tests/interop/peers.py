@@ -81,6 +81,10 @@ class Peer:
         model.set_attn_implementation("eager")
         return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
 
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """What comes back to the same bits: everything."""
+        return model.state_dict()
+
     def n_weights(self, model: nn.Module) -> int:
         """How many numbers the model has learnt."""
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -156,6 +160,24 @@ class T5Peer(TwoSided):
         return model
 
 
+class Dino(Peer):
+    """DINOv2, of which one token is not read: that for patches that are hidden in pretraining."""
+
+    def reload(self, folder: Path) -> nn.Module:
+        import transformers
+
+        kind = getattr(transformers, self.model)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        assert all(name.endswith("embeddings.mask_token") for names in report.values() for name in names), report
+        return model.eval()
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().state(model).items() if not name.endswith("mask_token")}
+
+    def n_weights(self, model: nn.Module) -> int:
+        return sum(weight.numel() for weight in self.state(model).values())
+
+
 class Timm(Peer):
     def build(self) -> nn.Module:
         timm = pytest.importorskip("timm", reason="timm, the peer to compare with, is missing")
@@ -211,6 +233,10 @@ def shaken(model: nn.Module) -> nn.Module:
 def words() -> Tensor:
     """Ids without 0 and 1, which some families take for padding: no gradient, or other positions."""
     return torch.randint(2, V, (B, T))
+
+
+def squares() -> Tensor:
+    return torch.randn(B, 2, 9, 9, dtype=torch.float64)
 
 
 def images() -> Tensor:
@@ -289,6 +315,11 @@ T5 = {
     "num_heads": H,
     "relative_attention_num_buckets": 6,
     "relative_attention_max_distance": 8,
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
+    "image_size": 9,
+    "mlp_ratio": 2,
+    "layerscale_value": 0.3,
 }
 TIMM = {
     "img_size": (6, 9),
@@ -401,6 +432,21 @@ PEERS: dict[str, Peer] = {
         words,
     ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
+    "deit": Peer("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, images),
+    "dinov2": Dino("Dinov2ForImageClassification", "Dinov2Config", DINO, squares),
+    "dinov2 bare": Dino(
+        "Dinov2Model",
+        "Dinov2Config",
+        DINO | {"use_mask_token": False, "use_swiglu_ffn": True},
+        squares,
+        output="pooler_output",
+    ),
+    "dinov2 registers": Dino(
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        DINO | {"num_register_tokens": 2},
+        squares,
+    ),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images
