@@ -77,7 +77,7 @@ class Peer:
         return getattr(model(inputs, attention_mask=real[0].long()), self.output)
 
     def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        """The attention weights by the path of our layer; transformers computes their softmax in float32."""
+        """The attention weights by the path of our layer (and its run, after @), whose softmax is in float32."""
         model.set_attn_implementation("eager")
         return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
 
@@ -102,6 +102,14 @@ class Eager(Peer):
         model = super().reload(folder)
         model.set_attn_implementation("eager")
         return model
+
+
+class OneBlock(Peer):
+    """ALBERT, whose one block runs for every layer."""
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found = super().weights(model, inputs).values()
+        return {f"blocks.0.attention@{i}": weights for i, weights in enumerate(found)}
 
 
 class TwoSided(Peer):
@@ -277,6 +285,7 @@ BERT = {
     "type_vocab_size": 3,
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
+ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
@@ -416,6 +425,8 @@ PEERS: dict[str, Peer] = {
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
     "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
+    "albert": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **TOKENS, options={"add_pooling_layer": False}),
+    "albert pooled": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **POOLED),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead.interop.families.bart import BART, MARIAN
-from clearhead.interop.families.bert import BERT, ROBERTA
+from clearhead.interop.families.bert import ALBERT, BERT, ROBERTA
 from clearhead.interop.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from clearhead.interop.families.gemma import GEMMA, GEMMA2
 from clearhead.interop.families.gpt2 import GPT2
@@ -20,7 +20,7 @@ from clearhead.interop.family import Family
 __all__ = ["FAMILIES"]
 
 _DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
-_ENCODERS = (BERT, ROBERTA)
+_ENCODERS = (BERT, ROBERTA, ALBERT)
 _ENCODER_DECODERS = (BART, MARIAN, T5)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
 _ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION)
