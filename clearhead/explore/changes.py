@@ -71,7 +71,7 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     after = _trace(model)
     for edit in given.edits:
         after.edit(edit.path, _made(edit, source))
-    with _mask(layers, given.mask), _temperature(layers, given.temperature), after:
+    with _other(layers, given.mask, given.temperature), after:
         model(*then.inputs)
     run.step()
     moved = look.compare(before, after)
@@ -109,7 +109,6 @@ def _made(edit: Edit, source: look.Trace | None) -> look.Edit:
 def _source(given: Changed, now: Reading, model: nn.Module, run: Run) -> look.Trace:
     """The run on the second text, which patches are taken from."""
     other = answered(reading(now.trained, given.other, given.written, run.shelf.limits.tokens))
-    wanted = [f"{edit.path}.{'weights' if edit.heads else 'output'}" for edit in given.edits if edit.how == "patch"]
     for edit in given.edits:
         rows = other.source if edit.path.startswith("encoder") else other.ids
         mine = now.source if edit.path.startswith("encoder") else now.ids
@@ -117,9 +116,14 @@ def _source(given: Changed, now: Reading, model: nn.Module, run: Run) -> look.Tr
             raise ConfigError(
                 f"the second text has {len(rows)} tokens and this one {len(mine)}; make them as long, or give positions"
             )
-    with look.trace(model, *wanted) as source:
+    with look.trace(model, *_patched(given)) as source:
         model(*other.inputs)
     return source
+
+
+def _patched(given: Changed) -> list[str]:
+    """What has to be recorded of the second text."""
+    return [f"{edit.path}.{'weights' if edit.heads else 'output'}" for edit in given.edits if edit.how == "patch"]
 
 
 def _forced(given: Changed, now: Reading) -> Reading:
@@ -133,36 +137,24 @@ def _forced(given: Changed, now: Reading) -> Reading:
 
 
 @contextlib.contextmanager
-def _mask(layers: dict[str, MultiHeadAttention], text: str) -> Iterator[None]:
-    """Another mask in every layer of self-attention."""
-    if not text.strip():
-        yield
-        return
-    mask = masks.parse(text)
-    inner = [layer for path, layer in layers.items() if not path.endswith("cross_attention")]
+def _other(layers: dict[str, MultiHeadAttention], mask: str, temperature: float) -> Iterator[None]:
+    """Another mask in every layer of self-attention, another temperature in all, until the block ends."""
+    kept = {path: layer.weights for path, layer in layers.items()}
+    given = {"mask": masks.parse(mask)} if mask.strip() else {}
+    inner = [layer for path, layer in layers.items() if given and not path.endswith("cross_attention")]
     hooks = [
-        layer.register_forward_pre_hook(lambda _, args, named: (args, named | {"mask": mask}), with_kwargs=True)
+        layer.register_forward_pre_hook(lambda _, args, named: (args, named | given), with_kwargs=True)
         for layer in inner
     ]
     try:
+        for layer in layers.values() if temperature != 1.0 else ():
+            if not isinstance(layer.weights, Softmax):
+                raise ConfigError("the temperature is that of a softmax, and this model weighs in another way")
+            layer.weights = replace(layer.weights, temperature=temperature)
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _temperature(layers: dict[str, MultiHeadAttention], value: float) -> Iterator[None]:
-    """Another temperature in every layer."""
-    kept = {path: layer.weights for path, layer in layers.items()}
-    try:
-        for layer in layers.values() if value != 1.0 else ():
-            require(
-                isinstance(layer.weights, Softmax), "the temperature is that of a softmax, and this model has another"
-            )
-            layer.weights = replace(layer.weights, temperature=value)  # type: ignore[type-var]
-        yield
-    finally:
         for path, layer in layers.items():
             layer.weights = kept[path]
 
@@ -190,49 +182,36 @@ def _finite(values: list[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
+_MASKED = """mask = masks.parse({0!r})
+for path, layer in layers.items():
+    if not path.endswith("cross_attention"):
+        other_mask = lambda _, args, named: (args, named | {{"mask": mask}})
+        layer.register_forward_pre_hook(other_mask, with_kwargs=True)"""
+_WARMED = """for layer in layers.values():
+    layer.weights = dataclasses.replace(layer.weights, temperature={0!r})"""
+
+
 def script(given: Changed, now: Reading) -> str:
     """The Python that makes both runs and prints what moved."""
-    source, lines = (
-        "source, " if now.source else "",
-        ["import torch", "", "from clearhead import look, masks, pretrained", ""],
-    )
+    begin = "with torch.no_grad(), look.trace(model, *{0}) as {1}:"
+    call = "    model(source, ids)" if now.source else "    model(ids)"
+    lines = ["import dataclasses", "", "import torch", "", "from clearhead import look, masks, pretrained", ""]
     lines += [f"model = pretrained.load({given.model!r}).model"]
     lines += [f"source = torch.tensor([{now.source}])"] if now.source else []
-    lines += [
-        f"ids = torch.tensor([{now.ids}])",
-        f"parts = {_PARTS!r}",
-    ]
-    lines += ["with torch.no_grad(), look.trace(model, *parts) as before:", f"    model({source}ids)"]
+    lines += [f"ids = torch.tensor([{now.ids}])", f"parts = {_PARTS!r}", begin.format("parts", "before"), call]
     if any(edit.how == "patch" for edit in given.edits):
         other = answered(reading(now.trained, given.other, given.written, 1 << 30))
-        wanted = [f"{e.path}.{'weights' if e.heads else 'output'}" for e in given.edits if e.how == "patch"]
-        rows = ", ".join(
-            f"torch.tensor([{row}])" for row in ((other.source, other.ids) if now.source else (other.ids,))
-        )
-        lines += [f"with torch.no_grad(), look.trace(model, *{wanted!r}) as other:", f"    model({rows})"]
+        rows = ", ".join(f"torch.tensor({x.tolist()})" for x in other.inputs)
+        lines += [begin.format(_patched(given), "other"), f"    model({rows})"]
     if given.forced is not None:
-        lines += ["ids = ids.clone()", f"ids[0, {given.forced}] = {_forced(given, now).ids[given.forced]}"]
-    needs_layers = given.mask.strip() or given.temperature != 1.0
-    if needs_layers:
+        lines += [f"ids[0, {given.forced}] = {_forced(given, now).ids[given.forced]}"]
+    if given.mask.strip() or given.temperature != 1.0:
         lines += ["layers = {p: m for p, m in model.named_modules() if type(m).__name__ == 'MultiHeadAttention'}"]
-    if given.mask.strip():
-        lines += [
-            f"mask = masks.parse({given.mask!r})",
-            "for path, layer in layers.items():",
-            "    if not path.endswith('cross_attention'):",
-            "        other_mask = lambda _, args, named: (args, named | {'mask': mask})",
-            "        layer.register_forward_pre_hook(other_mask, with_kwargs=True)",
-        ]
-    if given.temperature != 1.0:
-        lines += [
-            "from dataclasses import replace",
-            "",
-            "for layer in layers.values():",
-            f"    layer.weights = replace(layer.weights, temperature={given.temperature!r})",
-        ]
-    lines += ["with torch.no_grad(), look.trace(model, *parts) as after:"]
+    lines += [_MASKED.format(given.mask)] if given.mask.strip() else []
+    lines += [_WARMED.format(given.temperature)] if given.temperature != 1.0 else []
+    lines += [begin.format("parts", "after")]
     lines += [f"    after.edit({edit.path!r}, {_written(edit)})" for edit in given.edits]
-    return "\n".join([*lines, f"    model({source}ids)", "print(look.compare(before, after))", ""])
+    return "\n".join([*lines, call, "print(look.compare(before, after))", ""])
 
 
 def _written(edit: Edit) -> str:

@@ -39,7 +39,7 @@ def main() -> None:
         shelf.warm()
         gc.collect()
         gc.freeze()  # what was loaded stays: looking through it again and again would cost a keystroke its time
-        _bound_memory(settings["limits"]["memory"])
+        bound_memory(settings["limits"]["memory"])
         while (job := jobs.get()) is not None:
             answer(job, shelf, out, stop)
 
@@ -56,7 +56,7 @@ def _listen(given: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] | None], st
     jobs.put(None)
 
 
-def _bound_memory(more: int) -> None:
+def bound_memory(more: int) -> None:
     """At most so many bytes beyond what is taken now, so that a run fails instead of the machine."""
     try:
         import resource

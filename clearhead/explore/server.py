@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clearhead.errors import StorageError
 from clearhead.explore.desk import BusyError, Desk, Job
@@ -259,6 +260,16 @@ async def _lines(job: Job, first: tuple[str, bytes], gone: asyncio.Task[None]) -
 # ---------------------------------------------------------------------- serving
 
 
+class Patient(H11Protocol):
+    """uvicorn's own protocol, which waits for ever for the head of a request; this one does not."""
+
+    seconds = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(self.seconds, lambda: None if self.cycle is not None else transport.close())
+
+
 def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambda place: None) -> None:
     """Serve until interrupted; `on_ready` is told the place with the port that was taken."""
     with _bound(place) as listening:
@@ -272,6 +283,8 @@ def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambd
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=1 << 14,
+            http=Patient,
+            ws="none",
         )
         server = uvicorn.Server(config)
         on_ready(place)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from clearhead.errors import StorageError
-from clearhead.explore.server import secret_of
+from clearhead.explore.server import Patient, secret_of
 
 MASK = {"expression": "causal() & window(2, 0)", "n": 5}
 
@@ -124,6 +126,34 @@ def test_a_body_that_never_comes_is_given_up(page):
         with socket.create_connection((page.parts.hostname, page.parts.port)) as raw:
             raw.sendall((head + end).encode())
     assert page.ask("mask", MASK)["allowed"] == 12
+
+
+def test_who_never_finishes_a_head_is_left(monkeypatch):
+    monkeypatch.setattr(Patient, "seconds", 0.05)
+
+    async def hello(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def run():
+        server = uvicorn.Server(uvicorn.Config(hello, port=0, log_level="error", lifespan="off", http=Patient))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0)
+        where = server.servers[0].sockets[0].getsockname()
+        answers = []
+        for head in (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"GET / HT", b""):
+            reader, writer = await asyncio.open_connection(*where)
+            writer.write(head)
+            answers.append(await reader.read())
+            writer.close()
+        server.should_exit = True
+        await serving
+        return answers
+
+    whole, begun, nothing = asyncio.run(run())
+    assert whole.endswith(b"ok")
+    assert (begun, nothing) == (b"", b"")
 
 
 def test_the_secret_of_a_file(tmp_path):

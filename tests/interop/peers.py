@@ -77,9 +77,13 @@ class Peer:
         return getattr(model(inputs, attention_mask=real[0].long()), self.output)
 
     def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        """The attention weights by the path of our layer; transformers computes their softmax in float32."""
+        """The attention weights by the path of our layer (and its run, after @), whose softmax is in float32."""
         model.set_attn_implementation("eager")
         return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """What comes back to the same bits: everything."""
+        return model.state_dict()
 
     def n_weights(self, model: nn.Module) -> int:
         """How many numbers the model has learnt."""
@@ -98,6 +102,14 @@ class Eager(Peer):
         model = super().reload(folder)
         model.set_attn_implementation("eager")
         return model
+
+
+class OneBlock(Peer):
+    """ALBERT, whose one block runs for every layer."""
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found = super().weights(model, inputs).values()
+        return {f"blocks.0.attention@{i}": weights for i, weights in enumerate(found)}
 
 
 class TwoSided(Peer):
@@ -154,6 +166,24 @@ class T5Peer(TwoSided):
                 norm = {"weight": part.weight, "eps": part.variance_epsilon, "normalized_shape": part.weight.shape}
                 part.forward = partial(torch.nn.functional.rms_norm, **norm)
         return model
+
+
+class Dino(Peer):
+    """DINOv2, of which one token is not read: that for patches that are hidden in pretraining."""
+
+    def reload(self, folder: Path) -> nn.Module:
+        import transformers
+
+        kind = getattr(transformers, self.model)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        assert all(name.endswith("embeddings.mask_token") for names in report.values() for name in names), report
+        return model.eval()
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().state(model).items() if not name.endswith("mask_token")}
+
+    def n_weights(self, model: nn.Module) -> int:
+        return sum(weight.numel() for weight in self.state(model).values())
 
 
 class Timm(Peer):
@@ -213,6 +243,10 @@ def words() -> Tensor:
     return torch.randint(2, V, (B, T))
 
 
+def squares() -> Tensor:
+    return torch.randn(B, 2, 9, 9, dtype=torch.float64)
+
+
 def images() -> Tensor:
     return torch.randn(B, 2, 6, 9, dtype=torch.float64)
 
@@ -251,6 +285,7 @@ BERT = {
     "type_vocab_size": 3,
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
+ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
@@ -289,6 +324,11 @@ T5 = {
     "num_heads": H,
     "relative_attention_num_buckets": 6,
     "relative_attention_max_distance": 8,
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
+    "image_size": 9,
+    "mlp_ratio": 2,
+    "layerscale_value": 0.3,
 }
 TIMM = {
     "img_size": (6, 9),
@@ -385,6 +425,8 @@ PEERS: dict[str, Peer] = {
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
     "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
+    "albert": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **TOKENS, options={"add_pooling_layer": False}),
+    "albert pooled": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **POOLED),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",
@@ -401,6 +443,21 @@ PEERS: dict[str, Peer] = {
         words,
     ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
+    "deit": Peer("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, images),
+    "dinov2": Dino("Dinov2ForImageClassification", "Dinov2Config", DINO, squares),
+    "dinov2 bare": Dino(
+        "Dinov2Model",
+        "Dinov2Config",
+        DINO | {"use_mask_token": False, "use_swiglu_ffn": True},
+        squares,
+        output="pooler_output",
+    ),
+    "dinov2 registers": Dino(
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        DINO | {"num_register_tokens": 2},
+        squares,
+    ),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images

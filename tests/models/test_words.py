@@ -17,7 +17,8 @@ from clearhead.generation.program import why_not
 from clearhead.layers import Sandwich
 from clearhead.look import trace
 from clearhead.masks import causal, every, full, window
-from clearhead.models import DecoderConfig
+from clearhead.models import DecoderConfig, EncoderConfig
+from clearhead.models.storage import load, save
 from clearhead.positions import Learned
 from clearhead.training.loss import loss
 
@@ -143,6 +144,42 @@ def test_generation_goes_on_as_the_model_does(words):
     torch.testing.assert_close(fast.scores, plain.scores)
     alone = generate(model, IDS[1:, :4], max_new=5)
     assert fast.ids[1].tolist() == alone.ids[0].tolist()
+
+
+ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_len=13, n_segments=2, embedding_norm=True)
+
+
+def test_narrow_embeddings_are_widened_before_the_blocks():
+    model = built(ENCODER, d_embedding=6, positions=Learned(max_len=13))
+    x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
+    x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
+    torch.testing.assert_close(model(IDS), model.run(x @ model.widen.weight.T + model.widen.bias))
+    assert check(model).ok
+
+
+def test_shared_layers_are_one_block_again_and_again(tmp_path):
+    model = built(ENCODER, share_layers=True)
+    x = model.place(model.embedding(IDS) + model.segments.weight[0])
+    for _ in range(3):
+        x = model.blocks[0](x)
+    torch.testing.assert_close(model(IDS), model.norm(x))
+    assert check(model).ok
+    assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
+    save(model, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model")(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("words", [{"d_embedding": 6}, {"share_layers": True}])
+def test_words_of_encoders_are_stored(words):
+    config = ENCODER.replace(**words)
+    assert Config.from_toml(config.to_toml()) == config
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("words", [{"d_embedding": 7}, {"d_embedding": 0}, {"share_layers": 2}])
+def test_what_words_of_encoders_cannot_be_is_refused(words):
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        ENCODER.replace(**words)
 
 
 STORED = [
