@@ -65,6 +65,8 @@ def _is_like(work: Work, original: Work) -> bool:
     """Whether a sheet asks the same steps, none of them duller, and is not much longer to write."""
     if [step.key for step in work.steps] != [step.key for step in original.steps]:
         return False
+    if [step.grid for step in work.steps] == [step.grid for step in original.steps]:
+        return False  # the same numbers, written in another way
     if any(_dull(new) > _dull(old) for new, old in zip(work.steps, original.steps, strict=True)):
         return False
     return _ink(work) <= 1.5 * _ink(original) + 100
