@@ -4,13 +4,14 @@
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
+# make documents  every command that answers a question of the five documents, run as a person would
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -53,6 +54,7 @@ real: setup
 	$(BIN)/python -m pytest -s tests/real
 
 browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	$(BIN)/python -m pytest -m browser tests/explore
 
 siege: setup
@@ -61,6 +63,9 @@ siege: setup
 # Every worked sheet with a hundred seeds: some minutes; `make test` tries a few of them.
 variants: setup
 	$(BIN)/python -m tools.variants
+
+documents: setup
+	WHOLE=1 $(BIN)/python -m pytest tests/documents
 
 bench: setup
 	$(BIN)/clearhead bench core

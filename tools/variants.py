@@ -1,7 +1,7 @@
 """Every variant of every sheet: made, worked, checked in float64, marked against itself, and unlike all others.
 
-    python -m tools.variants                 seeds 0 to 99 of every shipped sheet (`make variants`)
-    python -m tools.variants sort-dedup 7    seeds 0 to 6 of one
+python -m tools.variants                 seeds 0 to 99 of every shipped sheet (`make variants`)
+python -m tools.variants sort-dedup 7    seeds 0 to 6 of one
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from clearhead.attention.attend import attend
 from clearhead.attention.cache import KVCache
 from clearhead.attention.config import AttentionConfig, Biases
 from clearhead.attention.multihead import MultiHeadAttention
-from clearhead.attention.scores import Additive, Bilinear, Dot, ScaledDot
+from clearhead.attention.scores import Additive, Bilinear, Capped, Dot, Scaled, ScaledDot
 from clearhead.attention.under import under
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
 
@@ -13,11 +13,13 @@ __all__ = [
     "AttentionConfig",
     "Biases",
     "Bilinear",
+    "Capped",
     "Dot",
     "Gumbel",
     "Hard",
     "KVCache",
     "MultiHeadAttention",
+    "Scaled",
     "ScaledDot",
     "Softmax",
     "StraightThrough",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from clearhead.attention.scores import DotScores, ScaledDot
 from clearhead.config import Config, Value
 from clearhead.values import Count, require
 
@@ -36,6 +37,7 @@ class AttentionConfig(Config):
     n_kv_heads: Count | None = None  # fewer than n_heads: grouped-query attention; None: as many
     d_head: Count | None = None  # None: d_model / n_heads
     bias: bool | Biases = True  # of every linear map, or of some
+    scores: DotScores = ScaledDot()  # how alike a query and a key are
 
     @property
     def biases(self) -> Biases:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
+from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.values import whole
+from clearhead.values import Positive, whole
 
 
 @runtime_checkable
@@ -53,7 +54,7 @@ class ScaledDot:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Value):
     """score(q, k) = scale · qᵀk, with a scale of one's own."""
 
     scale: float
@@ -63,6 +64,28 @@ class Scaled:
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
         return q, self.scale
+
+
+@dataclass(frozen=True)
+class Capped(Value):
+    """score(q, k) = cap · tanh(scale · qᵀk / cap), so that no score is beyond ±cap, as in Gemma 2.
+
+    `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory.
+    """
+
+    cap: Positive
+    scale: Positive | None = None
+
+    def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
+        scale = _inverse_root(q.shape[-1]) if self.scale is None else self.scale
+        return self.cap * torch.tanh((q * (scale / self.cap)) @ k.mT)
+
+    def as_dot(self, q: Tensor) -> None:
+        return None
+
+
+DotScores: TypeAlias = ScaledDot | Dot | Scaled | Capped
+"""The score functions without parameters, which a configuration can name."""
 
 
 class Bilinear(nn.Module):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from clearhead.bench.machine import measure_machine, one_thread, time_of
 from clearhead.costs import AttentionSizes, Machine, cost
 from clearhead.costs.subjects import set_impl
-from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.errors import ConfigError
+from clearhead.training.figure import new_figure, save_figure
 
 __all__ = ["Growth", "Point", "growth", "lengths", "plot_growth"]
 
@@ -101,14 +102,7 @@ def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
 
 def plot_growth(found: Growth, path: str | Path) -> Path:
     """Draws predicted and measured time against length, both axes logarithmic, into a PNG, SVG or PDF file."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib; install it with: pip install matplotlib") from error
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    figure = new_figure(7.0, 4.6)
     axes = figure.add_subplot()
     for number, layer in enumerate(found.layers):
         points = found.of(layer)
@@ -127,7 +121,4 @@ def plot_growth(found: Growth, path: str | Path) -> Path:
     axes.set_title(f"One layer of width {found.d}, batch {found.batch}, on {found.machine.name}", fontsize=10)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.25)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, Path(path))

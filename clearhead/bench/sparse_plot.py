@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.errors import StorageError
+from clearhead.training.figure import new_figure, save_figure
 
 _WAYS = {"fraction": ("forward", "o"), "fraction_both": ("forward + backward", "s")}
 
@@ -17,21 +18,11 @@ def draw_sparse(results: Path, path: Path) -> Path:
     rows = [row for row in _read(results) if row.get("fraction")]
     if not rows:
         raise StorageError(f"{results} has no measured row; write it with `clearhead bench sparse --out {results}`")
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
     sizes = list(dict.fromkeys((row["length"], row["width"]) for row in rows))
-    # The same file from the same results: no date, and names that are not drawn at random.
-    with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(6.4 * len(sizes), 4.8), layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
-            _panel(axes, [row for row in rows if (row["length"], row["width"]) == size], size)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return path
+    figure = new_figure(6.4 * len(sizes), 4.8)
+    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+        _panel(axes, [row for row in rows if (row["length"], row["width"]) == size], size)
+    return save_figure(figure, path)
 
 
 def _panel(axes: Any, rows: list[dict[str, Any]], size: tuple[int, int]) -> None:

@@ -96,16 +96,18 @@ def _room(config: Any) -> int | None:
 
 def _encoder(module: Any, kind: Encoder) -> Subject:
     config = kind.config
+    mask = config.seen(config.mask)
     return Subject(
         module=module,
         name="Encoder",
         inputs=Ids(config.vocab_size),
         run=_run_encoder,
-        sees=config.mask,
+        sees=mask,
         layers=config.n_layers,
+        in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions),
-        pads=not config.mask.depends_on_length,
-        left=speaks_of_distance_only(config.mask),
+        pads=not mask.depends_on_length,
+        left=speaks_of_distance_only(mask),
         max_len=_room(config),
     )
 
@@ -114,17 +116,19 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
     config = kind.config
     if config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
-    ahead = looks_ahead(config.mask, 1, 16)
+    mask = config.seen(config.mask)
+    ahead = looks_ahead(mask, 1, 16)
     return Subject(
         module=module,
         name="Decoder",
         inputs=Ids(config.vocab_size),
         run=_run_decoder,
-        sees=config.mask,
+        sees=mask,
         layers=config.n_layers,
+        in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions),
-        pads=not config.mask.depends_on_length,
-        left=speaks_of_distance_only(config.mask),
+        pads=not mask.depends_on_length,
+        left=speaks_of_distance_only(mask),
         caching=None if ahead else Caching(new=KVCache),
         max_len=_room(config),
     )
@@ -132,20 +136,22 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     config = kind.config
-    ahead = looks_ahead(config.decoder_mask, 1, 16)
+    mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
+    ahead = looks_ahead(mask, 1, 16)
     return Subject(
         module=module,
         name="EncoderDecoder",
         inputs=Ids(config.vocab_size),
         source=Ids(config.source_vocab_size or config.vocab_size),
         run=_run_encoder_decoder,
-        sees=config.decoder_mask,
+        sees=mask,
         layers=config.n_decoder_layers,
+        in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions),
-        pads=not config.encoder_mask.depends_on_length,
-        left=speaks_of_distance_only(config.encoder_mask),
-        pads_target=not config.decoder_mask.depends_on_length,
-        left_target=speaks_of_distance_only(config.decoder_mask),
+        pads=not source.depends_on_length,
+        left=speaks_of_distance_only(source),
+        pads_target=not mask.depends_on_length,
+        left_target=speaks_of_distance_only(mask),
         caching=None if ahead else Caching(new=KVCache),
         max_len=_room(config),
     )

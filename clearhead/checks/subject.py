@@ -130,10 +130,10 @@ class Subject:
 
     `run(module, batch)` calls the module; by default it is called as `module(x)`, or `module(source, x)`. `source`
     describes the second input of an encoder-decoder. `sees` is the mask of one layer, `causal()` for a language model
-    and `full()` for one that may look ahead. `positions=False` says that the module knows no order, `scale` what its
-    scores are multiplied by where that is not 1/√d_head. `pads`: `run` passes `batch.keep` (or `batch.source_keep`)
-    on; `left`: padding on the left is meant to work too. `pads_target` and `left_target` say the same of an
-    encoder-decoder's target, whose padding is `batch.keep`."""
+    and `full()` for one that may look ahead; `in_turn` are masks that its `layers` take in turn besides.
+    `positions=False` says that the module knows no order, `scale` what its scores are multiplied by where that is not
+    1/√d_head. `pads`: `run` passes `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to
+    work too. `pads_target` and `left_target` say the same of an encoder-decoder's target (padding: `batch.keep`)."""
 
     module: Callable[..., Any] = field(kw_only=False)
     name: str = ""
@@ -142,6 +142,7 @@ class Subject:
     source: Ids | Embeddings | Values | None = None
     sees: Mask | None = None
     layers: int | None = None
+    in_turn: tuple[Mask, ...] = ()
     positions: bool | None = None
     scale: float | None = None
     pads: bool = False

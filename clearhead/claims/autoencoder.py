@@ -13,7 +13,7 @@ from clearhead.models import Autoencoder, AutoencoderConfig
     "latent-space",
     FINAL,
     "Part 1, Q5",
-    "The latent space of a dense auto-encoder is lower-dimensional and captures the most salient features.",
+    "The latent space of a dense auto-encoder is lower-dimensional and aims to capture the most salient features.",
     method="It is offered as the most accurate of four answers. 400 points of width 6 with two strong directions: a "
     "trained linear auto-encoder of 2 latents against the best possible (the two leading singular vectors), 3 draws.",
 )
@@ -33,7 +33,7 @@ def latent_space(t: Trial) -> None:
 def trained(x: torch.Tensor, d_latent: int) -> float:
     """The error of a linear auto-encoder that was trained to its minimum."""
     model = Autoencoder(AutoencoderConfig(n_features=x.shape[1], d_latent=d_latent, bias=False))
-    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=400, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=150, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()

@@ -240,7 +240,7 @@ def recurrent_sequential(t: Trial) -> None:
     "short-is-efficient",
     HOMEWORK,
     "1.4a.5",
-    "For n < d self-attention, O(n²d), is cheaper than a recurrent layer, O(nd²).",
+    "For n < d self-attention, O(n²d), is efficient beside a recurrent layer, O(nd²).",
     method="The inequality of exact counts solved for n, without and with the projections.",
     when="the projections of attention are not counted",
 )

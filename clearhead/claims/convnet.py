@@ -185,7 +185,7 @@ def conv_pointwise_head(t: Trial) -> None:
     "pooling-invariance",
     FINAL,
     f"{PLACE}.1",
-    "Pooling makes the network invariant to small variations of the input.",
+    "Pooling provides invariance, which makes the network more robust to small variations of the input.",
     method="A single bright entry moved by one place, under max and average pooling of width 4.",
     when="the variation stays inside one window",
 )

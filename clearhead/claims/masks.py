@@ -47,7 +47,7 @@ def causal_zero_future(t: Trial) -> None:
     "causal-lower-triangular",
     HOMEWORK,
     "1.3e, result",
-    "With that mask the attention matrix A becomes lower triangular.",
+    "With that mask A is lower triangular.",
     method="A as the homework defines it (rows are keys, columns are queries), 2 positions.",
 )
 def causal_lower_triangular(t: Trial) -> None:

@@ -10,10 +10,11 @@ import sympy as sp
 import torch
 from torch import nn
 
+from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import EXAM, EXERCISES, FINAL, HOMEWORK
-from clearhead.layers import Block, BlockConfig, PostNorm, PreNorm
+from clearhead.layers import Block, BlockConfig, FeedForward, PostNorm, PreNorm, ReLU
 from clearhead.layers import LayerNorm as LayerNormChoice
 
 
@@ -141,7 +142,7 @@ def residual_gradient_formula(t: Trial) -> None:
     "residual-at-least-one",
     HOMEWORK,
     "1.4e.1",
-    "The identity term ensures that gradients are at least 1.",
+    "The identity term ensures gradients of at least 1.",
     method="d/dx (x + F(x)) for F = −x, −x/2 and x, exactly.",
 )
 def residual_at_least_one(t: Trial) -> None:
@@ -159,9 +160,9 @@ def residual_at_least_one(t: Trial) -> None:
     "residual-deep",
     EXAM,
     "Q5c",
-    "Residual connections mitigate vanishing gradients in deep networks.",
-    method="Gradient of the output in the input of 40 tanh layers (width 16, weights of size 0.5), "
-    "with and without the skip.",
+    "Residual connections help to mitigate vanishing gradients in deep Transformers.",
+    method="The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at their "
+    "output, with and without the skips, three draws; then the gradient through 40 tanh layers (weights of size 0.5).",
 )
 def residual_deep(t: Trial) -> None:
     weights = [
@@ -183,7 +184,22 @@ def residual_deep(t: Trial) -> None:
         f"{sizes['plain'][-1]:.1e}, {sizes['residual'][-1]:.1e}",
         sizes["plain"][-1] < 1e-6 < 1e-2 < sizes["residual"][-1],
     )
+    for draw in range(3):
+        kept = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
+        what = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
+        t.case(what, f"{kept[0]:.1e}, {kept[1]:.1e}", kept[0] < 1e-4 < 1 < kept[1])
     t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
+
+
+def _through_layers(skip: float, seed: int) -> float:
+    """|gradient at the input| / |gradient at the output| of 12 layers as they begin."""
+    torch.manual_seed(seed)
+    x = start = torch.randn(1, 7, 16, dtype=torch.float64, requires_grad=True)
+    for _ in range(12):
+        for part in (MultiHeadAttention(16, 2), FeedForward(16, 32, ReLU())):
+            x = skip * x + part.double()(x)
+    slope = torch.randn_like(x)
+    return (torch.autograd.grad(x, start, slope)[0].norm() / slope.norm()).item()
 
 
 @claim(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import permutations, product
 
-import sympy as sp
 import torch
 
-from clearhead.attention import MultiHeadAttention
+from clearhead.attention import MultiHeadAttention, attend
 from clearhead.claims import exact
 from clearhead.claims.ledger import Trial, claim
 from clearhead.claims.sources import ANSWERED, EXAM, FINAL, HOMEWORK
@@ -56,7 +55,7 @@ def invariant(t: Trial) -> None:
 
 for id, source, place, says in (
     ("permutation-invariant-answered", ANSWERED, "Q1d", "Self-attention is permutation invariant."),
-    ("permutation-invariant-homework", HOMEWORK, "1.3b", "Self-attention operations are permutation-invariant."),
+    ("permutation-invariant-homework", HOMEWORK, "1.3b", "The operations of self-attention are permutation-invariant."),
     ("permutation-invariant-vision", HOMEWORK, "1.5b", "The Transformer is inherently permutation-invariant."),
 ):
     claim(id, source, place, says, method=INVARIANT, when=POOLED)(invariant)
@@ -141,15 +140,24 @@ def cat_chased_dog(t: Trial) -> None:
     "weights-by-content",
     ANSWERED,
     "Q1d",
-    "Weights are proportional to exp(q·k).",
-    method="Ratio of two weights after the paper's own division by √d_k, symbolically, for widths 1 and 4.",
-    when="d_k = 1, or the division by √d_k of the document's own eq. 4 is understood",
+    "Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4.",
+    method="`attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in "
+    "every order: is the weight of a token for a token the same wherever they stand?",
 )
 def weights_by_content(t: Trial) -> None:
-    for d in (1, 4):
-        s = sp.Integer(2) / sp.sqrt(d)
-        ratio, printed = sp.exp(s), sp.exp(2)
-        t.case(f"d_k = {d}, scores 2 and 0: ratio of weights", f"e^{s}, printed e^2", ratio == printed, inside=d == 1)
+    x = torch.randn(5, 4, generator=t.generator, dtype=torch.float64)
+
+    def weights(x: torch.Tensor) -> torch.Tensor:
+        return attend(x[None, None], x[None, None], torch.eye(5, dtype=torch.float64)[None, None])[0, 0]
+
+    found, scores = weights(x), x @ x.T / 2
+    gap = ((found / found[:, :1]).log() - (scores - scores[:, :1])).abs().max().item()
+    t.case("logarithms of their ratios: largest difference", f"{gap:.1e}", gap < 1e-12)
+    orders = [list(order) for order in permutations(range(5))]
+    gap = max((weights(x[o]) - found[o][:, o]).abs().max().item() for o in orders)
+    t.case("120 orders: largest change of a weight", f"{gap:.1e}", gap < 1e-12)
+    off = (found / found[:, :1] - (x @ x.T - (x @ x.T)[:, :1]).exp()).abs().max().item()
+    t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
 
 
 @claim(

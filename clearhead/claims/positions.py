@@ -213,8 +213,8 @@ def relative_longer(t: Trial) -> None:
     "learned-bound-to-length",
     HOMEWORK,
     "1.5b.3",
-    "Learned embeddings belong to the number of patches seen in training; for another resolution "
-    "they are interpolated.",
+    "Learned embeddings belong to the number of patches seen in training; for another resolution they may need to be "
+    "interpolated.",
     method="A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back.",
 )
 def learned_bound_to_length(t: Trial) -> None:

@@ -91,7 +91,7 @@ def variance_printed_index(t: Trial) -> None:
     "unit-variance-enough",
     HOMEWORK,
     "1.1b, choice of β",
-    "If queries and keys have unit variance in each dimension, their dot products have variance about d.",
+    "With a variance of 1 in every dimension of queries and keys their dot products have a variance of about d.",
     method="Exact variance from moments, for entries of mean μ and variance 1.",
     when="the entries also have mean 0 and are independent of each other",
 )

@@ -150,7 +150,7 @@ def cats_to_mask(t: Trial) -> None:
     "weights-interpretable",
     HOMEWORK,
     "1.4b.5",
-    "Attention weights show which parts of the input the model focuses on when it makes an output.",
+    "Attention weights show what the model looks at in its input when it makes an output.",
     method="What a token adds to the output is its weight times its value. Two tokens in fractions: weights against "
     "the share of the output that each is responsible for.",
     when="the values are of like size; a large weight on a value of zero adds nothing",
@@ -199,8 +199,8 @@ def dropout_error(a: tuple[Fraction, ...], values: tuple[int, ...], p: Fraction)
     "combination-of-others",
     HOMEWORK,
     "1.4a.3 and 1.4b",
-    "In self-attention each position's representation is a weighted combination of all positions, itself included "
-    "(as 1.4b says; 1.4a speaks of all others).",
+    "In self-attention what a position becomes is a weighted combination of all positions, itself included (as 1.4b "
+    "says; 1.4a speaks of all others).",
     method="Every weight of 1, 2 and 3 equal tokens and of three different ones, in fractions.",
 )
 def combination_of_others(t: Trial) -> None:

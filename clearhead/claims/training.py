@@ -78,8 +78,8 @@ def clipping_necessary(t: Trial) -> None:
     EXAM,
     "Q7b",
     "How the weights of attention layers begin matters.",
-    method="Variance of the scores of a layer of width 128 under Xavier and under weights of "
-    "variance 1, standard normal input.",
+    method="Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of "
+    "64 standard normal inputs.",
 )
 def initialisation_matters(t: Trial) -> None:
     x = torch.randn(64, 128, generator=t.generator)
@@ -201,7 +201,7 @@ def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     "minibatch-escape",
     FINAL,
     "Part 2, Q1",
-    "The noise of small minibatches helps to escape local minima; large ones get stuck more.",
+    "The noise of small minibatches can help to escape local minima; large ones are at a higher risk of getting stuck.",
     method="2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two "
     "strengths s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 "
     "standard errors. One landscape: an example of the effect, not a law.",
@@ -229,7 +229,7 @@ def minibatch_escape(t: Trial) -> None:
     "sigmoid-tanh-saturate",
     FINAL,
     "Part 2, Q2",
-    "The gradients of sigmoid and tanh go to zero exponentially for large inputs.",
+    "The gradients of sigmoid and tanh vanish exponentially as inputs grow.",
     method="Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even).",
 )
 def sigmoid_tanh_saturate(t: Trial) -> None:

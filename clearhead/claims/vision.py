@@ -40,7 +40,7 @@ def patches_as_convolution(t: Trial) -> None:
     "cls-sees-all",
     HOMEWORK,
     "1.5c",
-    "Through self-attention the [CLS] token gathers information from the whole image.",
+    "By self-attention [CLS] gathers information from the whole image.",
     method="Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer.",
 )
 def cls_sees_all(t: Trial) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.output import Json, console, device_here, show_json, table
+
+if TYPE_CHECKING:
+    from clearhead.bench.results import Row
 
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")]
 
@@ -17,6 +21,16 @@ bench = typer.Typer(
     help="Measure side by side with a peer; what is printed is a ratio of one run.", no_args_is_help=True
 )
 app.add_typer(bench, name="bench")
+
+
+def _shown(rows: Sequence[Row], said: str, json: bool) -> None:
+    """One document for programs; for people, who saw the rows as they came, one line."""
+    if json:
+        from clearhead.bench.results import machine, versions
+
+        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+    else:
+        console.print(said, markup=False, soft_wrap=True)
 
 
 @bench.command()
@@ -28,13 +42,12 @@ def core(
     from rich.progress import Progress
 
     from clearhead.bench.core import measure
-    from clearhead.bench.results import machine, versions
 
     with Progress(console=console, transient=True, disable=json) as progress:
         task = progress.add_task("measuring", total=None)
         rows = measure(repeats, on_round=lambda done, total: progress.update(task, completed=done, total=total))
     if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        _shown(rows, "", json)
         return
     cells = [
         (
@@ -69,7 +82,6 @@ def sparse(
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
-    from clearhead.bench.results import machine, versions
     from clearhead.bench.sparse import measure, options_for
     from clearhead.bench.sparse_rows import line, read_rows
 
@@ -78,10 +90,7 @@ def sparse(
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
     kept = read_rows(earlier) if earlier is not None else ()
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True), kept=kept)
-    if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
-        return
-    console.print(f"results written to {out}", markup=False, soft_wrap=True)
+    _shown(rows, f"results written to {out}", json)
 
 
 @bench.command()
@@ -99,7 +108,6 @@ def auto(
     import torch
 
     from clearhead.bench.auto import line, measure, options_for, summary
-    from clearhead.bench.results import machine, versions
     from clearhead.errors import DtypeError
 
     if dtype not in (None, "float32", "bfloat16", "float16"):
@@ -111,10 +119,7 @@ def auto(
         dtype=None if dtype is None else getattr(torch, dtype),
     )
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
-    if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
-        return
-    console.print(f"{summary(rows)}; results written to {out}", markup=False, soft_wrap=True)
+    _shown(rows, f"{summary(rows)}; results written to {out}", json)
 
 
 @bench.command()
@@ -125,14 +130,10 @@ def look(
 ) -> None:
     """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""
     from clearhead.bench.look import line, measure, options_for
-    from clearhead.bench.results import machine, versions
 
     options = options_for(device_here(device))
     rows = measure(options, out, on_row=lambda row: None if json else print(line(row), flush=True))
-    if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
-        return
-    console.print(f"results written to {out}", markup=False, soft_wrap=True)
+    _shown(rows, f"results written to {out}", json)
 
 
 @bench.command()
@@ -178,14 +179,56 @@ def engine(
 ) -> None:
     """Decoding and training beside their peers, and against what the machine can do."""
     from clearhead.bench.engine import Setting, line, measure
-    from clearhead.bench.results import machine, versions
 
     setting = Setting(device_here(device), data, trial)
     rows = measure(setting, out, only=only, on_row=lambda row: None if json else print(line(row), flush=True))
-    if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+    _shown(rows, f"results written to {out}", json)
+
+
+@bench.command()
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="Which study; without a name, all of them are listed.", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds each choice is tried with: 0, 1, ….", min=1)] = 3,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The results file, study-NAME.json by default. It is whole after every row; if it is there "
+            "already, what it lacks is added.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: whether it runs, not what comes of it.")] = False,
+    json: Json = False,
+) -> None:
+    """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
+    from clearhead.bench import studies
+
+    if name is None:
+        if json:
+            show_json([{"name": s.name, "asks": s.asks, "says": list(s.says)} for s in studies.STUDIES.values()])
+        else:
+            console.print(table(("study", "asks"), [(s.name, s.asks) for s in studies.STUDIES.values()]))
         return
-    console.print(f"results written to {out}", markup=False, soft_wrap=True)
+    out = Path(f"study-{name}{'-quick' if quick else ''}.json") if out is None else out
+    try:
+        record = studies.carry_out(
+            studies.study(name),
+            out,
+            seeds=seeds,
+            quick=quick,
+            on_row=lambda row: None if json else print(row, flush=True),
+        )
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on with {out}", markup=False, soft_wrap=True)
+        raise
+    if json:
+        show_json(record.to_dict())
+        return
+    console.print(table(*record.table()))
+    for said in (record.finding, f"{len(record.rows)} rows in {out}; draw them with: clearhead plot study {out}"):
+        console.print(said, markup=False, soft_wrap=True)
 
 
 @bench.command()
@@ -195,11 +238,10 @@ def explore(
 ) -> None:
     """Keystrokes in the live page, measured in a browser."""
     from clearhead.bench.explore import measure
-    from clearhead.bench.results import machine, versions
 
     rows = measure(out)
     if json:
-        show_json({"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]})
+        _shown(rows, "", json)
         return
     cells = [
         (

@@ -44,8 +44,8 @@ def check(
     imported only then, from the folder you are in."""
     from clearhead.checks import check as run
 
-    how = {"causal": causal, **_inputs(ids, embeddings, values)}
-    report = run(_named(model), only=only or None, seed=seed, length=length, **how)
+    how = {"causal": causal, **inputs_of(ids, embeddings, values)}
+    report = run(named(model), only=only or None, seed=seed, length=length, **how)
     if json:
         show_json({"model": model, **report.to_dict()})
     else:
@@ -79,7 +79,7 @@ def _show(model: str, report: Report) -> None:
         console.print(f"\n{finding}", markup=False, soft_wrap=True, style="bold yellow")
 
 
-def _inputs(ids: int | None, embeddings: int | None, values: str | None) -> dict[str, Any]:
+def inputs_of(ids: int | None, embeddings: int | None, values: str | None) -> dict[str, Any]:
     """What the module reads, if it was said: one of the three."""
     from clearhead.checks import Embeddings, Ids, Values
     from clearhead.errors import ConfigError
@@ -98,7 +98,7 @@ def _inputs(ids: int | None, embeddings: int | None, values: str | None) -> dict
     return {"inputs": said[0]} if said else {}
 
 
-def _named(model: str) -> Any:
+def named(model: str) -> Any:
     """What a name on the command line stands for."""
     from clearhead.pretrained import load_model
 

@@ -32,25 +32,55 @@ class View(StrEnum):
     rollout = "rollout"
     norms = "norms"
     patches = "patches"
+    lens = "lens"
+    attribution = "attribution"
+    patching = "patching"
+    ablation = "ablation"
+    induction = "induction"
+    vectors = "vectors"
+
+
+DEEPER = (View.lens, View.attribution, View.patching, View.ablation, View.induction, View.vectors)
 
 
 @app.command()
 def look(
-    model: Annotated[str, typer.Argument(help=A_MODEL)],
+    model: Annotated[str, typer.Argument(help=f"{A_MODEL} Or package.module:factory, which is imported and called.")],
     given: Annotated[
-        str,
-        typer.Argument(metavar="INPUT", help="A sentence, a beginning, letters, or the file of a picture."),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="A sentence, a beginning, letters, the file of a picture; for a factory, token numbers.",
+        ),
+    ] = None,
     layer: Annotated[
         str | None, typer.Option(help="Its number, or a module path such as encoder.blocks.2.attention.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="One head; by default the mean of all.", min=0)] = None,
+    head: Annotated[
+        int | None, typer.Option(help="One head; by default the mean of all, as lines each of them.", min=0)
+    ] = None,
     row: Annotated[
-        int | None, typer.Option(help="The query of which contributions or patches are shown.", min=0)
+        int | None, typer.Option(help="The query, or the position of the answer, that is meant.", min=0)
     ] = None,
     view: Annotated[View | None, typer.Option(help="What is drawn.", show_default="heatmap or patches")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page with all layers and heads here.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The token asked about, or its number; else the model's first choice.")
+    ] = None,
+    versus: Annotated[str | None, typer.Option(help="A token that the answer is compared with.")] = None,
+    patch: Annotated[
+        str | None, typer.Option(help="A corrupted input of the same length, into which the run is patched.")
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(help="What is patched or ablated, one by one: positions, heads or whole.")
+    ] = None,
+    paths: Annotated[str | None, typer.Option(help="The modules that are patched or ablated: a pattern.")] = None,
+    ids: Annotated[int | None, typer.Option(help="A factory's module reads token numbers, of so many.")] = None,
+    embeddings: Annotated[int | None, typer.Option(help="It reads vectors of this width, one a token.")] = None,
+    values: Annotated[str | None, typer.Option(help="It reads blocks of numbers, such as 3,32,32.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of an input that is drawn.")] = 0,
+    length: Annotated[int, typer.Option(help="Tokens of an input that is drawn.", min=1)] = 11,
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = None,
@@ -60,14 +90,29 @@ def look(
 ) -> None:
     """Look inside a run: a translation, a text, a sorting, or a picture, with what attends to what.
 
-    The run stays on its fast path; weights are recomputed from what each layer was given.
-    """
-    from clearhead import pretrained
-    from clearhead.look import at, save_page
+    The run stays on its fast path; weights are recomputed from what each layer was given. Views that ask further:
+    lens (what each layer would say), attribution (what each head and layer added to the answer), patching (with
+    --patch), ablation, induction, vectors (the token embeddings in two dimensions)."""
+    from clearhead.cli.look_into import into, module_asked, trained_asked
+    from clearhead.look import save_page
     from clearhead.pretrained.translate import DEFAULT
 
-    trained = pretrained.load(model, **placed(device, dtype))
-    album = at(trained, given, how=searching(beam, length_penalty, DEFAULT), data=data)
+    if ":" in model and not model.startswith("hf:") and not Path(model).exists():
+        inputs = (ids, embeddings, values)
+        asked = module_asked(model, given, inputs, placed(device, dtype), seed=seed, length=length)
+    else:
+        if (ids, embeddings, values) != (None, None, None):
+            raise ConfigError(f"{model} knows what it reads; --ids, --embeddings and --values are for a factory")
+        how = {"how": searching(beam, length_penalty, DEFAULT), "data": data}
+        asked = trained_asked(model, given, placed(device, dtype), how)
+    view = View.patching if patch is not None and view is None else view
+    if view in DEEPER:
+        if (patch is None) == (view is View.patching):
+            raise ConfigError("patching needs a second input of the same length, --patch, and no other view takes one")
+        told = {"row": row, "answer": answer, "versus": versus, "patch": patch, "over": over, "paths": paths}
+        into(asked, view.value, told, html=html, out=out, json=json)
+        return
+    album = asked.album()
     picture = choose(album, layer)
     if head is not None:
         picture.weights(head)  # refuses a head that is not there before anything is written
@@ -102,9 +147,9 @@ def choose(album: Album, layer: str | None) -> Picture:
     return found[0]
 
 
-def name_of(picture: Picture, head: int | None) -> str:
+def name_of(picture: Picture, head: int | None, together: str = "mean of") -> str:
     """The layer and head in words."""
-    heads = f"mean of {picture.n_heads} heads" if head is None else f"head {head}"
+    heads = f"{together} {picture.n_heads} heads" if head is None else f"head {head}"
     return f"{picture.title}, layer {picture.layer}, {heads}"
 
 
@@ -121,7 +166,8 @@ def show(album: Album, picture: Picture, view: View, head: int | None, row: int 
         case View.heads:
             _text(f"{picture.title}, layer {picture.layer}", terminal.head_grid(picture, width=wide))
         case View.lines:
-            _text(title, terminal.link_list(picture.weights(head), picture.rows, picture.columns))
+            weights = picture.everything() if head is None else picture.weights(head)
+            _text(name_of(picture, head, "all"), terminal.link_list(weights, picture.rows, picture.columns))
         case View.contributions:
             rows = terminal.contribution_table(_contributions(picture, row), picture.columns)
             _text(_contributed(picture, row), "")
@@ -181,7 +227,8 @@ def draw(album: Album, picture: Picture, view: View, head: int | None, row: int 
             stack = album.groups[picture.group]
             figure = figures.head_grid(stack, title=picture.title)
         case View.lines:
-            figure = figures.arcs(picture.weights(head), picture.rows, picture.columns, title=title)
+            weights = picture.everything() if head is None else picture.weights(head)
+            figure = figures.arcs(weights, picture.rows, picture.columns, title=name_of(picture, head, "all"))
         case View.measures:
             figure = figures.measures(album.pictures, title=album.title)
         case View.contributions:

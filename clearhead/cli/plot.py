@@ -76,5 +76,22 @@ def sparse(
     _done(path)
 
 
+@plot.command()
+def study(
+    results: Annotated[Path, typer.Argument(help="The file that `clearhead bench study` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file: .png or .svg; by default beside the results, as .png.")
+    ] = None,
+) -> None:
+    """A study: a panel for each of its first choices, a line for each of the second, a band over the seeds."""
+    from clearhead.bench.studies import read
+    from clearhead.bench.studies.figure import draw_study
+
+    record, out = read(results), out or results.with_suffix(".png")
+    with writing(out, FIGURES):
+        path = draw_study(record, out)
+    _done(path)
+
+
 def _done(path: Path) -> None:
     console.print(f"drawn to {path}", markup=False, soft_wrap=True)

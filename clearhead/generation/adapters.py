@@ -78,10 +78,10 @@ def _continuing(
     rows = rows_of(prompt, kind.config.vocab_size)
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
-    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > len(table.weight):
+    if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > table.length:
         return Sliding(
             rows,
-            len(table.weight),
+            table.length,
             lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
             lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
         )
@@ -105,13 +105,13 @@ def _continued(
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         longest = max(len(row) for row in own)
         cached = use_cache and not (
-            isinstance(kind, Decoder) and looks_ahead(kind.config.mask, longest, longest + max_new)
+            isinstance(kind, Decoder) and looks_ahead(kind.config.seen(kind.config.mask), longest, longest + max_new)
         )
         if cached and isinstance(kind, Decoder) and why_not(kind) is None:
             return Fast(kind, kept_of(kind), own, max_new, alone=alone)
         return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
-    can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.mask)
+    can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.seen(kind.config.mask))
     if can_move or len(set(lengths)) == 1:
         return stepper(rows, alone)
     return _by_length(rows, stepper)
@@ -213,9 +213,10 @@ def _reading(
         for place, row in enumerate(rows):
             _check_room(kind.encoder, len(row), 1, f"prompt {place}")
         _check_room(kind.decoder, len(first), max_new, "start")
-        use_cache = use_cache and not looks_ahead(kind.config.decoder_mask, len(first), len(first) + max_new)
+        seen = kind.config.seen(kind.config.decoder_mask)
+        use_cache = use_cache and not looks_ahead(seen, len(first), len(first) + max_new)
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
-        alike = not kind.config.encoder_mask.depends_on_length
+        alike = not kind.config.seen(kind.config.encoder_mask).depends_on_length
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
@@ -295,7 +296,7 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
     table = getattr(stack, "positions", None)
     if not isinstance(table, LearnedPositions):
         return
-    room = table.weight.shape[0]
+    room = table.length
     if length > room:
         raise ShapeError(
             f"{what} has {length} ids, but the model's table of learned positions has {room} rows; "

@@ -148,9 +148,9 @@ class Fast:
         rows, limit = rows * self._share, self._limit
         if self.recordable:
             limit = max(64, bucket(limit))
-            table = getattr(self.program.decoder.positions, "weight", None)
-            if table is not None and self.program.decoder.adds_positions:
-                limit = max(self._limit, min(limit, len(table)))
+            longest = getattr(self.program.decoder.positions, "length", None)
+            if longest is not None:
+                limit = max(self._limit, min(limit, longest))
         if not make:
             shape = None if self._memory is None else tuple(self._memory.kept[0][0].shape)
             return rows, limit, shape, self._before is None, self._memory_bias is None

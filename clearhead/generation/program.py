@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
 from clearhead.attention import MultiHeadAttention, attend
-from clearhead.attention.scores import Dot, ScaledDot
+from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
-from clearhead.layers import Block, FeedForward, Parallel, PostNorm, TokenEmbedding
+from clearhead.layers import Block, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, normed
 from clearhead.layers.few_rows import few_rows_reference as many_rows
 from clearhead.layers.norms import PlusOneRMSNorm
@@ -71,6 +71,8 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     decoder = model.decoder if isinstance(model, EncoderDecoder) else model
     parts = everything if decoder is model else parts_of(decoder)
     for part in parts:
+        if isinstance(part, Block) and type(part.residual) not in (PreNorm, PostNorm, Parallel):
+            return f"a block has {type(part.residual).__name__} residuals"
         if type(part) not in _KNOWN or "forward" in vars(part):
             return f"a {type(part).__name__} was not built here"
         if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
@@ -84,13 +86,15 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return f"it runs under autocast or on {device}"
     mask = decoder.config.mask
+    if decoder.config.layer_masks:
+        return "its layers have masks of their own"
     if not mask.is_structural or mask.depends_on_length:
         return f"{mask} holds tensors or changes with the length"
     return None
 
 
 def _why_not_attention(part: MultiHeadAttention) -> str | None:
-    if type(part.scores) not in (Dot, ScaledDot):
+    if type(part.scores) not in (Dot, ScaledDot, Scaled):
         return f"has {type(part.scores).__name__} scores"
     if not isinstance(part.weights, Softmax) or part.weights.temperature != 1.0:
         return "does not weigh by a softmax of temperature 1"
@@ -105,12 +109,19 @@ class _Attention:
 
     q: Product  # of a self-attention: q, k and v side by side
     out: Product
-    scale: float
+    scores: Scores  # a dot product, maybe scaled
     n_heads: int
     n_kv_heads: int
     d_head: int
     norms: tuple[TorchNorm | None, TorchNorm | None] = (None, None)  # of every head's query and key
     memory: Product | None = None  # of a cross-attention: k and v side by side
+
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        if isinstance(self.scores, Scaled):
+            return self.scores.scale
+        return self.d_head**-0.5 if isinstance(self.scores, ScaledDot) else 1.0
 
     def headed(self, qkv: Tensor) -> Tensor:
         """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
@@ -164,7 +175,7 @@ class Program:
             lambda i, own, qkv: store.attend(i, qkv, own.scale),
             lambda i, cross, q: store.attend_memory(i, q, cross.scale),
         )
-        return rows(x, self.logits)
+        return self._finished(rows(x, self.logits))
 
     def read(
         self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
@@ -185,18 +196,18 @@ class Program:
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
-            out = attend(q, k, v, everything, bias=bias)
+            out = attend(q, k, v, everything, bias=bias, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
         def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
             assert memory is not None  # who has cross-attention was given one
             k, v = memory.kept[i]
-            out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask)
+            out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
         x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
         x = self._through(x, many_rows, own, cross)
-        return many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits), kept
+        return self._finished(many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits)), kept
 
     def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
         """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
@@ -226,6 +237,10 @@ class Program:
             k = k if norm is None else normed(k, norm)
             kept.append((k.transpose(1, 2), v.transpose(1, 2)))
         return Memory(kept, mask)
+
+    def _finished(self, products: Tensor) -> Tensor:
+        scale = self.decoder.config.logit_scale
+        return self.decoder.finished(products if scale == 1 else products * scale)
 
     def _placed(self, x: Tensor, added: Tensor | None) -> Tensor:
         if self.embedding.scaled:
@@ -272,7 +287,7 @@ def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool
     return _Attention(
         _side_by_side((q,) if memory else (q, k, v), norm),
         Product(part.o_proj.weight.detach(), _plain(part.o_proj.bias)),
-        part.d_head**-0.5 if isinstance(part.scores, ScaledDot) else 1.0,
+        part.scores,
         part.n_heads,
         part.n_kv_heads,
         part.d_head,

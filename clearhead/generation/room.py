@@ -87,8 +87,7 @@ class Room:
         positions = decoder.positions
         self.added = self.cos = self.sin = self.bias_at = None
         if positions is not None and decoder.adds_positions:
-            table = getattr(positions, "weight", None)
-            rows = limit if table is None else min(limit, len(table))
+            rows = min(limit, getattr(positions, "length", limit))
             nothing = torch.zeros(rows, program.embedding.embedding_dim, dtype=program.dtype, device=device)
             self.added = positions(nothing, torch.arange(rows, device=device))  # (limit, M)
         elif positions is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import StorageError
 
-__all__ = ["Fold", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
+__all__ = ["Fold", "Join", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
 
 Shape = tuple[int, ...]
 
@@ -69,6 +69,17 @@ class SplitHeads(Transform):
 
     def back(self, ours: list[Tensor]) -> list[Tensor]:
         return [torch.stack([part.unflatten(0, (self.n_heads, -1)) for part in ours], dim=1).flatten(0, 2)]
+
+
+@dataclass(frozen=True)
+class Join(Transform):
+    """Tensors of one row each that are the rows of one of ours."""
+
+    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        return [torch.cat(theirs)]
+
+    def back(self, ours: list[Tensor]) -> list[Tensor]:
+        return list(ours[0].split(1))
 
 
 @dataclass(frozen=True)

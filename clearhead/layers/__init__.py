@@ -10,7 +10,7 @@ from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
-from clearhead.layers.residual import Parallel, PostNorm, PreNorm, Residual
+from clearhead.layers.residual import Parallel, PostNorm, PreNorm, Residual, Sandwich
 
 __all__ = [
     "GELU",
@@ -31,6 +31,7 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "Residual",
+    "Sandwich",
     "SiLU",
     "SwiGLU",
     "TokenEmbedding",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float
@@ -15,10 +16,10 @@ from clearhead.attention import AttentionConfig, KVCache, MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.layers.feedforward import GELU, Activation, FeedForward
 from clearhead.layers.norms import LayerNorm, Norm
-from clearhead.layers.residual import PreNorm, Residual
+from clearhead.layers.residual import PreNorm, Residual, Sandwich
 from clearhead.masks import Mask
 from clearhead.positions import Rotary
-from clearhead.values import Count, Rate
+from clearhead.values import Count, Positive, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class BlockParts(AttentionConfig):
     residual: Residual = PreNorm()
     activation: Activation = GELU()
     qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
+    layer_scale: Positive | None = None  # each branch times a learned vector that begins with this everywhere (CaiT)
 
     def check_rotary(self, rotary: Rotary) -> None:
         """Refuses here, before anything is built, a width of heads that cannot be turned."""
@@ -81,6 +83,8 @@ class Block(nn.Module):
             dropout=config.feed_forward_dropout,
         )
         self.dropout = nn.Dropout(config.dropout)
+        self.after1, self.after2 = _after(config), _after(config)
+        self.after_cross = _after(config) if cross else None
 
     def forward(
         self,
@@ -100,10 +104,18 @@ class Block(nn.Module):
             own, other = (None, None) if cache is None else (cache.at("self"), cache.at("cross"))
 
         first, entered = self.norm1, x
-        x = self.residual(x, first, lambda h: self.dropout(self.attention(h, mask=mask, bias=bias, cache=own)), entered)
+        x = self.residual(
+            x, first, lambda h: self._end(self.after1, self.attention(h, mask=mask, bias=bias, cache=own)), entered
+        )
         if (cross := self.cross_attention) is not None and (norm := self.norm_cross) is not None:
-            x = self.residual(x, norm, lambda h: self.dropout(cross(h, memory, mask=memory_mask, cache=other)), entered)
-        return self.residual(x, self.norm2, lambda h: self.dropout(self.feed_forward(h)), entered)
+            x = self.residual(
+                x, norm, lambda h: self._end(self.after_cross, cross(h, memory, mask=memory_mask, cache=other)), entered
+            )
+        return self.residual(x, self.norm2, lambda h: self._end(self.after2, self.feed_forward(h)), entered)
+
+    def _end(self, after: nn.Module | None, x: Tensor) -> Tensor:
+        """What a branch adds to the stream."""
+        return self.dropout(x if after is None else after(x))
 
     def _check(self, memory: Tensor | None) -> None:
         if memory is not None and self.cross_attention is None:
@@ -117,6 +129,27 @@ class Block(nn.Module):
             )
 
 
+class LayerScale(nn.Module):
+    """Every feature times a learned number, which begins small so that a deep stack begins as nearly nothing."""
+
+    def __init__(self, d_model: int, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((d_model,), start))
+
+    def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
+        return x * self.weight
+
+
+def _after(config: BlockConfig) -> nn.Module | None:
+    """What stands between a branch and the stream: the second norm of a sandwich, a scale, both, or nothing."""
+    parts: list[nn.Module] = []
+    if isinstance(config.residual, Sandwich):
+        parts.append(config.norm.build(config.d_model))
+    if config.layer_scale is not None:
+        parts.append(LayerScale(config.d_model, config.layer_scale))
+    return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
 def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention:
     return MultiHeadAttention(
         config.d_model,
@@ -127,4 +160,5 @@ def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention
         dropout=config.attention_dropout,
         rotary=rotary,
         qk_norm=config.qk_norm,
+        scores=config.scores,
     )

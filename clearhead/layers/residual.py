@@ -42,4 +42,14 @@ class Parallel:
         return x + f(norm(entered))
 
 
-Residual: TypeAlias = PreNorm | PostNorm | Parallel
+@dataclass(frozen=True)
+class Sandwich:
+    """x + norm'(f(norm(x))): a norm on either side of a branch, as in Gemma 2; the second is the end of f."""
+
+    normalised: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, norm: Function, f: Function, entered: Tensor) -> Tensor:
+        return x + f(norm(x))
+
+
+Residual: TypeAlias = PreNorm | PostNorm | Parallel | Sandwich

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from clearhead.look.album import Album, album, pictures
 from clearhead.look.attribution import Attribution, Part, attribute
+from clearhead.look.chart import Chart, Plane, pca
 from clearhead.look.compare import Comparison, compare
 from clearhead.look.edit import Edit, Mean, Patch, Replace, Zero
 from clearhead.look.labels import HeadLabel, label
@@ -30,17 +31,19 @@ from clearhead.look.lens import Lens, lens
 from clearhead.look.measures import Contribution, contributions, distance, entropy, rollout
 from clearhead.look.page import page, save_page
 from clearhead.look.picture import Picture
-from clearhead.look.question import Answer
+from clearhead.look.question import Answer, Question
+from clearhead.look.repeats import Repeats, induction
 from clearhead.look.sweep import Grid, ablate, patch
 from clearhead.look.terminal import heatmap
 from clearhead.look.trace import Trace, trace
-from clearhead.look.trained import at, translation
+from clearhead.look.trained import at, question, translation
 from clearhead.look.walk import Walk, walk
 
 __all__ = [
     "Album",
     "Answer",
     "Attribution",
+    "Chart",
     "Comparison",
     "Contribution",
     "Edit",
@@ -51,6 +54,9 @@ __all__ = [
     "Part",
     "Patch",
     "Picture",
+    "Plane",
+    "Question",
+    "Repeats",
     "Replace",
     "Trace",
     "Walk",
@@ -64,11 +70,14 @@ __all__ = [
     "distance",
     "entropy",
     "heatmap",
+    "induction",
     "label",
     "lens",
     "page",
     "patch",
+    "pca",
     "pictures",
+    "question",
     "rollout",
     "save_page",
     "trace",

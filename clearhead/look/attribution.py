@@ -6,7 +6,6 @@ up to the logit; `rest` is what rounding left."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.chart import Chart, Shown, bars, shortened
 from clearhead.look.question import Answer, Given, tensors_of
 from clearhead.look.stream import Leaf, Stream, watched
-from clearhead.look.text import table
 from clearhead.look.trace import Trace, trace
 
 __all__ = ["Attribution", "Part", "attribute"]
 
-Kind = Literal["embedding", "head", "attention", "feed-forward", "bias"]
+Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attribution:
+class Attribution(Shown):
     """All parts of one answer, in the order in which they were written; `total` of them and `rest` make the logit."""
 
     answer: Answer
@@ -68,33 +67,35 @@ class Attribution:
         """The parts by how far they moved the answer, whichever way."""
         return sorted(self.parts, key=lambda part: -abs(part.value))
 
-    def heads(self) -> Tensor:
-        """(layers, heads): what each head added; NaN where a layer has no such head."""
-        found = [part for part in self.parts if part.head is not None and part.layer is not None]
+    def heads(self) -> tuple[tuple[str, ...], Tensor]:
+        """The attention layers, and (layers, heads) what each of their heads added; NaN where a layer has fewer."""
+        found = [part for part in self.parts if part.head is not None]
         if not found:
             raise ConfigError("no head of this model could be told apart; its layers are in `parts` as a whole")
-        shape = (1 + max(part.layer or 0 for part in found), 1 + max(part.head or 0 for part in found))
-        grid = torch.full(shape, torch.nan, dtype=torch.float64)
+        paths = tuple(dict.fromkeys(part.path for part in found))
+        grid = torch.full((len(paths), 1 + max(part.head or 0 for part in found)), torch.nan, dtype=torch.float64)
         for part in found:
-            place = (part.layer or 0, part.head or 0)
-            grid[place] = part.value + (0.0 if grid[place].isnan() else float(grid[place]))
-        return grid
+            grid[paths.index(part.path), part.head or 0] = part.value
+        return paths, grid
+
+    def charts(self, *, most: int = 24) -> list[Chart]:
+        """The parts that moved the answer most, and all heads."""
+        parts = [(part.name, part.value) for part in self.largest[:most]]
+        others = math.fsum(part.value for part in self.largest[most:]) + self.rest
+        note = f"All parts together are {self.logit:.4g}, the answer; rounding left {self.rest:.1g} of it."
+        charts = [bars("What moved the answer most", [*parts, ("all others", others)], note)]
+        if any(part.head is not None for part in self.parts):
+            paths, values = self.heads()
+            heads = list(map(str, range(values.shape[1])))
+            charts.append(
+                Chart(title="What each head added", rows=shortened(paths), columns=heads, values=values, signed=True)
+            )
+        return charts
 
     def to_dict(self) -> dict[str, Any]:
         answer = {"token": self.answer.token, "versus": self.answer.versus, "position": self.answer.position}
         kinds = [{"name": part.name, **vars(part)} for part in self.parts]
         return {"answer": answer, "logit": self.logit, "total": self.total, "rest": self.rest, "parts": kinds}
-
-    def __str__(self) -> str:
-        rows = [("part", "what it is", "added")]
-        rows += [(part.name, part.kind, f"{part.value:+.4g}") for part in self.largest[:20]]
-        others = self.largest[20:]
-        rows += [(f"{len(others)} more", "", f"{math.fsum(p.value for p in others):+.4g}")] if others else []
-        rows += [("rounding", "", f"{self.rest:+.1g}"), ("the answer", "logit", f"{self.logit:+.4g}")]
-        return table(rows, right=(2,))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> Attribution:
@@ -111,24 +112,26 @@ def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> A
     batch = {x.shape[0] for x in tensors_of(given) if x.dim()}
     if batch != {1}:
         raise ShapeError(f"got a batch of {max(batch, default=0)} to attribute; give one sequence, such as ids[:1]")
-    with trace(model) as attended:
+    with torch.inference_mode(False), trace(model) as attended:
         stream = watched(model, given)
     answer = answer.chosen(stream.logits)
-    with torch.enable_grad():
-        logits = stream.logits.detach().double().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        logits = stream.logits.detach().requires_grad_()
         asked = answer.of(logits)
         (gradient,) = torch.autograd.grad(asked, logits)
-    leaves, logit = stream.leaves(gradient), float(asked.detach())
-    parts = [part for leaf in leaves for part in _parts(leaf, stream, attended)]
+        leaves, logit = stream.leaves(gradient), float(asked.detach())
+    parts = sorted((part for leaf in reversed(leaves) for part in _parts(leaf, stream, attended)), key=_place)
     # A sum of n terms errs by about √n roundings of what it sums up; here these are products of features.
     terms = len(leaves) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in leaves if leaf.value.dim())
     size = math.fsum(float(leaf.shares.abs().sum()) for leaf in leaves)
-    tolerance = math.sqrt(terms) * torch.finfo(stream.logits.dtype).eps * max(size, abs(logit))
+    tolerance = math.sqrt(terms) * stream.rounding * max(size, abs(logit))
     found = Attribution(answer=answer, logit=logit, parts=tuple(parts), tolerance=tolerance)
-    if not abs(found.rest) <= tolerance:
+    if not abs(found.rest) <= tolerance or all(part.layer is None for part in parts):
+        last = next((leaf.step.name for leaf in leaves if leaf.step is not None), "nothing")
         raise ConfigError(
-            f"the parts add up to {found.total:.6g} and the logit is {found.logit:.6g}: between the stream and the "
-            "logits this model does something that is no sum, and its answer cannot be shared out"
+            "this answer cannot be shared out: between its blocks and its logits the model does something that is no "
+            f"sum (parts of {found.total:.6g} are found of {found.logit:.6g}, the last one made by {last}); the logit "
+            "lens and patching need no sums"
         )
     return found
 
@@ -143,14 +146,21 @@ def _parts(leaf: Leaf, stream: Stream, attended: Trace) -> list[Part]:
     inside = [path for path in attended.paths if f"{path}.".startswith(f"{leaf.path}.")]
     if layer is None:
         return [Part("embedding", leaf.path, value)]
-    if not inside:
-        return [Part("feed-forward", leaf.path, value, layer)]
+    if not inside:  # where attention is written out, it is not seen
+        return [Part("feed-forward" if attended.paths else "layer", leaf.path, value, layer)]
     shares = _by_head(leaf, attended.heads(inside[0])) if len(inside) == 1 else None
     if shares is None:
         return [Part("attention", leaf.path, value, layer)]
     heads = [Part("head", leaf.path, share, layer, head) for head, share in enumerate(shares)]
     bias = value - math.fsum(shares)
     return heads + ([Part("bias", f"{leaf.path} (output bias)", bias, layer)] if _has_bias(leaf) else [])
+
+
+def _place(part: Part) -> float:
+    """What is written earlier comes first; what is added to all of it, such as the last norm's bias, at the end."""
+    if part.layer is not None:
+        return part.layer
+    return -1 if part.kind == "embedding" else math.inf
 
 
 def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
@@ -162,7 +172,7 @@ def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
     H, joined = heads.shape[-3], heads.transpose(-2, -3).flatten(-2)  # (B, T, H·E)
     if x.numel() != joined.numel() or not torch.equal(x.reshape(joined.shape), joined):
         return None
-    back = leaf.gradient @ matrix.detach().double().mT  # at what the projection read
+    back = leaf.gradient.double() @ matrix.detach().double().mT  # at what the projection read
     shares = (back * x.double()).flatten(0, -2).sum(0)
     return shares.unflatten(0, (H, -1)).sum(-1).tolist()
 

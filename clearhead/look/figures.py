@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ConfigError, MissingDependencyError, ShapeError, StorageError
+from clearhead.look.chart import Chart, Plane, bars
 from clearhead.look.measures import Contribution
 from clearhead.look.picture import Picture
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "arcs",
+    "chart",
     "contribution_bars",
     "head_grid",
     "heat",
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 _LABELLED = 64  # tokens, up to which each is written at its row or column
-_INK, _SOFT, _HEAT = "#1c2127", "#5f6873", "#1d5fa8"
+_INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 _SHADES = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")
 
 
@@ -78,8 +80,8 @@ def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     return figure
 
 
-def arcs(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
-    """Queries at the left, keys at the right, a line for each weight, stronger for more of it."""
+def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
+    """Queries at the left, keys at the right, a line for each weight, stronger for more of it; a colour a head."""
     if max(len(rows), len(columns)) > _LABELLED:
         raise ShapeError(
             f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
@@ -94,15 +96,24 @@ def arcs(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     axes.set_axis_off()
     left = [i + (high - len(rows)) / 2 for i in range(len(rows))]
     right = [j + (high - len(columns)) / 2 for j in range(len(columns))]
-    for i, row in enumerate(weights.tolist()):
-        for j, weight in enumerate(row):
-            if weight < 0.03:
-                continue
-            points = [(0.0, left[i]), (0.45, left[i]), (0.55, right[j]), (1.0, right[j])]
-            curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-            axes.add_patch(
-                PathPatch(curve, fill=False, edgecolor=_HEAT, alpha=min(1.0, weight), linewidth=0.4 + 2.6 * weight)
-            )
+    colours = [_HEAT] if weights.dim() == 2 else head_colours(len(weights))
+    weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
+    for head, i, j in (weights >= 0.03).nonzero().tolist():
+        weight = float(weights[head, i, j])
+        beside = 0.5 * (head - (len(colours) - 1) / 2) / len(colours)  # so that no head hides another
+        start, end = left[i] + beside, right[j] + beside
+        points = [(0.0, start), (0.45, start), (0.55, end), (1.0, end)]
+        curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+        style = {
+            "edgecolor": colours[head],
+            "alpha": min(1.0, weight),
+            "linewidth": 0.4 + (2.6 if len(colours) == 1 else 1.4) * weight,
+        }
+        axes.add_patch(PathPatch(curve, fill=False, **style))
+    for head, colour in enumerate(colours if len(colours) > 1 else ()):
+        axes.plot([], [], color=colour, label=f"head {head}", linewidth=2)
+    if len(colours) > 1:
+        figure.legend(loc="outside lower center", ncols=min(4, len(colours)), fontsize=7, frameon=False)
     for place, label in zip(left, rows, strict=True):
         axes.text(-0.03, place, _plain(label), ha="right", va="center", fontsize=9, color=_INK)
     for place, label in zip(right, columns, strict=True):
@@ -110,6 +121,76 @@ def arcs(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     axes.set(xlim=(-0.5, 1.5), ylim=(high - 0.4, -0.6))
     if title:
         figure.suptitle(title, fontsize=10, color=_INK)
+    return figure
+
+
+def head_colours(n: int) -> list[str]:
+    """A colour for each head, as far apart as may be and alike in lightness."""
+    from colorsys import hls_to_rgb
+
+    parts = [hls_to_rgb(i / n, 0.4 if i % 2 else 0.52, 0.75) for i in range(n)]
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in parts]
+
+
+def chart(found: Chart | Plane) -> Figure:
+    """Words or numbers in coloured cells, one column of numbers as bars, a plane as dots with their names.
+
+    Cells of more than a few dozen columns stay without words."""
+    if isinstance(found, Plane):
+        return _plane(found)
+    if found.is_bars:
+        return _bars(found)
+    written = len(found.columns) <= 32
+    wide = 1.8 + (0.72 if written else 0.12) * len(found.columns)
+    figure = _figure(max(4.2, min(24.0, wide)), max(2.0, min(14.0, 1.3 + 0.33 * len(found.rows))))
+    axes = figure.add_subplot()
+    shades = found.shades()
+    cmap, least = (_both_ways(), -1) if found.signed else (_shades(), 0)
+    axes.imshow(shades.numpy(), cmap=cmap, vmin=least, vmax=1, aspect="auto")
+    for i, (row, values) in enumerate(zip(found.cells(), shades.tolist(), strict=True)):
+        for j, (word, value) in enumerate(zip(row, values, strict=True) if written else ()):
+            shown = word if len(word) <= 9 else word[:8] + "…"
+            colour = "white" if abs(value) > 0.6 else _INK
+            axes.text(j, i, _plain(shown), ha="center", va="center", fontsize=8, color=colour)
+    axes.tick_params(length=0, labelsize=8, colors=_INK)
+    axes.spines[:].set_visible(False)
+    if len(found.columns) <= _LABELLED:
+        names = [_plain(column) for column in found.columns]
+        axes.set_xticks(range(len(names)), names, rotation=45 if any(len(n) > 3 for n in names) else 0, ha="right")
+    axes.set_yticks(range(len(found.rows)), [_plain(row) for row in found.rows])
+    axes.set_xlabel(found.note, fontsize=7, color=_SOFT)
+    figure.suptitle(_plain(found.title), fontsize=10, color=_INK)
+    return figure
+
+
+def _bars(found: Chart) -> Figure:
+    """What each row added, to the right for more and to the left for less."""
+    figure = _figure(5.6, max(1.8, 0.26 * len(found.rows) + 0.9))
+    axes = figure.add_subplot()
+    values = found.values[:, 0].tolist()
+    axes.barh(range(len(values)), values, color=[_HEAT if value > 0 else _LOW for value in values], height=0.65)
+    axes.axvline(0, color=_SOFT, linewidth=0.6)
+    axes.set_yticks(range(len(values)), [_plain(name) for name in found.rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.set_xlabel(found.note or found.columns[0], fontsize=7, color=_SOFT)
+    axes.tick_params(labelsize=8, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.suptitle(_plain(found.title), fontsize=9, color=_INK)
+    return figure
+
+
+def _plane(found: Plane) -> Figure:
+    """Vectors in two dimensions, each a dot with its name."""
+    figure = _figure(6.4, 5.6)
+    axes = figure.add_subplot()
+    x, y = found.points.T.tolist()
+    axes.scatter(x, y, s=8, color=_HEAT, alpha=0.6, linewidth=0)
+    for left, top, label in zip(x, y, found.names, strict=True):
+        axes.annotate(_plain(label), (left, top), (2, 2), textcoords="offset points", fontsize=7, color=_INK)
+    axes.tick_params(labelsize=7, colors=_SOFT, length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(found.title, fontsize=9, color=_INK)
     return figure
 
 
@@ -167,18 +248,8 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
 
 def contribution_bars(found: Sequence[Contribution], columns: Sequence[str], *, title: str = "") -> Figure:
     """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
-    figure = _figure(5.6, max(1.8, 0.28 * len(found) + 0.9))
-    axes = figure.add_subplot()
-    names = [f"{_plain(columns[one.key])}, head {one.head}" for one in found]
-    axes.barh(range(len(found)), [100 * one.share for one in found], color=_HEAT, height=0.6)
-    axes.set_yticks(range(len(found)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the lengths of all that was added, %", fontsize=8)
-    axes.tick_params(labelsize=8, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=9, color=_INK)
-    return figure
+    parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
+    return _bars(bars(title, parts, "share of the lengths of all that was added, %"))
 
 
 def rollout_map(matrix: Float[Tensor, "T T"], labels: Sequence[str], *, title: str = "") -> Figure:
@@ -265,6 +336,13 @@ def _shades() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("clearhead", _SHADES)
+
+
+def _both_ways() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    stops = ("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")
+    return LinearSegmentedColormap.from_list("clearhead both ways", stops).with_extremes(bad="#f0f1f3")
 
 
 def _heat_map(axes: Any, weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> Any:

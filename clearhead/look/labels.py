@@ -9,6 +9,7 @@ be seen. A head is called by its best pattern if that reaches one half, and "mix
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from clearhead._shapes import Bool, Float
 from clearhead.errors import ShapeError
 from clearhead.look.measures import entropy
 
-__all__ = ["HeadLabel", "Places", "Tally", "label"]
+__all__ = ["HeadLabel", "Places", "Tally", "is_punctuation", "label", "named"]
 
 ENOUGH = 0.5
 MIXED = "mixed"
@@ -127,15 +128,21 @@ class Tally:
             self._count(name, weights[..., key], chooses)
         if self.rows is not None and self.columns is not None and self.places.grid is None:
             same = self._same(self.rows[start:stop], self.columns, start)
-            self._count("same token", (weights * same).sum(-1), chooses)
+            marks = torch.tensor([is_punctuation(token) for token in self.columns]).expand_as(same)
+            visible = (weights > 0).any(0)
+            for name, keys in (("same token", same), ("punctuation", marks)):
+                # Only rows that can see such a key: before the first full stop there is none to look at.
+                self._count(name, (weights * keys).sum(-1), chooses & (keys & visible).any(-1))
+            if not self.places.cross:
+                self._count("induction", (weights * self._after_the_same(start, stop)).sum(-1), chooses)
         spread = entropy(weights) if spread is None else spread
         self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
 
     def labels(self) -> list[HeadLabel]:
-        """The label of each head."""
-        means = {name: self._sums[name] / self._counts[name].clamp(min=1) for name in self._sums}
-        n_heads = len(next(iter(means.values()))) if means else 0
-        return [_named({name: float(mean[h]) for name, mean in means.items()}) for h in range(n_heads)]
+        """The label of each head. A pattern that no row could have followed has no score."""
+        means = {name: self._sums[name] / count for name, count in self._counts.items() if count.all()}
+        n_heads = len(next(iter(self._sums.values()))) if self._sums else 0
+        return [named({name: float(mean[h]) for name, mean in means.items()}) for h in range(n_heads)]
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
         self._sums[name] = self._sums.get(name, torch.zeros(())) + (scores * counted).sum(-1)
@@ -149,6 +156,12 @@ class Tally:
         same = queries[:, None] == keys
         return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
 
+    def _after_the_same(self, start: int, stop: int) -> Tensor:
+        """Keys that follow an earlier occurrence of the query's own token: what an induction head looks at."""
+        same = self._same((self.rows or ())[start:stop], self.columns or (), start)
+        earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
+        return torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
+
 
 def label(
     weights: Float[Tensor, "H T S"],
@@ -159,7 +172,8 @@ def label(
 ) -> list[HeadLabel]:
     """A label for each head of one layer. Self-attention unless `places` says otherwise.
 
-    With the tokens of queries (`rows`) and keys (`columns`, the same unless given), "same token" is tried too.
+    With the tokens of queries (`rows`) and keys (`columns`, the same unless given), "same token" and "punctuation" are
+    tried too.
     """
     T, S = weights.shape[1:]
     columns = rows if columns is None else columns
@@ -172,6 +186,13 @@ def label(
     return tally.labels()
 
 
-def _named(scores: dict[str, float]) -> HeadLabel:
-    best = max(scores, key=lambda name: scores[name])
-    return HeadLabel(best if scores[best] >= ENOUGH else MIXED, scores)
+def is_punctuation(token: str) -> bool:
+    """Whether a token is signs of punctuation alone; what a tokenizer shows a blank as does not count."""
+    signs = token.strip(" ▁Ġ␣")
+    return bool(signs) and all(unicodedata.category(sign).startswith("P") for sign in signs)
+
+
+def named(scores: dict[str, float]) -> HeadLabel:
+    """The label that these scores give, of one text or means over several."""
+    best = max(scores, key=lambda name: scores[name], default=MIXED)
+    return HeadLabel(best if scores.get(best, 0.0) >= ENOUGH else MIXED, scores)

@@ -6,9 +6,8 @@ stream. After the last block the lens is therefore the model's output, to the bi
 
 from __future__ import annotations
 
-import html
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
+from clearhead.look.chart import Chart, Shown
 from clearhead.look.listen import first_tensor, with_first
 from clearhead.look.question import Given, ask
 from clearhead.look.recompute import Choice, chosen, pick
 from clearhead.look.stream import Stream, watched
-from clearhead.look.text import table
 
 __all__ = ["Lens", "lens"]
 
@@ -30,7 +29,7 @@ Names = Callable[[int], str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lens:
+class Lens(Shown):
     """`logits` after each of `layers`, the first of which is what enters the blocks: (L + 1, B, T, V) of text."""
 
     layers: tuple[str, ...]
@@ -47,37 +46,33 @@ class Lens:
         said = self.logits[-1].argmax(-1)[None, ..., None].expand(*self.logits.shape[:-1], 1)
         return (self.logits > self.logits.gather(-1, said)).sum(-1)
 
-    def cells(self, name: Names = str, *, batch: int = 0) -> tuple[list[list[str]], Tensor]:
-        """For views: what each layer says at each position, and how sure it is of it, (L + 1, T)."""
-        tokens, sure = (x[:, batch].reshape(len(self.layers), -1) for x in self.top())
-        return [[name(token) for token in row] for row in tokens.tolist()], sure
-
-    def to_dict(self, name: Names = str, *, batch: int = 0, k: int = 5) -> dict[str, Any]:
-        tokens, sure = (x[:, batch].reshape(len(self.layers), len(self.positions), -1) for x in self.top(k))
-        rows = zip(self.layers, tokens.tolist(), sure.tolist(), strict=True)
-        best = [
-            {
-                "layer": layer,
-                "says": [
-                    [{"id": i, "token": name(i), "probability": p} for i, p in zip(*pair, strict=True)]
-                    for pair in zip(ids, chances, strict=True)
-                ],
-            }
-            for layer, ids, chances in rows
+    def charts(self, tokens: Sequence[str] | None = None, name: Names = str) -> list[Chart]:
+        """What each layer would say after each of `tokens`, the last layer, which is the model itself, on top."""
+        tokens_said, sure = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
+        words = [[name(token) for token in row] for row in tokens_said.tolist()]
+        columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
+        rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
+        return [
+            Chart(
+                title="What each layer would say",
+                rows=rows,
+                columns=columns if self.logits.dim() > 3 else ["says"],
+                values=sure.flip(0),
+                texts=words[::-1],
+                note="Darker for the surer. The top row is what the model says; “in” is what enters its first block.",
+            )
         ]
-        return {"positions": list(self.positions), "layers": best}
 
-    def __str__(self) -> str:
-        words, sure = self.cells()
-        heading = ("after", *(f"position {i}" for i in self.positions))
-        cells = zip(self.layers, words, sure.tolist(), strict=True)
-        rows = [
-            (layer, *(f"{w} {p:.2f}" for w, p in zip(said, chances, strict=True))) for layer, said, chances in cells
-        ]
-        return table([heading, *rows])
+    def to_dict(self, name: Names = str, *, k: int = 5) -> dict[str, Any]:
+        """Of the first sequence: for each layer and position the k likeliest tokens."""
+        tokens, sure = (x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k))
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        def best(ids: list[int], chances: list[float]) -> list[dict[str, Any]]:
+            return [{"id": i, "token": name(i), "probability": p} for i, p in zip(ids, chances, strict=True)]
+
+        says = [list(map(best, *pair)) for pair in zip(tokens, sure, strict=True)]
+        rows = [{"layer": layer, "says": one} for layer, one in zip(self.layers, says, strict=True)]
+        return {"positions": list(self.positions), "layers": rows}
 
 
 def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
@@ -114,22 +109,24 @@ def _outputs(stream: Stream, last: str, state: Tensor | None) -> dict[str, Any]:
     return before | {last: with_first(stream.ran[last].output, lambda x: state if state is not None else x)}
 
 
+_LOCK = threading.Lock()
+
+
 @contextmanager
 def _returning(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
-    """Modules return at once what is said here, in this thread."""
+    """Modules return at once what is said here, in this thread; other threads run what is really there."""
     modules, here = {path: model.get_submodule(path) for path in outputs}, threading.get_ident()
 
     def standing_in(real: Callable[..., Any], output: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: output if threading.get_ident() == here else real(*args, **kwargs)
 
-    own = {path: module.__dict__.get("forward") for path, module in modules.items()}
-    try:
-        for path, module in modules.items():
-            module.__dict__["forward"] = standing_in(module.forward, outputs[path])
-        yield
-    finally:
-        for path, module in modules.items():
-            if own[path] is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own[path]
+    with _LOCK:  # two at once would take each other's place
+        own = {path: vars(module).get("forward") for path, module in modules.items()}
+        try:
+            for path, module in modules.items():
+                vars(module)["forward"] = standing_in(module.forward, outputs[path])
+            yield
+        finally:
+            for path, module in modules.items():
+                vars(module).pop("forward", None)
+                vars(module).update({} if own[path] is None else {"forward": own[path]})

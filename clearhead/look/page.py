@@ -20,6 +20,7 @@ from torch.nn.functional import adaptive_max_pool2d
 
 from clearhead.errors import ConfigError, StorageError
 from clearhead.look.album import ROLLOUT_LIMIT, Album
+from clearhead.look.chart import Chart, Plane, chart_page
 from clearhead.look.packing import BUDGET, Plan, encode, packing, plan, quantise, with_mean
 from clearhead.look.picture import Measuring, Picture
 
@@ -63,9 +64,15 @@ def framed(text: str, title: str) -> str:
     )
 
 
-def save_page(album: Album, path: str | Path, *, budget: int = BUDGET) -> Path:
-    """Write the page to a file."""
-    return written(page(album, budget=budget), path)
+def save_page(
+    shown: Album | Sequence[Chart | Plane], path: str | Path, *, budget: int = BUDGET, title: str = ""
+) -> Path:
+    """Write the page of an album, or of charts under a title, to a file.
+
+        look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
+
+    A page is one file, which needs no network."""
+    return written(page(shown, budget=budget) if isinstance(shown, Album) else chart_page(title, shown), path)
 
 
 def written(text: str, path: str | Path) -> Path:
@@ -99,8 +106,7 @@ def _asset(name: str) -> str:
 def contents(
     album: Album, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
-    """What a page shows, as its scripts read it; `on_layer` is told before each layer how many are done, and of how
-    many."""
+    """What a page shows, as its scripts read it; before each layer `on_layer` is told how many are done, and of all."""
     pictures = list(album.pictures)
     texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
     for picture in pictures:

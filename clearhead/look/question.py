@@ -12,13 +12,26 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.listen import first_tensor
 
-__all__ = ["Answer", "Given", "Metric", "arguments", "ask", "repeated", "tensors_of"]
+__all__ = ["Answer", "Given", "Metric", "Question", "arguments", "ask", "check_model", "repeated", "tensors_of"]
 
 Given = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, several arguments in order, or arguments by name."""
 
 Metric = Callable[[Tensor], Any]
 """One number from logits as the model gives them, (B, T, V), or (B, classes) of a classifier."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One input as its model is called with it, how its positions and the model's choices are called, and a title.
+
+    `source` are the tokens that an encoder-decoder reads; `tokens` are then those that it writes."""
+
+    given: Given
+    tokens: tuple[str, ...]
+    name: Callable[[int], str]
+    title: str
+    source: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Answer:
         """The same as a tensor, through which gradients pass."""
         if self.token is None:
             raise ConfigError("this answer names no token; give Answer(token=…)")
-        rows = self.rows(logits)
+        rows = self.rows(logits).double()
         difference = rows[..., self.token]
         return (difference if self.versus is None else difference - rows[..., self.versus]).mean()
 
@@ -76,12 +89,17 @@ def arguments(given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, {}
 
 
-def ask(model: nn.Module, given: Given) -> Tensor:
-    """The logits of one call, in evaluation mode and without gradients."""
+def check_model(model: nn.Module) -> None:
+    """Refuses what is no module, or would not run twice alike."""
     if not isinstance(model, nn.Module):
         raise DtypeError(f"got a {type(model).__name__} to look at; expected a PyTorch module")
     if model.training:
         raise ConfigError("the model is in training mode, where runs may differ by chance; call model.eval() first")
+
+
+def ask(model: nn.Module, given: Given) -> Tensor:
+    """The logits of one call, in evaluation mode and without gradients."""
+    check_model(model)
     args, kwargs = arguments(given)
     with torch.no_grad():
         logits = first_tensor(model(*args, **kwargs))
@@ -96,10 +114,12 @@ def tensors_of(given: Given) -> list[Tensor]:
 
 
 def repeated(given: Given, times: int) -> Given:
-    """The same call for `times` copies of its batch, one after another."""
+    """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
     args, kwargs = arguments(given)
+    size = tensors_of(given)[0].shape[0]
 
     def copies(value: Any) -> Any:
-        return value.repeat(times, *[1] * (value.dim() - 1)) if isinstance(value, Tensor) and value.dim() else value
+        has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
+        return value.repeat(times, *[1] * (value.dim() - 1)) if has_batch else value
 
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.look.listen import first_tensor
-from clearhead.look.question import Given, ask, tensors_of
+from clearhead.look.question import Given, ask, check_model, tensors_of
 
 __all__ = ["Leaf", "Stream", "watched"]
 
@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """Something that was added: what it is called, what it wrote, and the gradient there, in float64."""
+    """Something that was added: what it is called, what it wrote, and the gradient there."""
 
     path: str
     value: Tensor
@@ -94,7 +94,7 @@ class Leaf:
 
     @property
     def shares(self) -> Tensor:
-        return self.gradient * self.value.detach().double()
+        return self.gradient.double() * self.value.detach().double()
 
 
 class Notes(TorchFunctionMode):
@@ -125,9 +125,8 @@ class Notes(TorchFunctionMode):
             name, path = name.strip("_"), self.running[-1] if self.running else ""
             again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
             for index, one in enumerate(made if several else [made]):
-                if isinstance(one, Tensor) and not any(
-                    one is x for x in read
-                ):  # dropout at rest gives what it is given
+                # Dropout at rest gives what it is given.
+                if isinstance(one, Tensor) and not any(one is x for x in read):
                     self.steps[one] = Step(next(self.count), name, path, index if several else None, *again)
         return out
 
@@ -140,27 +139,42 @@ class Ran:
     output: Any
     number: int
 
+    @property
+    def hands_on(self) -> bool:
+        left = first_tensor(self.output)
+        return left is not None and self.entered is not None and left.shape == self.entered.shape
+
 
 class Stream:
     """One run of a model, with the way from its logits back to everything that was added up for them.
 
-    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on."""
+    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on. `writers`
+    are the modules in them that add to it: attention and feed-forward layers."""
 
     def __init__(self, model: nn.Module, notes: Notes, logits: Tensor, ran: Mapping[str, Ran]) -> None:
         self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
         self._notes = notes
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
-        passed = {id(leaf.value) for leaf, is_end, on_stream in self._walk(None) if on_stream and not is_end}
+        way = list(self._walk(None))
+        passed = {id(leaf[1]) for leaf, is_end, on_stream in way if on_stream and not is_end}
+        # Some norms work in float32 whatever the model's dtype is.
+        self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in way if _is_float(leaf[1]))
         holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
         found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
+        if not found:  # what reads the stream is not linear: the list that ran last, of what hands on what it is given
+            alike = [path for path, one in ran.items() if holds[path] and one.hands_on]
+            found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
         self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+        ends, modules = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end], dict(model.named_modules())
+        within = tuple(f"{block}." for block in self.blocks)
+        self.writers = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
     def leaves(self, gradient: Tensor) -> list[Leaf]:
         """What was added up, with the gradient of (gradient · logits).sum() at each."""
-        return [leaf for leaf, is_end, _ in self._walk(gradient.double()) if is_end]
+        return [Leaf(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
-    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[Leaf, bool, bool]]:
-        """Every tensor on the way back, whether the way ends there, and whether it is the stream or read off it.
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, Step | None], bool, bool]]:
+        """Every tensor on the way back as a leaf would be, whether it is one, and whether the stream comes by there.
 
         Latest result first, so that each is met once and with its whole gradient."""
         steps, names = self._notes.steps, self._notes.names
@@ -182,7 +196,7 @@ class Stream:
             if step is None:
                 path = self._parameters.get(x.untyped_storage().data_ptr()) or path
             on_stream = step is not None and (_SUM.fullmatch(step.name) or _NORM.fullmatch(step.name)) is not None
-            yield Leaf(path or step.path if step else path, x, g, step), sources is None, on_stream or not reading
+            yield (path or step.path if step else path, x, g, step), sources is None, on_stream or not reading
             if step is None or sources is None:
                 continue
             gradients = [None] * len(sources) if g is None else _gradients(step, sources, g)
@@ -216,6 +230,7 @@ class Stream:
 
 def watched(model: nn.Module, given: Given) -> Stream:
     """Run the model once and note what it does."""
+    check_model(model)
     notes, thread = Notes(tensors_of(given)), threading.get_ident()
     ran: dict[str, Ran] = {}
     entered: dict[str, Tensor | None] = {}
@@ -254,7 +269,7 @@ def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
         return [g]
     if _NORM.fullmatch(step.name):
         x, weight, bias, eps = step.norm
-        wide = x.double()
+        wide, g = x.double(), g.double()
         wide = wide - wide.mean(-1, keepdim=True) if step.name == "layer_norm" else wide
         own = (g if weight is None else g * weight.detach().double()) * (wide.square().mean(-1, True) + eps).rsqrt()
         own = own - own.mean(-1, keepdim=True) if step.name == "layer_norm" else own
@@ -262,15 +277,15 @@ def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
     if _READ.fullmatch(step.name):
         _, matrix, bias = step.product
         used = g.flatten(0, -2).any(0)  # of a vocabulary only the tokens that were asked about
-        own = g[..., used] @ matrix[:, used].detach().mT.double()
-        return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
+        own = g[..., used].double() @ matrix[:, used].detach().mT.double()
+        return [own] if bias is None else [own, g.sum_to_size(bias.shape).double()]
     wanted = {id(x): x.detach().double().requires_grad_() for x in sources}
     flat, shape = tree_flatten((step.args, step.kwargs))
     with torch.enable_grad():
         wide_args = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
         args, kwargs = tree_unflatten(wide_args, shape)
         out = step.func(*args, **kwargs)
-    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g))
+    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g.double()))
 
 
 def _is_float(x: Any) -> bool:

@@ -6,7 +6,6 @@ runs as it always does, and the edits are those of `look.trace`."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.look.chart import Chart, Shown, shortened
 from clearhead.look.edit import Edit
 from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensors_of
 from clearhead.look.record import Moment
 from clearhead.look.stream import watched
-from clearhead.look.text import table
 from clearhead.look.trace import Trace, trace
 
 __all__ = ["Grid", "Over", "ablate", "patch"]
@@ -31,7 +30,7 @@ _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Grid:
+class Grid(Shown):
     """A metric for every module (`rows`, by path) and position or head (`columns`); NaN where a module has fewer.
 
     `plain` is the metric of the run that was changed, `source` of the one that it was changed towards: the clean run
@@ -60,20 +59,24 @@ class Grid:
             )
         return self.change / (self.source - self.plain)
 
+    def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
+        """How far each change moved the metric: as shares of the way to the clean run, where there is one to go."""
+        is_patch = abs(self.source - self.plain) > 0
+        columns = ["change"] if self.over == "whole" else list(map(str, self.columns))
+        if self.over == "positions" and tokens is not None and len(tokens) == len(columns):
+            columns = list(tokens)
+        way = f"from {self.plain:.4g}, corrupted, to {self.source:.4g}, clean"
+        note = f"1 brings the answer all the way {way}." if is_patch else f"The answer's change from {self.plain:.4g}."
+        what = {"positions": "each module and position", "heads": "each head", "whole": "each module"}[self.over]
+        title = f"With {what} from the clean run" if self.what == "patched" else f"Without {what}"
+        values = self.restored if is_patch else self.change
+        return [Chart(title=title, rows=shortened(self.rows), columns=columns, values=values, signed=True, note=note)]
+
     def to_dict(self) -> dict[str, Any]:
         plain = {"what": self.what, "rows": list(self.rows), "over": self.over, "columns": list(self.columns)}
         source = None if self.source != self.source else self.source
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
         return plain | {"values": values, "plain": self.plain, "source": source}
-
-    def __str__(self) -> str:
-        heading = (self.what, *(str(column) if self.over != "whole" else "all of it" for column in self.columns))
-        values = [["" if v != v else f"{v:.3g}" for v in row] for row in self.values.tolist()]
-        rows = [(path, *row) for path, row in zip(self.rows, values, strict=True)]
-        return table([heading, *rows], right=range(1, len(heading)))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def patch(
             f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
             "give two inputs of the same length"
         )
-    found, source, logits = _recorded(model, clean, paths, over)
+    found, source, logits = _recorded(model, clean, paths, over, "blocks")
     sweep = Sweep(model, corrupted, found, over, _metric(metric, logits), batch)
     return sweep.grid("patched", source, partial(_taken, source), source_logits=logits)
 
@@ -135,40 +138,35 @@ def ablate(
         grid.change                            # (layers, heads): what the answer loses or gains without each
         look.ablate(model, ids, over="whole", paths="blocks.*.feed_forward")
 
-    Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run."""
+    Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run.
+    Without `paths`, heads are put out one by one; with another `over`, what writes into the stream: attention and
+    feed-forward layers."""
     if to not in ("zero", "mean"):
         raise ConfigError(f"to is {to!r}; expected 'zero' or 'mean'")
-    found, source, logits = _recorded(model, given, paths, over)
+    found, source, logits = _recorded(model, given, paths, over, "writers")
     sweep = Sweep(model, given, found, over, _metric(metric, logits), batch)
     return sweep.grid("ablated", source, partial(_put_out, source, to))
 
 
-def _found(model: nn.Module, given: Given, paths: str | None, over: Over) -> list[str]:
-    """The modules that are swept over, in the order in which they are declared."""
+def _recorded(
+    model: nn.Module, given: Given, paths: str | None, over: Over, usual: Literal["blocks", "writers"]
+) -> tuple[list[str], Trace, Tensor]:
+    """The modules that are swept over, a trace of a run with what they gave, and its logits."""
     if over not in ("positions", "heads", "whole"):
         raise ConfigError(f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
-    if over == "heads":
-        with trace(model, *([f"{paths}.weights"] if paths else [])) as seen:
-            blocks = [] if paths else watched(model, given).blocks
-            if paths:
-                ask(model, given)
-        found = [p for p in seen.paths if paths or any(f"{p}.".startswith(f"{b}.") for b in blocks)]
-    elif paths is None:
-        found = watched(model, given).blocks
-    else:
-        found = trace(model, f"{paths}.output").outputs
-    if not found:
-        raise ConfigError(f"nothing to change was found for over={over!r}; name modules with paths, or another over")
-    return found
-
-
-def _recorded(model: nn.Module, given: Given, paths: str | None, over: Over) -> tuple[list[str], Trace, Tensor]:
-    """The modules that are swept over, a trace of a run with what they gave, and its logits."""
-    found = _found(model, given, paths, over)
     ending = "weights" if over == "heads" else "output"
-    with trace(model, *(f"{path}.{ending}" if path else ending for path in found)) as source:
+    patterns = [f"{paths}.{ending}"] if paths else []
+    if paths is None:
+        with trace(model) as seen:
+            stream = watched(model, given)
+        within = tuple(f"{block}." for block in stream.blocks)
+        attending = [path for path in seen.paths if f"{path}.".startswith(within)]
+        patterns = [f"{path}.{ending}" for path in (attending if over == "heads" else getattr(stream, usual))]
+    if not patterns:
+        raise ConfigError(f"nothing to change was found for over={over!r}; name modules with paths, or another over")
+    with trace(model, *patterns) as source:
         logits = ask(model, given)
-    return found, source, logits
+    return source.paths if over == "heads" else source.outputs, source, logits
 
 
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:

@@ -23,12 +23,16 @@ from clearhead.look.picture import Picture
 
 __all__ = [
     "contribution_table",
+    "flush_right",
     "head_grid",
     "head_table",
     "heatmap",
+    "letters",
     "link_list",
     "norm_bars",
+    "paint",
     "patch_map",
+    "plain",
     "shade",
 ]
 
@@ -50,16 +54,16 @@ def heatmap(
         raise ShapeError(
             f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels"
         )
-    rows, columns = _plain(rows), _plain(columns)
+    rows, columns = plain(rows), plain(columns)
     if width is not None and not _fits(rows, ["12"] * len(columns), width):
         return _pooled(weights, rows, columns, width, colour)
     columns = columns if width is None else _cut(rows, columns, width)
-    margin = max(map(_size, rows), default=0)
-    widths = [max(_size(column), 2) for column in columns]
+    margin = max(map(letters, rows), default=0)
+    widths = [max(letters(column), 2) for column in columns]
     lines = [" " * margin + " " + " ".join(_left(column, size) for column, size in zip(columns, widths, strict=True))]
     for label, row in zip(rows, weights.tolist(), strict=True):
         cells = [_cell(weight, size, colour) for weight, size in zip(row, widths, strict=True)]
-        lines.append(_right(label, margin) + " " + " ".join(cells))
+        lines.append(flush_right(label, margin) + " " + " ".join(cells))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -96,21 +100,25 @@ def head_table(picture: Picture) -> list[tuple[str, str, str, str, str]]:
 
 
 def link_list(
-    weights: Float[Tensor, "T S"],
+    weights: Float[Tensor, "*H T S"],
     rows: Sequence[str],
     columns: Sequence[str],
     *,
     least: float = 0.1,
     most: int = 4,
 ) -> str:
-    """A line a query, with an arrow to each key that gets at least `least`, largest first."""
-    rows, columns = _plain(rows), _plain(columns)
-    margin = max(map(_size, rows), default=0)
-    best = weights.topk(min(most, len(columns)), dim=-1)
+    """A line a query, with an arrow to each key that gets at least `least`, largest first; of several heads, with
+    the head's number."""
+    rows, columns = plain(rows), plain(columns)
+    margin = max(map(letters, rows), default=0)
+    named = [f" (head {head})" for head in range(len(weights))] if weights.dim() > 2 else [""]
+    by_query = weights.movedim(-2, 0).flatten(1)  # (T, H·S)
+    best = by_query.topk(min(most, by_query.shape[1]), dim=-1)
     lines = []
-    for label, values, keys in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
-        links = [f"{columns[key]} {value:.2f}" for key, value in zip(keys, values, strict=True) if value >= least]
-        lines.append(f"{_right(label, margin)} → {', '.join(links) or '(spread out)'}")
+    for label, values, places in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
+        found = [(*divmod(place, len(columns)), value) for place, value in zip(places, values, strict=True)]
+        links = [f"{columns[key]} {value:.2f}{named[head]}" for head, key, value in found if value >= least]
+        lines.append(f"{flush_right(label, margin)} → {', '.join(links) or '(spread out)'}")
     return "\n".join(lines)
 
 
@@ -159,23 +167,23 @@ def contribution_table(found: Sequence[Contribution], columns: Sequence[str]) ->
     ]
 
 
-def _plain(labels: Sequence[str]) -> list[str]:
+def plain(labels: Sequence[str]) -> list[str]:
     """Labels without the blanks around them, unless they are all blanks."""
     return [label.strip() or label for label in labels]
 
 
-def _size(text: str) -> int:
+def letters(text: str) -> int:
     """How many columns of a terminal a text takes: two for the wide letters of Asian scripts, none for
     accents alone."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _left(text: str, size: int) -> str:
-    return text + " " * (size - _size(text))
+    return text + " " * (size - letters(text))
 
 
-def _right(text: str, size: int) -> str:
-    return " " * (size - _size(text)) + text
+def flush_right(text: str, size: int) -> str:
+    return " " * (size - letters(text)) + text
 
 
 def _cell(weight: float, size: int, colour: bool) -> str:
@@ -187,9 +195,19 @@ def _cell(weight: float, size: int, colour: bool) -> str:
     return f"\x1b[48;2;{r};{g};{b}m{' ' * size}\x1b[0m"
 
 
+def paint(text: str, value: float) -> str:
+    """A text on a background: blue for a value up to 1, orange down to −1, nothing about 0 or for NaN."""
+    if not abs(value) > 0.04:  # NaN too
+        return text
+    share = min(1.0, abs(value)) ** 0.7
+    paper, ink = (18, 24, 32), (52, 122, 190) if value > 0 else (196, 98, 24)
+    r, g, b = (round(a + (z - a) * share) for a, z in zip(paper, ink, strict=True))
+    return f"\x1b[38;2;246;252;255m\x1b[48;2;{r};{g};{b}m{text}\x1b[0m"
+
+
 def _fits(rows: Sequence[str], columns: Sequence[str], width: int) -> bool:
-    margin = max(map(_size, rows), default=0)
-    return margin + sum(1 + max(_size(column), 2) for column in columns) <= width and len(rows) <= _MOST_ROWS
+    margin = max(map(letters, rows), default=0)
+    return margin + sum(1 + max(letters(column), 2) for column in columns) <= width and len(rows) <= _MOST_ROWS
 
 
 def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
@@ -206,13 +224,13 @@ def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width:
     high = min(T, _MOST_ROWS)
     firsts = [-(-i * T // high) for i in range(high)]
     labels = [f"{rows[i]} {i}"[-16:] for i in firsts]
-    margin = max(map(_size, labels), default=0)
+    margin = max(map(letters, labels), default=0)
     wide = max(1, min(S, width - margin - 1))
     small = adaptive_max_pool2d(weights[None].float(), (high, wide))[0].sqrt()
     top = small.max().clamp(min=1e-12)
     ticks = "".join(str(-(-i * S // wide)).ljust(10) for i in range(0, wide, 10))
     lines = [" " * margin + " " + ticks[:wide]]
     for label, row in zip(labels, (small / top).tolist(), strict=True):
-        lines.append(_right(label, margin) + " " + "".join(_cell(cell, 1, colour) for cell in row))
+        lines.append(flush_right(label, margin) + " " + "".join(_cell(cell, 1, colour) for cell in row))
     lines.append(" " * margin + f" {T} × {S}, a letter for {-(-T // high)} × {-(-S // wide)} cells: their largest")
     return "\n".join(line.rstrip() for line in lines)

@@ -14,6 +14,7 @@ from clearhead.data.images import grey
 from clearhead.errors import DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
 from clearhead.look.album import Album, Labels, album
+from clearhead.look.question import Question
 from clearhead.look.trace import Trace, trace
 from clearhead.models import VisionTransformer
 from clearhead.pretrained import Trained
@@ -33,6 +34,34 @@ def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = 
     if trained.task == "digits":
         return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
     return of_text(trained, given)
+
+
+def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Question:
+    """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
+
+        asked = look.question(trained, "To be, or not")
+        look.lens(trained.model, asked.given).charts(asked.tokens, asked.name)
+
+    Of a translation, that is the sentence and what the model makes of it."""
+    device, title = device_of(trained), shortened(given)
+    if trained.task == "digits":
+        pixels = prepare(read_picture(trained, given, data)[None], normalisation(trained))
+        return Question(pixels.to(device), tuple(_patch_names(trained)), str, Path(given).name)
+    tokenizer = trained.tokenizer
+    read: list[int] = []
+    if trained.task == "translation":
+        made = translations(trained, [given], how=how)[0]
+        read, ids, title = list(made.read), [tokenizer.bos_id, *made.written[:-1]], f"{title} → {made.target}"
+        if not read:
+            raise DataError("there is nothing to translate: give a sentence")
+    elif trained.task == "sort-dedup":
+        ids, answer = sorting_ids(trained, given)
+        ids, title = [*ids, *answer], f"{title} → {tokenizer.decode(answer)}"
+    else:
+        ids = list(text_ids(trained, given))
+    calls = tuple(torch.tensor([some], device=device) for some in (read, ids) if some)
+    source, tokens = (tuple(tokenizer.tokens(some)) for some in (read, ids))
+    return Question(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
 
 
 def translation(trained: Trained, made: Translated) -> Album:
@@ -107,8 +136,7 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     with torch.no_grad(), _trace(trained) as t:
         logits = model(prepare(pixels[None], normalisation(trained)).to(device_of(trained)))
     chances = logits[0].softmax(-1)
-    places = [f"({i}, {j})" for i in range(rows) for j in range(columns)]
-    tokens = [*["[CLS]"] * model.config.pooling.n_extra, *places]
+    tokens = _patch_names(trained)
     best = chances.topk(3)
     seen = ", ".join(f"{k} ({100 * p:.0f} %)" for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True))
     return album(
@@ -119,6 +147,12 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
         image=pixels,
         grid=(rows, columns),
     )
+
+
+def _patch_names(trained: Trained) -> list[str]:
+    config: Any = trained.model.config
+    places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
+    return [*["[CLS]"] * config.pooling.n_extra, *places]
 
 
 def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:

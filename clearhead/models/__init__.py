@@ -33,18 +33,20 @@ from clearhead.models.presets import (
 from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from clearhead.models.storage import load, save
-from clearhead.models.vision import Cls, Mean, VisionConfig, VisionTransformer
+from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
 
 __all__ = [
     "PRESETS",
     "Autoencoder",
     "AutoencoderConfig",
     "Cls",
+    "ClsAndMean",
     "Config",
     "ConvNet",
     "ConvNetConfig",
     "Decoder",
     "DecoderConfig",
+    "Distilled",
     "Encoder",
     "EncoderConfig",
     "EncoderDecoder",

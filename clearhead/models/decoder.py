@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
@@ -18,19 +19,28 @@ from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
-from clearhead.values import Count
+from clearhead.values import Count, Positive
 
-__all__ = ["Decoder", "DecoderConfig"]
+__all__ = ["Decoder", "DecoderConfig", "WriterConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(TextConfig):
+class WriterConfig(TextConfig):
+    """What the Transformers that write text have in common besides: how their last features become logits."""
+
+    tied: bool = True  # logits from the embedding matrix itself
+    logit_bias: bool = False  # a learned number a token, added to its logit, as in Marian
+    logit_scale: Positive = 1.0  # of the features, before they meet the vocabulary; T5 has 1 / √d_model
+    logit_cap: Positive | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(WriterConfig):
     """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() &
     window(256, 0)`."""
 
     n_layers: Count
     mask: Mask = causal()
-    tied: bool = True  # logits from the embedding matrix itself
     cross_attention: bool = False
 
     def build(self) -> Decoder:
@@ -47,6 +57,7 @@ class Decoder(Stack):
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention)
         self.config = config
         self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.logit_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.logit_bias else None
         config.init.apply(self, config.n_layers)
 
     def forward(
@@ -65,7 +76,13 @@ class Decoder(Stack):
         stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
         which of the memory's tokens count, usually `padding(source_lengths)`."""
         x = self.features(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
-        return self.embedding.logits(x) if self.head is None else self.head(x)
+        return self.finished(self.embedding.logits(x) if self.head is None else self.head(x))
+
+    def finished(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
+        """The logits, from the products of features and vocabulary: with the bias and the cap, where there are such."""
+        logits = products if self.logit_bias is None else products + self.logit_bias
+        cap = self.config.logit_cap
+        return logits if cap is None else cap * (logits / cap).tanh()
 
     def features(
         self,
@@ -81,10 +98,11 @@ class Decoder(Stack):
         check_ids(ids)
         self._check_memory(memory)
         x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
-        return self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
+        x = self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
+        return x if self.config.logit_scale == 1 else x * self.config.logit_scale
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
-        """The matrix by which features become logits: `forward` is `features` times its transpose."""
+        """The matrix by which features become logits: `forward` is `features` times its transpose, `finished`."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _check_memory(self, memory: Tensor | None) -> None:

@@ -16,7 +16,8 @@ from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
-from clearhead.values import Count, Natural, stray
+from clearhead.positions import Sinusoidal
+from clearhead.values import Count, Natural, require, stray
 
 __all__ = ["Encoder", "EncoderConfig"]
 
@@ -29,6 +30,15 @@ class EncoderConfig(TextConfig):
     mask: Mask = full()
     n_segments: Natural = 0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
     pooler: bool = False  # a last map of the first token, for `pooled`
+    d_embedding: Count | None = None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
+    share_layers: bool = False  # one block's weights in all layers, as in ALBERT
+
+    def validate(self) -> None:
+        super().validate()
+        require(
+            not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
+            f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
+        )
 
     def build(self) -> Encoder:
         return Encoder(self)
@@ -40,10 +50,11 @@ class Encoder(Stack):
     embedding: TokenEmbedding
 
     def __init__(self, config: EncoderConfig) -> None:
-        embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
+        width = config.d_embedding or config.d_model
+        embedding = TokenEmbedding(config.vocab_size, width, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
-        self.segments = nn.Embedding(config.n_segments, config.d_model) if config.n_segments else None
+        self.segments = nn.Embedding(config.n_segments, width) if config.n_segments else None
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
         config.init.apply(self, config.n_layers)
 

@@ -15,7 +15,7 @@ from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
-from clearhead.models.decoder import Decoder, DecoderConfig
+from clearhead.models.decoder import Decoder, DecoderConfig, WriterConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.stack import TextConfig
 from clearhead.positions import RelativeBias
@@ -25,7 +25,7 @@ __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(TextConfig):
+class EncoderDecoderConfig(WriterConfig):
     """Both halves have the same sizes; `.encoder` and `.decoder` are the configurations of each.
 
     `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
@@ -37,7 +37,6 @@ class EncoderDecoderConfig(TextConfig):
     n_encoder_layers: Count
     n_decoder_layers: Count
     source_vocab_size: Count | None = None  # None: vocab_size
-    tied: bool = True
     share_embeddings: bool = False
     encoder_mask: Mask = full()
     decoder_mask: Mask = causal()
@@ -53,14 +52,14 @@ class EncoderDecoderConfig(TextConfig):
     @property
     def encoder(self) -> EncoderConfig:
         """The configuration of the reading half."""
-        shared = self._shared()
+        shared = self._of(TextConfig)
         shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         return EncoderConfig(**shared, n_layers=self.n_encoder_layers, mask=self.encoder_mask)
 
     @property
     def decoder(self) -> DecoderConfig:
         """The configuration of the writing half."""
-        shared = self._shared()
+        shared = self._of(WriterConfig)
         if isinstance(self.positions, RelativeBias):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
@@ -68,12 +67,11 @@ class EncoderDecoderConfig(TextConfig):
             **shared,
             n_layers=self.n_decoder_layers,
             mask=self.decoder_mask,
-            tied=self.tied,
             cross_attention=True,
         )
 
-    def _shared(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)}
+    def _of(self, kind: type[TextConfig]) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
@@ -131,8 +129,13 @@ class EncoderDecoder(nn.Module):
         return self.decoder.features(target, memory=memory, **told)
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
-        """The matrix by which features become logits: `forward` is `features` times its transpose."""
+        """The matrix by which features become logits: `forward` is `features` times its transpose, finished."""
         return self.decoder.vocabulary()
+
+    @property
+    def logit_bias(self) -> nn.Parameter | None:
+        """What is added to the logits, where there is such."""
+        return self.decoder.logit_bias
 
     def _read(
         self,

@@ -1,7 +1,8 @@
 """Sequence to sequence with recurrent networks and additive attention: translation before the Transformer.
 
 An encoder reads the source (both ways by default); a decoder writes the target, and at each step looks at all encoder
-states, weighted by a small network that compares them with its own state. Calls are those of `EncoderDecoder`.
+states, weighted by a small network that compares them with its own state. With `FixedVector` it sees their summary
+alone. Calls are those of `EncoderDecoder`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from clearhead.models.recurrent import (
 )
 from clearhead.values import Count, Rate
 
-__all__ = ["AfterStep", "BeforeStep", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig"]
+__all__ = ["AfterStep", "BeforeStep", "FixedVector", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig"]
 
 _LSTM = LSTM()
 
@@ -53,6 +54,14 @@ class BeforeStep:
     """
 
 
+@dataclass(frozen=True)
+class FixedVector:
+    """No attention: one vector, the encoder's final states, is all that every step knows of the source.
+
+    The order before attention (Cho et al., 2014): whatever the source's length, it has to fit into that vector.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSeq2SeqConfig(Config):
     """The sizes of a `RecurrentSeq2Seq`.
@@ -66,7 +75,7 @@ class RecurrentSeq2SeqConfig(Config):
     d_attention: Count | None = None  # width of the attention's hidden layer; None: d_model
     n_layers: Count = 1
     cell: RNN | GRU | LSTM = _LSTM
-    attention: AfterStep | BeforeStep = AfterStep()
+    attention: AfterStep | BeforeStep | FixedVector = AfterStep()
     bidirectional: bool = True
     dropout: Rate = 0.0
 
@@ -98,10 +107,11 @@ class RecurrentSeq2Seq(nn.Module):
             config.cell, M, M, config.n_layers, bidirectional=config.bidirectional, dropout=config.dropout
         )
         W = self.encoder.d_out
-        d_in = M if isinstance(config.attention, AfterStep) else M + W
+        d_in = M + W if isinstance(config.attention, BeforeStep) else M
         self.decoder = RecurrentStack(config.cell, d_in, M, config.n_layers, dropout=config.dropout)
         self.bridge = nn.Linear(W, config.n_layers * config.cell.n_states * M)
-        self.attention = Additive(M, W, config.d_attention or M)
+        looks = not isinstance(config.attention, FixedVector)
+        self.attention = Additive(M, W, config.d_attention or M) if looks else None
         self.mix = nn.Linear(M + W, M)
         self.head = nn.Linear(M, config.vocab_size)
 
@@ -132,16 +142,18 @@ class RecurrentSeq2Seq(nn.Module):
         if not cache.states:
             cache.states = self._first_states(memory, memory_mask)
         x = self.dropout(self.target_embedding(target))  # (B, T, M)
-        if isinstance(self.config.attention, AfterStep):
+        if isinstance(self.config.attention, BeforeStep):
+            states, contexts = self._look_and_step(x, memory, memory_mask, cache)
+        else:
             states = self.decoder(x, cache=cache)  # (B, T, M)
             contexts = self._look(states, memory, memory_mask)  # (B, T, W)
-        else:
-            states, contexts = self._look_and_step(x, memory, memory_mask, cache)
         mixed = torch.tanh(self.mix(torch.cat((states, contexts), dim=-1)))
         return self.head(self.dropout(mixed))
 
     def _look(self, states: Tensor, memory: Tensor, mask: Mask | None) -> Tensor:
         """What each state (B, T, M) sees of the memory (B, S, W): one head of attention, (B, T, W)."""
+        if self.attention is None:
+            return self._summary(memory, mask)[:, None].expand(-1, states.shape[1], -1)
         memory = memory[:, None]
         return attend(states[:, None], memory, memory, mask, scores=self.attention)[:, 0]
 
@@ -157,10 +169,13 @@ class RecurrentSeq2Seq(nn.Module):
 
     def _first_states(self, memory: Tensor, mask: Mask | None) -> list[tuple[Tensor, ...]]:
         """Each decoder layer's state before its first token: tanh of a map of the encoder's final states."""
-        summary = self.encoder.summary(memory, real_tokens(mask, memory[..., 0]))
         n_states = self.config.cell.n_states
-        parts = torch.tanh(self.bridge(summary)).chunk(self.config.n_layers * n_states, dim=-1)
+        parts = torch.tanh(self.bridge(self._summary(memory, mask))).chunk(self.config.n_layers * n_states, dim=-1)
         return [tuple(parts[i : i + n_states]) for i in range(0, len(parts), n_states)]
+
+    def _summary(self, memory: Tensor, mask: Mask | None) -> Tensor:
+        """The encoder's final states, (B, W)."""
+        return self.encoder.summary(memory, real_tokens(mask, memory[..., 0]))
 
     def _check_memory(self, target: Tensor, memory: Tensor) -> None:
         width = self.encoder.d_out

@@ -9,6 +9,8 @@ out. Between those, all are the same: positions, a stack of blocks, and for pre-
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -59,6 +61,11 @@ class TextConfig(TransformerConfig):
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
     embedding_norm: bool = False  # a norm before the first block, as in BERT
+    layer_masks: tuple[Mask, ...] = ()  # what the layers see, taken in turn, of what the model's own mask allows
+
+    def seen(self, mask: Mask) -> Mask:
+        """What of a model's own mask some layer sees."""
+        return mask if not self.layer_masks else mask & functools.reduce(operator.or_, self.layer_masks)
 
     def validate(self) -> None:
         super().validate()
@@ -91,18 +98,23 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = embedding
+        self._masks = config.layer_masks if isinstance(config, TextConfig) else ()
         self._positions_kind = positions.kind
         # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
         self.positions: nn.Module | None = None
+        own_width = getattr(config, "d_embedding", None)  # of what enters, where it is not that of the blocks
+        width = own_width or config.d_model
         if positions.kind == "added":
-            self.positions = positions.build(config.d_model)
+            self.positions = positions.build(width)
         elif positions.kind == "bias":
             self.positions = positions.build(config.n_heads)
         norm_first = isinstance(config, TextConfig) and config.embedding_norm
-        self.embedding_norm = config.norm.build(config.d_model) if norm_first else nn.Identity()
+        self.embedding_norm = config.norm.build(width) if norm_first else nn.Identity()
+        self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         block = config.block(positions if isinstance(positions, Rotary) else None)
-        self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_layers))
+        self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
+        self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_blocks))
         # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
         self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 
@@ -125,7 +137,8 @@ class Stack(nn.Module):
                 f"got positions {tuple(positions.shape)}, but this model adds none to its embeddings: it knows "
                 "distances only (or nothing), which left-padding does not change; leave positions out"
             )
-        return self.dropout(self.embedding_norm(x))
+        x = self.dropout(self.embedding_norm(x))
+        return x if self.widen is None else self.widen(x)
 
     def run(
         self,
@@ -142,9 +155,11 @@ class Stack(nn.Module):
         if self._positions_kind == "bias" and self.positions is not None:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.undone_on_error():
-            for i, block in enumerate(self.blocks):
+            for i in range(self.n_layers):
+                block = self.blocks[i % len(self.blocks)]  # one serves all layers where they share their weights
                 part = None if cache is None else cache.at(i)
-                x = block(x, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+                own = both(self._masks[i % len(self._masks)], mask) if self._masks else mask
+                x = block(x, mask=own, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         return self.norm(x)
 
     def extra_repr(self) -> str:

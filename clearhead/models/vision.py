@@ -1,6 +1,6 @@
 """The vision Transformer: a picture as a sequence of patches, read by an encoder, and put into one of some classes.
 
-B batch   C channels   N patches   T tokens (N, and [CLS] where there is one)   M model width
+B batch   C channels   N patches   T tokens (N, and extra ones such as [CLS])   M model width
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import PatchEmbedding
 from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.positions import Learned, LearnedPositions, Positions
-from clearhead.values import Count, require
+from clearhead.values import Count, Natural, require
 
-__all__ = ["Cls", "Mean", "VisionConfig", "VisionTransformer"]
+__all__ = ["Cls", "ClsAndMean", "Distilled", "Mean", "VisionConfig", "VisionTransformer"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Cls:
     """The picture is summed up by one extra learned token, [CLS], that stands before the patches."""
 
     n_extra: ClassVar[int] = 1
+    n_vectors: ClassVar[int] = 1  # of the model's width, in what `pool` returns
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
         return x[:, 0]
@@ -38,9 +39,37 @@ class Mean:
     """The picture is summed up by the mean over its patches; there is no extra token."""
 
     n_extra: ClassVar[int] = 0
+    n_vectors: ClassVar[int] = 1
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
         return x.mean(1)
+
+
+@dataclass(frozen=True)
+class ClsAndMean:
+    """[CLS] and the mean over the patches side by side, as DINOv2 is classified."""
+
+    n_extra: ClassVar[int] = 1
+    n_vectors: ClassVar[int] = 2
+
+    def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        return torch.cat((x[:, 0], x[:, 1:].mean(1)), dim=-1)
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """Two extra tokens, each with a head of its own: [CLS] learnt from labels, the other from a teacher (DeiT).
+
+    The logits are the mean of both. What `pool` returns is both tokens side by side."""
+
+    n_extra: ClassVar[int] = 2
+    n_vectors: ClassVar[int] = 2
+
+    def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        return x[:, :2].flatten(1)
+
+
+Pooling: TypeAlias = Cls | Mean | ClsAndMean | Distilled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +78,11 @@ class VisionConfig(TransformerConfig):
 
     image_size: tuple[Count, Count]  # height, width
     patch_size: Count
-    n_classes: Count
+    n_classes: Natural  # 0: no head, and the pooled features come out
     n_layers: Count
     n_channels: Count = 3
-    pooling: Cls | Mean = Cls()
+    pooling: Pooling = Cls()
+    n_registers: Natural = 0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
     positions: Positions | None = None
 
     @property
@@ -101,19 +131,36 @@ class VisionTransformer(Stack):
         self.config = config
         n_extra = config.pooling.n_extra
         self.cls = nn.Parameter(torch.empty(n_extra, config.d_model)) if n_extra else None
-        self.head = nn.Linear(config.d_model, config.n_classes)
+        n_registers = config.n_registers
+        self.registers = nn.Parameter(torch.empty(n_registers, config.d_model)) if n_registers else None
+        distilled, width = isinstance(config.pooling, Distilled), config.d_model * config.pooling.n_vectors
+        n_classes = config.n_classes
+        self.head = nn.Linear(config.d_model if distilled else width, n_classes) if n_classes else None
+        self.teacher_head = nn.Linear(config.d_model, n_classes) if n_classes and distilled else None
         config.init.apply(self, config.n_layers)
-        if self.cls is not None:
-            nn.init.normal_(self.cls, std=0.02)
+        for tokens in (self.cls, self.registers):
+            if tokens is not None:
+                nn.init.normal_(tokens, std=0.02)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
-        """The logits of the classes, for images of the configured size."""
+        """The logits of the classes, for images of the configured size; without classes, the pooled features."""
         self._check(images)
         x = self.embedding(images)  # (B, N, M)
         if self.cls is not None:
             x = torch.cat((self.cls.expand(x.shape[0], -1, -1), x), dim=1)  # (B, T, M)
-        x = self.run(self.place(x))
-        return self.head(self.config.pooling.pool(x))
+        first, n = self.config.pooling.n_extra, self.config.n_registers
+        x = self.place(x)
+        if self.registers is not None:
+            x = torch.cat((x[:, :first], self.registers.expand(len(x), -1, -1), x[:, first:]), dim=1)
+        x = self.run(x)
+        x = torch.cat((x[:, :first], x[:, first + n :]), dim=1) if n else x
+        pooled = self.config.pooling.pool(x)
+        if self.head is None:
+            return pooled
+        if self.teacher_head is None:
+            return self.head(pooled)
+        own, taught = pooled.chunk(2, dim=-1)
+        return (self.head(own) + self.teacher_head(taught)) / 2
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """A copy of this model for images of another size (height, width): learned positions are interpolated."""

@@ -74,6 +74,11 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(choice.skipped + choice.length, d_model))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
+    @property
+    def length(self) -> int:
+        """The longest sequence it takes."""
+        return self.choice.length
+
     def forward(
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:

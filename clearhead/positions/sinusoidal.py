@@ -28,16 +28,18 @@ def _even_width(width: int) -> int:
     return width
 
 
-def _waves(positions: Tensor, width: int, base: float) -> Tensor:
-    """(…, T) to (…, T, width): sin, cos, sin, cos, … in float64 (interleaved, as in the paper)."""
-    angle = angles(positions, width, base)
+def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
+    """(…, T) to (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or all sines first."""
+    angle = angles(positions, width, choice.base)
+    if choice.halves:
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
 class Sinusoidal(Value):
     """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos of the same angle, added to the embedding of
-    token p.
+    token p. With `halves` the sines fill the first half of the width and the cosines the second, as in Marian.
 
     Beyond the trained length: defined for every position, exact to the dtype (the angles are float64), but
     the model has not seen the slow waves there, and in practice its quality falls quickly.
@@ -48,6 +50,7 @@ class Sinusoidal(Value):
 
     kind: ClassVar[Literal["added"]] = "added"
     base: Annotated[float, Range(above=1)] = 10000.0
+    halves: bool = False
 
     def table(
         self,
@@ -61,7 +64,7 @@ class Sinusoidal(Value):
         """The rows of positions start … start + length − 1; `dtype` is torch's default unless given."""
         _even_width(width)
         positions = torch.arange(start, start + length, device=device)
-        return _waves(positions, width, self.base).to(dtype or torch.get_default_dtype())
+        return _waves(positions, width, self).to(dtype or torch.get_default_dtype())
 
     def build(self, d_model: int) -> SinusoidalPositions:
         """The module that adds the waves to embeddings of width `d_model`."""
@@ -86,7 +89,7 @@ class SinusoidalPositions(nn.Module):
             )
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
-        return x + _waves(beside(positions, x), self.d_model, self.choice.base).to(x.dtype)
+        return x + _waves(beside(positions, x), self.d_model, self.choice).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.d_model}, base={self.choice.base:g}"
+        return f"{self.d_model}, base={self.choice.base:g}" + (", halves=True" if self.choice.halves else "")

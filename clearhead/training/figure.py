@@ -11,7 +11,7 @@ from clearhead.errors import MissingDependencyError, StorageError
 from clearhead.training.log import read_log
 from clearhead.training.schedule import Schedule
 
-__all__ = ["draw_run", "draw_schedule"]
+__all__ = ["draw_run", "draw_schedule", "new_figure", "save_figure"]
 
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
@@ -25,7 +25,7 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     valid = [row for row in rows if row.get("kind") == "valid"]
     if not rows:
         raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
-    figure = _figure(7.0, 5.5)
+    figure = new_figure(7.0, 5.5)
     losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     losses.plot([row["step"] for row in train], [row["loss"] for row in train], label="training", linewidth=1)
     if valid:
@@ -41,12 +41,12 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     rates.plot([row["step"] for row in train], [row["lr"] for row in train], color="tab:green", linewidth=1)
     rates.set_ylabel("learning rate")
     rates.set_xlabel("step")
-    return _save(figure, run / "loss.png" if path is None else Path(path))
+    return save_figure(figure, run / "loss.png" if path is None else Path(path))
 
 
 def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Path:
     """A schedule's learning rate over its steps, from 0 to the last."""
-    figure = _figure(7.0, 3.5)
+    figure = new_figure(7.0, 3.5)
     axes = figure.subplots()
     stride = max(1, total_steps // 2000)
     steps = sorted({*range(0, total_steps + 1, stride), total_steps, getattr(schedule, "warmup_steps", 0)})
@@ -54,22 +54,27 @@ def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Pat
     axes.set_xlabel("step")
     axes.set_ylabel("learning rate")
     axes.set_title(str(schedule), fontsize=9)
-    return _save(figure, Path(path))
+    return save_figure(figure, Path(path))
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches: no window, no global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError("drawing needs matplotlib: pip install matplotlib") from error
-    # A Figure made so has its own canvas (Agg for PNG): no window, no global state.
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> Path:
-    drawn = io.BytesIO()
+def save_figure(figure: Any, path: Path) -> Path:
+    """Draws to a file, whole or not at all; the same figure gives the same SVG."""
+    import matplotlib
+
+    drawn, ending = io.BytesIO(), path.suffix[1:].lower() or "png"
     try:
-        figure.savefig(drawn, dpi=120, format=path.suffix[1:] or "png")
+        # No date, and names that are not drawn at random.
+        with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "none"}):
+            figure.savefig(drawn, dpi=120, format=ending, metadata={"Date": None} if ending == "svg" else None)
     except ValueError as error:
         raise StorageError(f"cannot draw to {path}: {error}; use .png or .svg") from error
     write_atomically(path, drawn.getvalue())

@@ -71,7 +71,8 @@ def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Fl
         batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
     parts: Any = parts_of(model)
     if parts is not None:
-        return chunked_loss(batch.logits(parts.features), parts.vocabulary(), batch.labels, batch.weights, objective)
+        x, bias = batch.logits(parts.features), getattr(parts, "logit_bias", None)
+        return chunked_loss(x, parts.vocabulary(), batch.labels, batch.weights, objective, bias)
     of_logits = objective.of_logits or loss_of_logits
     return of_logits(batch.logits(model), batch.labels, batch.weights, objective.smoothing, objective.consistency)
 
@@ -80,8 +81,10 @@ def parts_of(model: nn.Module) -> nn.Module | None:
     """The model, if it can be asked for features and vocabulary instead of logits.
 
     Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the
-    model: what they do would be passed over.
+    model: what they do would be passed over. Nor where logits are capped, which is no product.
     """
+    if getattr(getattr(model, "config", None), "logit_cap", None) is not None:
+        return None
     owner = {name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "features")}
     is_heard = model._forward_hooks or model._forward_pre_hooks
     return model if owner["features"] is not None and owner["features"] is owner["forward"] and not is_heard else None
@@ -114,9 +117,10 @@ def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     if parts is None:
         return _scores_of_logits(batch.logits(model), batch.labels, batch.weights)
     x, matrix = batch.logits(parts.features).flatten(0, -2), parts.vocabulary()
+    bias = getattr(parts, "logit_bias", None)
     rows = _rows(len(matrix), _AT_ONCE)
     chunks = zip(x.split(rows), batch.labels.flatten().split(rows), batch.weights.flatten().split(rows), strict=True)
-    found = [_scores_of_logits(F.linear(some, matrix), labels, weights) for some, labels, weights in chunks]
+    found = [_scores_of_logits(F.linear(some, matrix, bias), labels, weights) for some, labels, weights in chunks]
     return torch.stack(found).sum(0)
 
 

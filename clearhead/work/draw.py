@@ -51,13 +51,10 @@ class Draw:
         flat = [cell for row in value for cell in row]
         if _is_pattern(flat):
             return value if _is_one_hot(value) else self._once(value, lambda: self._moved(value))
-        width = len(value[0])
-        limits = _among([_exact(cell) for cell in flat])
-        columns = [
-            self._once([row[j] for row in value], lambda j=j: self._cells([row[j] for row in value], lambda _: limits))
-            for j in range(width)
-        ]
-        return [[column[i] for column in columns] for i in range(len(value))]
+        limits = _among([read_number(cell) for cell in flat])
+        columns = [list(column) for column in zip(*value, strict=True)]
+        drawn = [self._once(one, lambda one=one: self._cells(one, lambda _: limits)) for one in columns]
+        return [list(row) for row in zip(*drawn, strict=True)]
 
     def _once(self, key: object, make: Any) -> Any:
         name = repr(key)
@@ -70,7 +67,7 @@ class Draw:
         return [[next(cells) for _ in row] for row in matrix]
 
     def _cells(self, cells: list[Written], limits: Any) -> list[Written]:
-        exact = [_exact(cell) for cell in cells]
+        exact = [read_number(cell) for cell in cells]
         if _is_pattern(cells) and len(cells) > 1:
             return cells if len(set(cells)) == 1 else self.shuffled(cells)
         low, high = limits(exact)
@@ -84,10 +81,6 @@ class Draw:
             made = sympy.Rational(self.whole(int(below), int(above)), number.q)
             if made.q == number.q:
                 return int(made) if made.is_Integer else f"{made.p}/{made.q}"
-
-
-def _exact(cell: Written) -> Number:
-    return read_number(cell)
 
 
 def _near(exact: list[Number]) -> tuple[Number, Number]:

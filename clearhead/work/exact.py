@@ -14,12 +14,15 @@ from clearhead.work.numbers import Number, close_to, same
 
 DIGITS = 60
 _MOST_NODES = 400
+_NOTHING = sympy.Float("1e-45")
 
 
 def kept(x: Number) -> Number:
-    """The number in a form that people can read, or sixty digits of it. What holds letters is left as it came: it is
-    compared or differentiated, and tidying it takes longest."""
-    if x.is_Rational or x.is_Float or x.free_symbols:
+    """The number in a form that people can read, or sixty digits of it; digits that cancel are nothing. What holds
+    letters is left as it came: it is compared or differentiated, and tidying it takes longest."""
+    if x.is_Float:
+        return sympy.Integer(0) if abs(x) < _NOTHING else x
+    if x.is_Rational or x.free_symbols:
         return x
     return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
 

@@ -60,11 +60,12 @@ class Exam:
 
 
 def exam_from(number: str) -> Exam:
-    """The questions of a document that have a sheet; questions about the same sheet are one."""
+    """The questions of a document that a sheet answers first of all; questions about the same sheet are one."""
     known = document(number)
     tasks: dict[str, Task] = {}
     for question in known.questions:
-        for sheet in [a.command.split()[1] for a in question.answers if a.kind == "sheet"][:1]:
+        if question.answers[0].kind == "sheet":
+            sheet = question.answers[0].command.split()[1]
             before = tasks.get(sheet, Task(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
             tasks[sheet] = Task(sheet, before.points + question.points, steps)
@@ -186,7 +187,7 @@ def _question(number: int, work: Work, task: Task, seed: int | None, solutions: 
                 "label": ascii_lowercase[i],
                 "title": block.step.title,
                 "points": each[i] if min(each) > 0 else 0,
-                "formula": _math(block.step.latex),
+                "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
                 "words": block.step.formula,
                 "note": block.step.note if solutions else "",
                 "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],

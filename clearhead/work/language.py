@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
@@ -29,6 +29,7 @@ class LanguageError(ConfigError):
     """Text that is no expression of this language, or one that cannot be worked."""
 
 
+@runtime_checkable
 class Algebra(Protocol[V]):
     """What an expression is worked with: exact numbers, or float64."""
 

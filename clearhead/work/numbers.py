@@ -30,6 +30,7 @@ _MAX_DIGITS = 40
 _MAX_WRITTEN = 80  # with those after the point: more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
+_MOST_SHOWN = 20  # operations of a difference that sympy is asked to show not to be zero
 _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+−-]?\d+)?|\.\d+(?:[eE][+−-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
 )
@@ -154,7 +155,7 @@ def same(a: Number, b: Number) -> bool:
     elif abs(close_to(difference, 60)) > sympy.Float("1e-45"):
         return False
     # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
-    return difference.has(sympy.Float) or sympy.count_ops(difference) > 60 or difference.equals(0) is not False
+    return difference.has(sympy.Float) or sympy.count_ops(difference) > _MOST_SHOWN or difference.equals(0) is not False
 
 
 def _agree(a: Number, b: Number) -> bool:

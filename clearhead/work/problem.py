@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -53,8 +54,13 @@ def load(problem: str | Path | Problem) -> Problem:
 
 def solve(problem: str | Path | Problem) -> Work:
     """Works a problem: a path to a TOML file, the name of a shipped one, or what `variant` made of either."""
-    loaded = load(problem)
-    return solve_text(loaded.text, f"{loaded.name}.toml")
+    return _solve(load(problem))
+
+
+@lru_cache(maxsize=32)
+def _solve(problem: Problem) -> Work:
+    """Kept for a while: a variant is worked when it is drawn and when it is shown, and its original each time."""
+    return solve_text(problem.text, f"{problem.name}.toml")
 
 
 def solve_text(text: str, name: str = "problem.toml") -> Work:

@@ -6,7 +6,6 @@ original, are drawn again. Seeds take turns along one row of different draws, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     """The problem with new numbers of the same difficulty; the same seed gives the same numbers."""
     seed = whole(seed, "seed")
     original = load(problem)
-    source, worked = original.source, _worked(original)
+    source, worked = original.source, solve(original)
     for values in islice(_draws(source, original.name, seed // _TURNS), seed % _TURNS, _TRIES * _TURNS, _TURNS):
         made = Problem(f"{original.name}-seed-{seed}", toml_document(_labelled(values, source, seed)))
         try:
@@ -41,12 +40,6 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     raise ProblemError(
         f"{original.name} has no variant of its difficulty for seed {seed}; give it larger or more numbers"
     )
-
-
-@lru_cache(maxsize=64)
-def _worked(original: Problem) -> Work:
-    """The original, which every one of its variants is measured by."""
-    return solve(original)
 
 
 def _draws(source: Source, name: str, row: int) -> Iterator[dict[str, Any]]:

@@ -12,17 +12,16 @@ from html.parser import HTMLParser
 import pytest
 
 from clearhead.claims import DOCUMENTS, ledger, report
+from clearhead.cli import claims as command
 
 
 @pytest.fixture
-def few(monkeypatch):
-    """Three themes instead of all: enough for a table and a page."""
-    monkeypatch.setattr(
-        ledger, "THEMES", {name: ledger.THEMES[name] for name in ("recurrent", "logistic", "perturbation")}
-    )
+def tried(monkeypatch, outcomes):
+    """Tables and pages of what was tried already."""
+    monkeypatch.setattr(command, "_run", lambda ids, seed: [outcomes[name] for name in ids or outcomes])
 
 
-def test_the_table(run, few):
+def test_the_table(run, tried):
     status, out, error = run()
     assert status == 0, error
     assert "Deep learning final exam" in out
@@ -64,7 +63,7 @@ def test_show(run, tmp_path):
 
 
 @pytest.mark.parametrize("width", [140, 80, 60, 33])
-def test_no_identifier_is_cut(run, few, monkeypatch, width):
+def test_no_identifier_is_cut(run, tried, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     status, out, error = run()
     assert status == 0, error
@@ -147,7 +146,7 @@ def test_the_report_shows_each_statement_with_all_its_evidence(outcomes):
         assert word in plain
 
 
-def test_the_report_can_be_searched_and_darkened(run, few, tmp_path):
+def test_the_report_can_be_searched_and_darkened(run, tried, tmp_path):
     """In a browser: typing hides what does not match, and dark begins as the system has it."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     browser_at = shutil.which("chromium")
@@ -177,7 +176,7 @@ def test_the_report_can_be_searched_and_darkened(run, few, tmp_path):
         browser.close()
 
 
-def test_the_report_is_written(run, few, tmp_path):
+def test_the_report_is_written(run, tried, tmp_path):
     status, out, error = run("report", str(tmp_path / "deep" / "out.html"))
     assert status == 0, error
     assert "claims written to" in out

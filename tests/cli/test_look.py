@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from clearhead import pretrained
-from clearhead.cli.look import View
+from clearhead.cli.look import DEEPER, View
 from clearhead.data.translation import encode_sources, encode_targets
-from clearhead.look import trace
+from clearhead.look import question, trace
 
 SENTENCE = "The cat sat on the mat."
 
@@ -117,19 +117,105 @@ class TestPictures:
 
 @pytest.mark.parametrize("view", [view for view in View if view is not View.patches])
 def test_every_view_has_a_text_and_a_figure(cli, view, tmp_path):
-    shown = cli("look", "sort-dedup", "C A B A", "--view", view)
-    assert shown.code == 0
+    given = ("sort-dedup", "C A B A", "--view", view, *(("--patch", "C A B B") if view is View.patching else ()))
+    shown = cli("look", *given)
+    assert shown.code == 0, shown.err
     assert len(shown.out.splitlines()) > 4
-    drawn = cli("look", "sort-dedup", "C A B A", "--view", view, "--out", tmp_path / "a.svg")
+    assert view not in DEEPER or max(map(len, shown.out.splitlines())) <= 80
+    drawn = cli("look", *given, "--out", tmp_path / "a.svg")
     assert drawn.code == 0
     assert (tmp_path / "a.svg").stat().st_size > 3000
     assert "written to" in drawn.out
+
+
+class TestDeeper:
+    """What the views print against what the functions behind them find."""
+
+    def test_lens(self, cli):
+        found = cli("look", "shakespeare", "To be", "--view", "lens", "--json").json
+        trained = pretrained.load("shakespeare")
+        asked = question(trained, "To be")
+        with torch.no_grad():
+            said = trained.model(*asked.given)[0].argmax(-1).tolist()
+        assert [place[0]["id"] for place in found["layers"][-1]["says"]] == said
+        assert len(found["layers"]) == len(trained.model.blocks) + 1
+        shown = cli("look", "shakespeare", "To be", "--view", "lens").out.splitlines()
+        top = next(line for line in shown if line.startswith("layer")).split()[2:]
+        assert top == trained.tokenizer.tokens(said)
+
+    def test_attribution_of_a_translation(self, cli, tmp_path):
+        given = (
+            "look",
+            "en-es",
+            SENTENCE,
+            "--view",
+            "attribution",
+            "--row",
+            1,
+            "--answer",
+            "gato",
+            "--versus",
+            "perro",
+        )
+        found = cli(*given, "--json", "--html", tmp_path / "a.html").json
+        assert found["title"].startswith("Why gato rather than perro after El? ")
+        assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["logit"], abs=1e-4)
+        assert found["logit"] > 1
+        assert {part["kind"] for part in found["parts"]} == {"embedding", "head", "feed-forward", "bias"}
+        assert "What each head added" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+    def test_patching_the_source(self, cli):
+        """What makes gato of a dog that becomes a cat is the word cat, and nothing else of the source."""
+        given = ("look", "en-es", SENTENCE, "--patch", SENTENCE.replace("cat", "dog"), "--row", 1, "--json")
+        found = cli(*given, "--paths", "encoder.blocks.*", "--answer", "gato").json
+        values = torch.tensor(found["values"], dtype=torch.float64)
+        restored = (values - found["plain"]) / (found["source"] - found["plain"])
+        assert restored.argmax(-1).tolist() == [1] * len(restored)
+        heads = cli(*given, "--over", "heads").json
+        assert heads["over"] == "heads"
+
+    def test_a_picture(self, cli, picture):
+        found = cli("look", "digits-vit", picture, "--view", "attribution", "--json").json
+        assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["logit"], abs=1e-3)
+        assert cli("look", "digits-vit", picture, "--view", "ablation", "--over", "whole").code == 0
+
+    def test_a_module_by_its_factory(self, cli, tmp_path, monkeypatch):
+        (tmp_path / "toy_to_look_at.py").write_text(
+            "import torch\nfrom clearhead.models import Decoder, DecoderConfig\n\n\ndef make():\n"
+            "    torch.manual_seed(0)\n"
+            "    return Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=2))\n\n\n"
+            "def own():\n    return torch.nn.Sequential(make())\n",
+            encoding="utf-8",
+        )
+        monkeypatch.chdir(tmp_path)
+        found = cli("look", "toy_to_look_at:make", "3 1 4 1 5", "--json").json
+        assert found["layers"][0]["rows"] == ["3", "1", "4", "1", "5"]
+        drawn = cli(
+            "look", "toy_to_look_at:own", "--ids", 31, "--length", 7, "--seed", 3, "--view", "lens", "--json"
+        ).json
+        assert drawn["positions"] == list(range(7))
+        patched = cli("look", "toy_to_look_at:make", "3 1 4 1 5", "--patch", "3 1 4 2 5", "--json").json
+        assert patched["rows"] == ["blocks.0", "blocks.1"]
+        unknown = cli("look", "toy_to_look_at:own", "--view", "lens")
+        assert unknown.code == 1
+        assert "--ids" in unknown.err
+        assert "expected some from 0 to 30" in cli("look", "toy_to_look_at:make", "3 31").err
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["shakespeare", "ab", "--ids", "7"], "are for a factory"),
+        (["shakespeare", "--view", "lens"], "give shakespeare an input to look at"),
+        (["shakespeare", "ab", "--view", "attribution", "--answer", "zz"], "no token of this model is called 'zz'"),
+        (["shakespeare", "ab", "--view", "patching"], "patching needs a second input"),
+        (["shakespeare", "ab", "--view", "lens", "--patch", "cd"], "no other view takes one"),
+        (["shakespeare", "ab", "--patch", "abc"], "give two inputs of the same length"),
+        (["shakespeare", "ab", "--view", "ablation", "--over", "rows"], "expected 'positions', 'heads' or 'whole'"),
+        (["shakespeare", "ab", "--view", "ablation", "--paths", "layers.*"], "nothing in this model is called"),
+        (["shakespeare", "ab", "--view", "lens", "--row", "9"], "position 9 was asked for"),
+        (["digits-vit", __file__, "--view", "vectors"], "no table of token embeddings"),
         (["en-es", " "], "nothing to translate"),
         (["en-es", SENTENCE, "--layer", "9"], "there is no layer '9'; expected 0 to"),
         (["en-es", SENTENCE, "--head", "99"], "has no head 99"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,14 @@ class Peer:
     sizes: dict[str, Any]
     inputs: Callable[[], Tensor] = lambda: torch.randint(0, V, (B, T))
     output: str = "logits"
-    # transformers computes rotary angles and RMS norms in float32 whatever the model's dtype is.
+    # transformers computes rotary angles, waves and RMS norms in float32 whatever the model's dtype is.
     in_float32: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
+
+    def example(self) -> tuple[Tensor, ...]:
+        """What both models are called with."""
+        return (self.inputs(),)
 
     def build(self) -> nn.Module:
         transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
@@ -67,10 +72,118 @@ class Peer:
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return getattr(model(inputs), self.output)
 
-    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
-        """The attention weights of every layer, whose softmax transformers computes in float32."""
+    def padded(self, model: nn.Module, inputs: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        """The output for texts of different lengths, whose tokens are those where `real` is True."""
+        return getattr(model(inputs, attention_mask=real[0].long()), self.output)
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        """The attention weights by the path of our layer (and its run, after @), whose softmax is in float32."""
         model.set_attn_implementation("eager")
-        return list(model(inputs, output_attentions=True).attentions)
+        return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """What comes back to the same bits: everything."""
+        return model.state_dict()
+
+    def n_weights(self, model: nn.Module) -> int:
+        """How many numbers the model has learnt."""
+        return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+class Eager(Peer):
+    """A maker whose other ways to attend leave something out."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        model.set_attn_implementation("eager")
+        return model
+
+    def reload(self, folder: Path) -> nn.Module:
+        model = super().reload(folder)
+        model.set_attn_implementation("eager")
+        return model
+
+
+class OneBlock(Peer):
+    """ALBERT, whose one block runs for every layer."""
+
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found = super().weights(model, inputs).values()
+        return {f"blocks.0.attention@{i}": weights for i, weights in enumerate(found)}
+
+
+class TwoSided(Peer):
+    """A maker of encoder-decoders, which reads one sequence and writes another."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
+        return model
+
+    def example(self) -> tuple[Tensor, ...]:
+        return self.inputs(), self.inputs()[:, :7]
+
+    def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
+        return getattr(model(source, decoder_input_ids=target), self.output)
+
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        masks = {"attention_mask": real[0].long(), "decoder_attention_mask": real[1].long()}
+        return getattr(model(source, decoder_input_ids=target, **masks), self.output)
+
+    def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        for part in (model, model.get_encoder(), model.get_decoder()):  # T5's halves have configurations of their own
+            part.set_attn_implementation("eager")
+        out = model(source, decoder_input_ids=target, output_attentions=True)
+        found = {
+            "encoder.blocks.{}.attention": out.encoder_attentions,
+            "decoder.blocks.{}.attention": out.decoder_attentions,
+            "decoder.blocks.{}.cross_attention": out.cross_attentions,
+        }
+        return {path.format(i): w for path, layers in found.items() for i, w in enumerate(layers)}
+
+    def n_weights(self, model: nn.Module) -> int:
+        # transformers keeps the bias of the logits where it is not trained.
+        return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+
+
+class T5Peer(TwoSided):
+    """T5, whose norms would compute their mean square in float32, and do so in the model's dtype here."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        if self.sizes.get("tie_word_embeddings") is False:
+            # 1.1 is stored with a vocabulary of its own for the logits; transformers 5 begins with a tie.
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+        return self._exact(model)
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._exact(super().reload(folder))
+
+    def _exact(self, model: nn.Module) -> nn.Module:
+        for part in model.modules():
+            if type(part).__name__ == "T5LayerNorm":
+                norm = {"weight": part.weight, "eps": part.variance_epsilon, "normalized_shape": part.weight.shape}
+                part.forward = partial(torch.nn.functional.rms_norm, **norm)
+        return model
+
+
+class Dino(Peer):
+    """DINOv2, of which one token is not read: that for patches that are hidden in pretraining."""
+
+    def reload(self, folder: Path) -> nn.Module:
+        import transformers
+
+        kind = getattr(transformers, self.model)
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        assert all(name.endswith("embeddings.mask_token") for names in report.values() for name in names), report
+        return model.eval()
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().state(model).items() if not name.endswith("mask_token")}
+
+    def n_weights(self, model: nn.Module) -> int:
+        return sum(weight.numel() for weight in self.state(model).values())
 
 
 class Timm(Peer):
@@ -94,11 +207,12 @@ class Timm(Peer):
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
 
-    def weights(self, model: nn.Module, inputs: Tensor) -> list[Tensor]:
-        found = []
-        for block in model.blocks:
+    def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for i, block in enumerate(model.blocks):
             block.attn.fused_attn = False
-            block.attn.attn_drop.register_forward_hook(lambda _m, _i, out: found.append(out))
+            keep = partial(found.__setitem__, f"blocks.{i}.attention")
+            block.attn.attn_drop.register_forward_hook(lambda _m, _i, out, keep=keep: keep(out))
         model(inputs)
         return found
 
@@ -119,13 +233,18 @@ def shaken(model: nn.Module) -> nn.Module:
     model = model.double().eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
+            if weight.requires_grad:  # the others are no weights: Marian keeps its waves so
+                weight.add_(torch.randn_like(weight) * 0.2)
     return model
 
 
 def words() -> Tensor:
     """Ids without 0 and 1, which some families take for padding: no gradient, or other positions."""
     return torch.randint(2, V, (B, T))
+
+
+def squares() -> Tensor:
+    return torch.randn(B, 2, 9, 9, dtype=torch.float64)
 
 
 def images() -> Tensor:
@@ -166,6 +285,7 @@ BERT = {
     "type_vocab_size": 3,
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
+ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
@@ -177,6 +297,38 @@ VIT = {
     "num_attention_heads": H,
     "intermediate_size": F,
     "num_labels": 5,
+}
+BART = {
+    "vocab_size": V,
+    "max_position_embeddings": MAX_LEN,
+    "d_model": M,
+    "encoder_layers": L,
+    "decoder_layers": 3,
+    "encoder_attention_heads": H,
+    "decoder_attention_heads": H,
+    "encoder_ffn_dim": F,
+    "decoder_ffn_dim": F,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+T5 = {
+    "vocab_size": V,
+    "d_model": M,
+    "d_kv": 5,
+    "d_ff": F,
+    "num_layers": L,
+    "num_decoder_layers": 3,
+    "num_heads": H,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 8,
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
+    "image_size": 9,
+    "mlp_ratio": 2,
+    "layerscale_value": 0.3,
 }
 TIMM = {
     "img_size": (6, 9),
@@ -253,12 +405,59 @@ PEERS: dict[str, Peer] = {
         in_float32=True,
     ),
     "gemma": Peer("GemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 10}, words, in_float32=True),
+    "gemma2": Eager(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "sliding_window": 7,  # a row of padding sees a real token then, or it would be NaN there
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.5,
+        },
+        words,
+        in_float32=True,
+    ),
     "phi3": Peer("Phi3ForCausalLM", "Phi3Config", LLAMA | {"pad_token_id": 0, "sliding_window": 5}, in_float32=True),
     "bert": Peer("BertModel", "BertConfig", BERT, **TOKENS, options={"add_pooling_layer": False}),
     "bert pooled": Peer("BertModel", "BertConfig", BERT | {"hidden_act": "gelu_new"}, **POOLED),
     "roberta": Peer("RobertaModel", "RobertaConfig", ROBERTA, **TOKENS, options={"add_pooling_layer": False}),
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
+    "albert": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **TOKENS, options={"add_pooling_layer": False}),
+    "albert pooled": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **POOLED),
+    "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
+    "marian": TwoSided(
+        "MarianMTModel",
+        "MarianConfig",
+        BART | {"scale_embedding": True, "activation_function": "swish"},
+        words,
+        in_float32=True,
+    ),
+    "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
+    "t5 1.1": T5Peer(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        words,
+    ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
+    "deit": Peer("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, images),
+    "dinov2": Dino("Dinov2ForImageClassification", "Dinov2Config", DINO, squares),
+    "dinov2 bare": Dino(
+        "Dinov2Model",
+        "Dinov2Config",
+        DINO | {"use_mask_token": False, "use_swiglu_ffn": True},
+        squares,
+        output="pooler_output",
+    ),
+    "dinov2 registers": Dino(
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        DINO | {"num_register_tokens": 2},
+        squares,
+    ),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images

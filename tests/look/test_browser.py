@@ -139,6 +139,9 @@ def test_twelve_tokens(tmp_path):
     drawn = sum(int((row.topk(8).values >= 0.03).sum()) for row in layers[0][1])
     assert found["paths"] == drawn
     assert found["labels"] == 24
+    of_all = sum(int((row.topk(8).values >= 0.03).sum()) for head in layers[0] for row in head)
+    assert found["together"] == ["Decoder self-attention, layer 0, all heads", of_all, 3]
+    assert found["colours"] == ["head 0", "head 1", "head 2"]
     assert found["help"] is True
     assert found["sorted"] == sorted(found["sorted"], reverse=True)
     assert len(found["sorted"]) == 9

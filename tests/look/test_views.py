@@ -10,7 +10,7 @@ import torch
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import picture as picture_module
-from clearhead.look.labels import Places, label
+from clearhead.look.labels import Places, is_punctuation, label
 from clearhead.look.measures import contributions, distance, entropy, lengths_written, rollout
 from clearhead.look.picture import Picture
 from clearhead.masks import causal
@@ -134,6 +134,34 @@ class TestLabels:
         (itself,) = label(only(torch.arange(self.T), self.T, self.T), rows=tokens)
         assert itself.name == "diagonal"
         assert itself.scores["same token"] < 0.1
+
+    def test_a_token_that_stands_once_does_not_count_against_the_same_token(self):
+        """Only the queries whose token stands elsewhere too can look there."""
+        (found,) = label(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("axayz"))
+        assert found.scores["same token"] == pytest.approx(0.9, abs=0.01)
+        (none,) = label(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("abcde"))
+        assert "same token" not in none.scores
+
+    def test_punctuation_is_judged_by_the_rows_that_can_see_some(self):
+        tokens = ["So", " be", " it", ",", "▁sir", "."]
+        keys = torch.tensor([0, 0, 0, 3, 3, 5])
+        weights = only(keys, 6, 6)[0].tril() + 1e-9 * torch.ones(6, 6).tril()
+        (found,) = label((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
+        expected = [(weights[row, [3, 5]].sum() / weights[row].sum()).item() for row in (3, 4, 5)]
+        assert found.name == "punctuation"
+        assert found.scores["punctuation"] == pytest.approx(sum(expected) / 3, abs=1e-6)
+        assert "punctuation" not in label(weights[None], rows=list("abcdef"))[0].scores
+
+    @pytest.mark.parametrize(
+        ("token", "is_one"),
+        [(",", True), (" ?!", True), ("▁—", True), ("¿", True), ("'s", False), ("␣", False), ("", False), ("$", False)],
+    )
+    def test_punctuation(self, token, is_one):
+        assert is_punctuation(token) == is_one
+
+    def test_a_single_token_has_no_choice_and_no_pattern(self):
+        (found,) = label(torch.ones(1, 1, 1), rows=["a"])
+        assert (found.name, found.score) == ("mixed", 0.0)
 
     def test_broad_is_the_share_of_keys_in_effect(self):
         weights = torch.ones(self.T, self.T).tril()

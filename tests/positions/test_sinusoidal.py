@@ -127,3 +127,11 @@ def test_compiles_whole_and_grows():
     for T, start in ((5, 0), (11, 3), (11, 100_000)):
         x, positions = torch.randn(2, T, 6), torch.arange(start, start + T)
         torch.testing.assert_close(compiled(x, positions), module(x, positions), rtol=0, atol=1e-6)
+
+
+def test_halves_are_the_same_waves_with_all_sines_first():
+    table = Sinusoidal(97.0, halves=True).table(7, 22, start=13, dtype=torch.float64)
+    expected = torch.tensor([formula(p, 22, 97.0) for p in range(13, 20)], dtype=torch.float64)
+    torch.testing.assert_close(table, torch.cat((expected[:, 0::2], expected[:, 1::2]), dim=1), rtol=0, atol=1e-13)
+    x = torch.randn(2, 7, 22, dtype=torch.float64)
+    torch.testing.assert_close(Sinusoidal(97.0, halves=True).build(22)(x, torch.arange(13, 20)), x + table)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.work import solve, solve_text
+from clearhead.work import ProblemError, solve, solve_text
 from clearhead.work.numbers import as_float, text
 
 
@@ -182,3 +182,50 @@ def test_the_softmax_variant_trains_queries_and_keys():
     assert not np.any(cells(hard, "grad_Q"))
     assert not np.any(cells(hard, "grad_K"))
     assert np.abs(cells(hard, "grad_V")).max() > 0.5
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_q_k_and_v_may_be_given_directly(heads):
+    """Three queries and five keys, against torch and its autograd."""
+    rng = np.random.default_rng(11)
+
+    def wholes(rows, columns):
+        return [[F(int(rng.integers(-3, 4))) for _ in range(columns)] for _ in range(rows)]
+
+    made = {"Q": wholes(3, 2 * heads), "K": wholes(5, 2 * heads), "V": wholes(5, heads), "U": wholes(heads, 2)}
+    text_ = 'kind = "attention"\nvocabulary = ["a", "b"]\ngradient = ["Q", "K", "V"]\n' + f"heads = {heads}\n"
+    text_ += "".join(f"{n} = {toml(made[n])}\n" for n in "QKV") + f"[weights]\nU = {toml(made['U'])}\n"
+    work = solve_text(text_ + '[[loss]]\ntargets = { 1 = "b", 3 = "a" }\n')
+    assert work.agrees
+    assert all(work.step(f"{n}{h}").given for n in "qkv" for h in (["1", "2"] if heads == 2 else [""]))
+    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()}
+    for n in "QKV":
+        t[n].requires_grad_()
+    q, k, v = (t[n].unflatten(1, (heads, -1)).transpose(0, 1) for n in "QKV")
+    z = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+    loss = -(z @ t["U"]).log_softmax(-1)[[0, 2], [1, 0]].sum()
+    loss.backward()
+    np.testing.assert_allclose(cells(work, "concat" if heads == 2 else "z"), z.detach(), atol=1e-13)
+    assert cells(work, "loss")[0][0] == pytest.approx(loss.item(), abs=1e-12)
+    for n in "QKV":
+        np.testing.assert_allclose(cells(work, f"grad_{n}"), t[n].grad, atol=1e-12)
+        assert "W_" not in work.step(f"grad_{n}").formula + work.step(f"grad_{n}").latex
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("lines", "line", "why"),
+    [
+        ("Q = [[1]]\nK = [[1]]\n", 1, "the key 'V' is missing"),
+        ("Q = [[1]]\nK = [[1], [2]]\nV = [[1]]\n", 4, "K has 2 rows and V has 1; each key has one value"),
+        ("Q = [[1, 2]]\nK = [[1]]\nV = [[1]]\n", 1, "give them as many columns"),
+        ("Q = [[1]]\nK = [[1]]\nV = [[1]]\nx = [[1]]\n", 5, "x is given beside Q, K and V"),
+        ("Q = [[1]]\nK = [[1]]\nV = [[1]]\n[weights]\nQ = [[1]]\n", 6, "the key 'Q' is unknown here"),
+        ("Q = [[1]]\nK = [[1], [2]]\nV = [[1], [3]]\nmask = 'causal()'\n", 5, "mask: "),
+    ],
+)
+def test_what_does_not_fit_is_refused(lines, line, why):
+    with pytest.raises(ProblemError) as caught:
+        solve_text('kind = "attention"\n' + lines)
+    assert caught.value.line == line, str(caught.value)
+    assert why in str(caught.value)

@@ -48,6 +48,16 @@ def test_a_sheet_in_each_format(run):
     assert document["steps"][7]["exact"] == [["21/4"]] or any(s["exact"] == [["21/4"]] for s in document["steps"])
 
 
+def test_a_seed_gives_new_numbers_and_the_same_seed_the_same(run, tmp_path):
+    first, again, other = (run("layer-norm-identity", "--seed", seed, "--format", "json")[1] for seed in "778")
+    assert first == again != other
+    assert json.loads(first)["name"] == "layer-norm-identity-seed-7"
+    mean = next(step for step in json.loads(first)["steps"] if step["key"] == "mean")["exact"][0][0]
+    (tmp_path / "a.toml").write_text(f'mean = "{mean}"\n')
+    assert run("layer-norm-identity", "--seed", "7", "--check", str(tmp_path / "a.toml"))[0] == 0
+    assert run("layer-norm-identity", "--seed", "-1")[0] == 2
+
+
 def test_blank(run):
     status, out, _ = run("layer-norm-identity", "--blank")
     assert status == 0

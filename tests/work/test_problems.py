@@ -19,7 +19,6 @@ VERDICTS = {
     "receptive-field": [("formula", True)],
     "schedule": [],
     "sinusoid-position-3": [],
-    "softmax-jacobian": [],
     "sort-dedup": [
         ("scores", False), ("weights", False), ("weights", True), ("z", True), ("r", False), ("loss", False),
         ("targets_loss_own", True), ("loss_own", True), ("grad_Q", True), ("grad_K", True), ("grad_V", False),
@@ -27,6 +26,14 @@ VERDICTS = {
     "sort-dedup-softmax": [],
     "sort-dedup-two-heads": [("r", False), ("loss", False), ("loss_own", False)],
     "sparse-16": [],
+    # Derivations and the like, which no document works in numbers.
+    **{name: [] for name in (
+        "attention-by-hand", "complexity-table", "convolution-by-attention", "encoder-decoder",
+        "encoder-decoder-softmax", "infinity-norm-step", "layer-norm-batch-norm", "masks-by-architecture",
+        "multi-head-shapes", "permutation-by-attention", "permutation-equivariance", "perturb-key-query",
+        "residual-gradient", "rnn-two-steps", "scale-key", "score-variance", "softmax-jacobian",
+        "softmax-temperature", "theta-lines", "vit-tokens",
+    )},
 }  # fmt: skip
 
 

@@ -160,10 +160,13 @@ def test_a_blank_sheet_gives_nothing_away(works, name):
             assert "decimal" not in step
     assert "document" not in document
     text = show.terminal(works[name], show.Style(blank=True))
-    first = next(step for step in works[name].steps if not step.given)
-    asked = text[text.index(f"[{first.key}]") :]
-    assert "≈" not in asked
-    assert "___" in asked
+    parts = {
+        part: [s for s in works[name].steps if f"   [{s.key}]" in part.replace("\n    [", "   [")]
+        for part in text.split("\n\n")
+    }
+    asked = [part for part, steps in parts.items() if steps and not steps[0].given]
+    assert len(asked) == sum(not step.given for step in works[name].steps)
+    assert all("≈" not in part and "___" in part for part in asked)
 
 
 def test_the_terminal_sheet_lines_up_and_rounds_as_asked(works):

@@ -79,11 +79,11 @@ def reach(lab: Lab, T: int) -> Tensor:
 
     Where nobody said what the module may see: not the future."""
     mask = causal() if lab.subject.sees is None else lab.subject.sees
-    step = mask.dense(T).reshape(-1, T, T)[0] | torch.eye(T, dtype=torch.bool)
-    steps = lab.subject.layers or T
-    total = step
-    for _ in range(min(steps, T) - 1):
-        total = (total.double() @ step.double()) > 0
+    turns = [mask & own for own in lab.subject.in_turn] or [mask]
+    steps = [turn.dense(T).reshape(-1, T, T)[0] | torch.eye(T, dtype=torch.bool) for turn in turns]
+    total = steps[0]
+    for i in range(1, min(lab.subject.layers or T, T * len(steps))):  # after T rounds nothing new is reached
+        total = (steps[i % len(steps)].double() @ total.double()) > 0
     return total
 
 

@@ -1,7 +1,9 @@
-"""BERT (Devlin et al., 2019) and RoBERTa (Liu et al., 2019): post-norm encoders with learned positions and segments."""
+"""BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and ALBERT (Lan et al., 2020): post-norm encoders with learned
+positions and segments. ALBERT has narrow embeddings, and one block for all layers."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -89,5 +91,41 @@ def _family(name: str, architecture: str, *, after_padding: bool) -> Family:
     )
 
 
+def _rows_shared(config: EncoderConfig) -> tuple[Row, ...]:
+    ours, theirs = "blocks.0", "encoder.albert_layer_groups.0.albert_layers.0"
+    inner = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
+    return (
+        *(Row(f"{theirs}.attention.{name}.*", f"{ours}.attention.{inner[name]}.*") for name in inner),
+        Row(f"{theirs}.attention.LayerNorm.*", f"{ours}.norm1.*"),
+        Row(f"{theirs}.ffn.*", f"{ours}.feed_forward.up.*"),
+        Row(f"{theirs}.ffn_output.*", f"{ours}.feed_forward.down.*"),
+        Row(f"{theirs}.full_layer_layer_norm.*", f"{ours}.norm2.*"),
+        Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
+        Row("pooler.*", "pooler.*"),
+        *(row for row in _rows(config) if isinstance(row.ours, str) and not row.ours.startswith(("blocks", "pooler"))),
+    )
+
+
+def _read_shared(keys: Keys) -> dict[str, Any]:
+    keys.only("num_hidden_groups", 1)
+    keys.only("inner_group_num", 1)
+    activation = keys.word("hidden_act", ACTIVATIONS, "gelu_new")
+    same = _read(keys, after_padding=False) | {"activation": activation, "pooler": "pooler.weight" in keys.shapes}
+    return same | {"share_layers": True}
+
+
 BERT = _family("bert", "BertModel", after_padding=False)
 ROBERTA = _family("roberta", "RobertaModel", after_padding=True)
+ALBERT = dataclasses.replace(
+    _family("albert", "AlbertModel", after_padding=False),
+    fields={**BERT.fields, "embedding_size": "d_embedding"},
+    read=_read_shared,
+    write=lambda config: _write(config, after_padding=False) | {"num_hidden_groups": 1, "inner_group_num": 1},
+    rows=_rows_shared,
+    # Words of the first release that nothing ever read.
+    harmless=(
+        *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
+        *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
+    ),
+    ignored=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
+)

@@ -1,14 +1,21 @@
-"""Gemma (2024): Llama's blocks with GELU gates, scaled embeddings, and norms whose scale is 1 + weight."""
+"""Gemma (2024): Llama's blocks with GELU gates, scaled embeddings, and norms whose scale is 1 + weight.
+
+Gemma 2 has norms on both sides of a branch, scores and logits under a cap, and a window in every other layer.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from clearhead.attention import Biases
+from clearhead.attention import Biases, Capped, Scaled
+from clearhead.errors import StorageError
 from clearhead.interop.families.llama import FIELDS, IGNORED, rows, write_blocks
 from clearhead.interop.families.words import read_rotary
 from clearhead.interop.family import Family, Keys
-from clearhead.layers import GeGLU, RMSNorm
+from clearhead.interop.table import Row
+from clearhead.layers import GeGLU, RMSNorm, Sandwich
+from clearhead.masks import Window, full, window
 from clearhead.models import DecoderConfig
 
 _TANH = "gelu_pytorch_tanh"
@@ -44,4 +51,60 @@ GEMMA = Family(
     rows=rows,
     ignored=IGNORED,
     prefix="model.",
+)
+
+
+# ---------------------------------------------------------------------- Gemma 2
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def _read_2(keys: Keys) -> dict[str, Any]:
+    n = keys("num_hidden_layers")
+    types = keys("layer_types", None) or [_FULL if i % 2 else _SLIDING for i in range(n)]
+    if len(types) != n or not set(types) <= {_SLIDING, _FULL}:
+        raise StorageError(f"layer_types is {types}; expected {n} of {_SLIDING!r} and {_FULL!r}")
+    period = next(p for p in range(1, n + 1) if all(kind == types[i % p] for i, kind in enumerate(types)))
+    seen = {_SLIDING: window(keys("sliding_window", 4096) - 1, 0), _FULL: full()}
+    scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
+    return _read(keys) | {
+        "residual": Sandwich(),
+        "scores": Scaled(scale) if cap is None else Capped(cap, scale),
+        "layer_masks": tuple(seen[kind] for kind in types[:period]),
+    }
+
+
+def _write_2(config: DecoderConfig) -> dict[str, Any]:
+    masks, scores = config.layer_masks or (full(),), config.scores
+    if not all(mask == full() or (isinstance(mask, Window) and mask.after == 0) for mask in masks):
+        raise StorageError(f"layer_masks are {', '.join(map(str, masks))}; expected full() and windows that look back")
+    scale = getattr(scores, "scale", None) or config.head_width**-0.5
+    return _write(config) | {
+        "query_pre_attn_scalar": round(scale**-2),
+        "attn_logit_softcapping": getattr(scores, "cap", None),
+        "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
+        "layer_types": [_FULL if masks[i % len(masks)] == full() else _SLIDING for i in range(config.n_layers)],
+    }
+
+
+def _rows_2(config: DecoderConfig) -> tuple[Row, ...]:
+    ours, theirs = "blocks.#", "model.layers.#"
+    norms = {
+        "post_attention_layernorm": "after1",
+        "pre_feedforward_layernorm": "norm2",
+        "post_feedforward_layernorm": "after2",
+    }
+    # Before Llama's, whose second norm has the name of the first sandwich's.
+    return (*(Row(f"{theirs}.{name}.weight", f"{ours}.{norms[name]}.weight") for name in norms), *rows(config))
+
+
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    name="gemma2",
+    architecture="Gemma2ForCausalLM",
+    fields={**GEMMA.fields, "final_logit_softcapping": ("logit_cap", 30.0)},
+    read=_read_2,
+    write=_write_2,
+    rows=_rows_2,
+    harmless=("cache_implementation",),
 )

@@ -39,11 +39,13 @@ function middleOf(one) {
 }
 
 async function draw() {
-  const mine = ++turn, one = picture(), found = await matrix(state.number, state.head);
+  const mine = ++turn, one = picture(), isAll = state.view === "Lines" && state.head === one.heads && one.heads > 1;
+  const found = await matrix(state.number, state.head);
+  const heads = isAll ? await Promise.all(Array.from({ length: one.heads }, (_, head) => matrix(state.number, head))) : null;
   if (mine !== turn) return; // something else was chosen while this was being unpacked
   heading(one);
   const context = {
-    picture: one, matrix: found, rows: tokens(one.rows), columns: tokens(one.columns), row: state.row, palette: colours,
+    picture: one, matrix: found, heads, rows: tokens(one.rows), columns: tokens(one.columns), row: state.row, palette: colours,
     pool: state.pool, choose: (row) => go({ row }), preview, note: (text) => { said = text; legend(); }, changed: () => legend(),
   };
   // Between heads over the same tokens the view stays as it is, zoom and all, and only its weights change.
@@ -75,7 +77,8 @@ function preview(row, column = null, from = null) {
 }
 
 function heading(one) {
-  at("where").textContent = `${one.title}, layer ${one.layer}, ${headName(one, state.head)}`;
+  const isAll = state.view === "Lines" && state.head === one.heads && one.heads > 1;
+  at("where").textContent = `${one.title}, layer ${one.layer}, ${isAll ? "all heads" : headName(one, state.head)}`;
   const head = one.summary[state.head], what = at("what");
   what.replaceChildren();
   if (head) {

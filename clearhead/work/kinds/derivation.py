@@ -229,16 +229,20 @@ def _step(
     plain, latex = shown(trees[key], symbols), shown(trees[key], symbols, latex=True)
     if plain != symbol:
         plain, latex = f"{symbol} = {plain}", f"{symbol_in_latex(symbol)} = {latex}"
-    known = set(trees) | set(source.table("given").values)
-    for claim, sign, code in (("equals", "=", "="), ("always", "=", "="), ("at_most", "≤", r"\le")):
-        if claim in block.values and "formula" not in block.values:
-            tree = _parse(block, claim, block.text(claim), known)
-            plain += f" {sign} {shown(tree, symbols)}"
-            latex += f" {code} {shown(tree, symbols, latex=True)}"
     if "formula" in block.values:
         plain, latex = block.text("formula"), rf"\text{{{words(block.text('formula'))}}}"
+    # What a step comes to belongs to its solution: a blank sheet has no notes.
+    notes = [block.text("note")]
+    known = set(trees) | set(source.table("given").values)
+    for claim, says in (
+        ("equals", "It is {}."),
+        ("always", "It is {}, whatever the numbers."),
+        ("at_most", "It is at most {}."),
+    ):
+        if claim in block.values:
+            notes.append(says.format(shown(_parse(block, claim, block.text(claim), known), symbols)))
     return Step(key, block.text("title", symbol), _grid(source, block, cells), symbol, plain,
-                block.text("latex", latex), block.text("note"))  # fmt: skip
+                block.text("latex", latex), " ".join(notes).strip())  # fmt: skip
 
 
 def _grid(source: Source, block: Source | None, cells: Matrix) -> Grid:

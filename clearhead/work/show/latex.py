@@ -24,7 +24,7 @@ MATH = {
     "ε": r"\varepsilon", "π": r"\pi", "ℓ": r"\ell", "∘": r"\circ", "‖": r"\|", "²": "^2", "ᵀ": r"^{\top}",
     "⌊": r"\lfloor", "⌋": r"\rfloor", "…": r"\ldots", "⌈": r"\lceil", "⌉": r"\rceil", "≠": r"\ne", "⊙": r"\odot",
     "λ": r"\lambda", "η": r"\eta", "α": r"\alpha", "δ": r"\delta", "Δ": r"\Delta", "Θ": r"\Theta", "ŷ": r"\hat y",
-    "ν": r"\nu", "′": "'", "³": "^3", "⁴": "^4", "∈": r"\in", "₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3",
+    "ν": r"\nu", "′": "'", "″": "''", "³": "^3", "⁴": "^4", "∈": r"\in", "₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3",
 }  # fmt: skip
 TEXT = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -67,10 +67,16 @@ def words(text: str) -> str:
 
 def symbol_in_latex(name: str) -> str:
     """A symbol in a formula: letters keep their indices, and words stay upright."""
-    head, _, index = name.partition("_")
-    head = rf"\mathrm{{{head}}}" if head.isalpha() and head.isascii() and len(head) > 2 else head
-    head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head).strip()
-    return f"{head}_{{{words(index)}}}" if index else head
+
+    def piece(found: re.Match[str]) -> str:
+        head, index = found[1], found[2]
+        if head.isascii() and head.isalpha() and len(head) > 2:
+            head = rf"\mathrm{{{head}}}"
+        else:
+            head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head)
+        return f"{head.strip()}_{{{words(index)}}}" if index else head
+
+    return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
 
 
 def _number(x: Number) -> str:

@@ -57,7 +57,8 @@ def blocks(
                 [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row] for row in grid.cells
             ]
         note = "" if hide else step.note
-        if not hide and any(x == TOO_LONG for row in exact for x in row):
+        shown = zip([x for row in grid.cells for x in row], [x for row in exact for x in row], strict=True)
+        if any(form == TOO_LONG and not x.is_Float for x, form in shown):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
         made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return made

@@ -50,6 +50,12 @@ report(async () => {
   await ready("0/1/Lines");
   found.paths = all(".lines path").length;
   found.labels = all(".lines text").length;
+  key("a");
+  await ready("0/3/Lines");
+  found.together = [text("#where"), all(".lines path").length, new Set(all(".lines path").map((path) => path.style.stroke)).size];
+  found.colours = all(".colour").map((one) => one.textContent);
+  key("a");
+  await ready("0/1/Lines");
 
   key("?");
   found.help = find("#help").open;

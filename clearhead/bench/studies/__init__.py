@@ -1,0 +1,26 @@
+"""Small studies of what the documents only speak of, each a command: `clearhead bench study NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clearhead.bench.studies import fixed_vector, gaze, heads, positions, stability
+from clearhead.bench.studies.engine import Record, Study, carry_out
+from clearhead.errors import ConfigError
+from clearhead.values import did_you_mean
+
+__all__ = ["STUDIES", "Record", "Study", "carry_out", "read", "study"]
+
+STUDIES = {module.STUDY.name: module.STUDY for module in (fixed_vector, positions, stability, heads, gaze)}
+
+
+def study(name: str) -> Study:
+    """A study by its name."""
+    if name not in STUDIES:
+        raise ConfigError(f"there is no study {name!r}; {did_you_mean(name, STUDIES)}")
+    return STUDIES[name]
+
+
+def read(path: Path) -> Record:
+    """What `clearhead bench study` wrote."""
+    return Record.read(path, STUDIES)

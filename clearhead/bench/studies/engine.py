@@ -1,0 +1,223 @@
+"""What a study is, and how it is carried out: the same small experiment under several choices, several seeds each.
+
+A study is declared in a file of its own: two lists of choices, what is measured over what, and a sentence that is made
+from the rows. Its results file is whole after every row, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.bench.results import Row, machine, versions
+from clearhead.disk import write_atomically
+from clearhead.errors import StorageError
+from clearhead.values import whole
+
+Curve = dict[str, float | None]  # what was measured, by x; None where the model refused or its loss became no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Everything that a row depends on besides its choices and its seed; a study leaves at 0 what it has not."""
+
+    symbols: int = 0
+    length: int = 0  # of every row, where there is one length
+    trained: int = 0  # the longest row in training
+    lengths: tuple[int, ...] = ()  # what is measured at
+    width: int = 0
+    heads: int = 0
+    layers: int = 0
+    steps: int = 0
+    warmup: int = 0
+    batch: int = 0
+    tested: int = 0  # rows, or texts, that are measured on
+    lr: float = 0.0
+    limit: float = 0.0  # of the gradient's norm
+
+
+@dataclass(frozen=True)
+class Trial(Row):
+    """One experiment: its choices, its seed, and what came of it. `run` numbers the command that made it."""
+
+    panel: str
+    line: str
+    seed: int
+    curve: Curve
+    more: dict[str, Any]
+    seconds: float
+    run: int
+
+    def __str__(self) -> str:
+        shown = "  ".join(f"{x}: {_number(self.curve[x])}" for x in _few(list(self.curve)))
+        return f"{self.panel}, {self.line}, seed {self.seed}  |  {shown}  |  {self.seconds:.1f} s"
+
+
+class Outcome:
+    """The rows of a study so far, asked by choice."""
+
+    def __init__(self, rows: Sequence[Trial]) -> None:
+        self.rows = rows
+        self.panels = list(dict.fromkeys(row.panel for row in rows))
+        self.lines = list(dict.fromkeys(row.line for row in rows))
+        self.n_seeds = len({row.seed for row in rows})
+
+    def xs(self, panel: str) -> list[str]:
+        """What was measured at, in its order."""
+        return list(dict.fromkeys(x for row in self.rows if row.panel == panel for x in row.curve))
+
+    def values(self, panel: str, line: str, x: str) -> list[float]:
+        """One number a seed, without those that are missing."""
+        found = [row.curve.get(x) for row in self.rows if (row.panel, row.line) == (panel, line)]
+        return [value for value in found if value is not None]
+
+    def mean(self, panel: str, line: str, x: str) -> float | None:
+        values = self.values(panel, line, x)
+        return sum(values) / len(values) if values else None
+
+    def said(self, panel: str, line: str, x: str, form: str = ".0%") -> str:
+        """The mean, and the least and largest of the seeds where they differ as printed."""
+        values = self.values(panel, line, x)
+        if not values:
+            return "nothing"
+        low, high, mean = (format(v, form) for v in (min(values), max(values), sum(values) / len(values)))
+        return mean if low == high else f"{mean} ({low} to {high})"
+
+    def seeds(self, panel: str, *places: tuple[str, str]) -> list[tuple[float, ...]]:
+        """For each seed that has them all, the numbers at these lines and xs, to be compared seed by seed."""
+        curves = {(row.line, row.seed): row.curve for row in self.rows if row.panel == panel}
+        known = dict.fromkeys(seed for _, seed in curves)
+        rows = [[curves.get((line, seed), {}).get(x) for line, x in places] for seed in known]
+        return [tuple(v for v in row if v is not None) for row in rows if None not in row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """One study, declared. `panel` and `line` name its two choices, `x` and `y` what is measured over what."""
+
+    name: str
+    asks: str
+    says: tuple[str, ...]  # what the documents say of it, by course and question
+    panel: tuple[str, tuple[str, ...]]
+    line: tuple[str, tuple[str, ...]]
+    x: str
+    y: str
+    sizes: Sizes
+    quick: Sizes  # so small that it says whether a study runs, and nothing else
+    measure: Callable[[Sizes, str, str, int], tuple[Curve, dict[str, Any]]]
+    finding: Callable[[Sizes, Outcome], str]
+    bars: bool = False
+    log_y: bool = False
+
+
+@dataclass
+class Record:
+    """A study's file: how its rows were made, and the rows."""
+
+    study: Study
+    quick: bool
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Trial] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.study.quick if self.quick else self.study.sizes
+
+    @property
+    def finding(self) -> str:
+        return self.study.finding(self.sizes, Outcome(self.rows)) if self.rows else "Nothing was measured yet."
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Columns and rows for people: the means of the seeds, at a few of the places where they were measured."""
+        found = Outcome(self.rows)
+        xs = _few(list(dict.fromkeys(x for panel in found.panels for x in found.xs(panel))))
+        rows = [
+            (panel, line, *(_number(found.mean(panel, line, x)) for x in xs))
+            for panel in found.panels
+            for line in found.lines
+        ]
+        return (self.study.panel[0], self.study.line[0], *xs), rows
+
+    def to_dict(self) -> dict[str, Any]:
+        study = self.study
+        about = {"study": study.name, "asks": study.asks, "says": list(study.says)}
+        axes = {"panel": study.panel[0], "line": study.line[0], "x": study.x, "y": study.y}
+        sizes = {name: value for name, value in json.loads(json.dumps(asdict(self.sizes))).items() if value}
+        made = {"runs": self.runs, "rows": [row.to_dict() for row in self.rows]}
+        return about | axes | {"quick": self.quick, "sizes": sizes, "finding": self.finding} | made
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, (json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path, studies: dict[str, Study]) -> Record:
+        """From a file that one of these studies wrote, with the sizes that it has today."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["study"] not in studies:
+                raise ValueError(f"the study {document['study']!r} and not {' or '.join(studies)}")
+            record = cls(studies[document["study"]], bool(document["quick"]), [*document["runs"]])
+            record.rows = [Trial(**row) for row in document["rows"]]
+            if any(not isinstance(row.curve, dict) or not 0 <= row.run < len(record.runs) for row in record.rows):
+                raise ValueError("a row without a curve or a run")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{path} cannot be read as a study's results ({error}); "
+                "write it with `clearhead bench study NAME --out FILE`"
+            ) from error
+        if document.get("sizes") != record.to_dict()["sizes"]:
+            raise StorageError(
+                f"{path} was made with other sizes than {record.study.name} has now, so its rows cannot stand beside "
+                "new ones; give --out another name, or move the file away"
+            )
+        return record
+
+
+def carry_out(
+    study: Study,
+    out: Path,
+    *,
+    seeds: int = 3,
+    quick: bool = False,
+    on_row: Callable[[Trial], None] = lambda row: None,
+) -> Record:
+    """Measures what `out` lacks, seed by seed, so that a run that is stopped has every choice as often as it can."""
+    whole(seeds, "seeds", least=1)
+    record = Record.read(out, {study.name: study}) if out.exists() else Record(study, quick)
+    if record.quick != quick:
+        was, now = ("", " not") if record.quick else (" not", "")
+        raise StorageError(f"{out} was{was} made with --quick and this run is{now}; give --out another name")
+    done = {(row.panel, row.line, row.seed) for row in record.rows}
+    wanted = [(panel, line, seed) for seed in range(seeds) for panel in study.panel[1] for line in study.line[1]]
+    missing = [choice for choice in wanted if choice not in done]
+    command = f"clearhead bench study {study.name} --seeds {seeds}{' --quick' if quick else ''}"
+    this = {"command": command, "machine": machine(), "versions": versions()}
+    if missing and this not in record.runs:
+        record.runs.append(this)
+    for panel, line, seed in missing:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            began = time.perf_counter()
+            curve, more = study.measure(record.sizes, panel, line, seed)
+        took = round(time.perf_counter() - began, 2)
+        record.rows.append(Trial(panel, line, seed, curve, more, took, record.runs.index(this)))
+        record.write(out)
+        on_row(record.rows[-1])
+    if not missing:
+        record.write(out)  # the finding as it is worded now
+    return record
+
+
+def _few(xs: list[str]) -> list[str]:
+    """All of a few; of many, eight spread evenly with the first and the last."""
+    return xs if len(xs) <= 12 else [xs[round(i * (len(xs) - 1) / 7)] for i in range(8)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

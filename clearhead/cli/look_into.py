@@ -1,0 +1,223 @@
+"""The views of `clearhead look` that ask further: lens, attribution, patching, ablation, induction, vectors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.cli.output import console, show_json, show_picture
+from clearhead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from clearhead.look import Album, Answer, Question
+
+Found = tuple[str, dict[str, Any], list[Any]]
+"""A title, a document for programs, and charts."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model and its input; `ask` makes a question of another input, `album` shows what attended to what."""
+
+    model: nn.Module
+    given: str | None
+    ask: Callable[[str | None], Question]
+    album: Callable[[], Album]
+    name: Callable[[int], str] = str
+    choices: int = 0  # how many tokens have a name
+
+
+def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: Mapping[str, Any]) -> Asked:
+    """A model by its name, which has a tokenizer or reads pictures."""
+    from clearhead import look, pretrained
+
+    trained = pretrained.load(name, **place)
+
+    def needed(text: str | None) -> str:
+        if text is None:
+            raise ConfigError(f"give {name} an input to look at: a text, or the file of a picture")
+        return text
+
+    words: dict[str, Any] = {}
+    if trained.task != "digits":
+        tokenizer = trained.tokenizer
+        words = {"name": lambda token: tokenizer.tokens([token])[0], "choices": tokenizer.vocab_size}
+    return Asked(
+        trained.model,
+        given,
+        lambda text: look.question(trained, needed(text), **how),
+        lambda: look.at(trained, needed(given), **how),
+        **words,
+    )
+
+
+def module_asked(
+    name: str, given: str | None, inputs: tuple[Any, ...], place: Mapping[str, Any], *, seed: int, length: int
+) -> Asked:
+    """What a factory makes, called as `check` calls it; its input is drawn where no token numbers are given."""
+    import torch
+
+    from clearhead import look
+    from clearhead.checks import subject_of
+    from clearhead.checks.subject import Batch, Ids
+    from clearhead.cli.check import inputs_of, named
+
+    subject = subject_of(named(name), **inputs_of(*inputs))
+    model, reads = subject.module, subject.inputs
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"{name} gives a {type(model).__name__}; only a PyTorch module can be looked into")
+    model = model.to(**place).eval()
+
+    def ask(text: str | None) -> Question:
+        generator = torch.Generator().manual_seed(seed)
+        drawn: list[Any] = [one and one.draw(1, length, generator) for one in (subject.source, reads)]
+        if text is not None:
+            if not isinstance(reads, Ids):
+                raise ConfigError(f"{name} does not read token numbers; leave INPUT out, and one is drawn from --seed")
+            drawn[1] = torch.tensor([numbers(text, reads.vocab_size)])
+        moved: list[Any] = [y if y is None else y.to(place["device"]) for y in drawn]
+        source, x = (y.to(place["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
+        call: dict[str, Any] = {}
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            call.update(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+        handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                subject.run(model, Batch(x=x, source=source))
+        finally:
+            handle.remove()
+        tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if subject.is_sequence else 0)
+        return look.Question(call, tuple(map(str, tokens)), str, subject.name)
+
+    def album() -> Album:
+        question = ask(given)
+        with torch.no_grad(), look.trace(model, "**.weights") as t:
+            model(**dict(question.given))
+        one_text = subject.source is None and subject.is_sequence
+        return look.album(t, question.tokens if one_text else None, title=question.title)
+
+    return Asked(model, given, ask, album)
+
+
+def numbers(text: str, most: int) -> list[int]:
+    """Token numbers out of a text such as `3 1 4`."""
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and int(word) < most for word in words):
+        raise ConfigError(f"got {text!r} for token numbers; expected some from 0 to {most - 1}, such as '3 1 4'")
+    return [int(word) for word in words]
+
+
+def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool) -> None:
+    """One of the views, in the terminal, as JSON, as a figure or as a page."""
+    from clearhead.look import figures, save_page
+
+    title, document, charts = _VIEWS[view](asked, told)
+    if html is not None:
+        save_page(charts, html, title=title)
+    if out is not None:
+        figures.save(figures.chart(charts[0]), out)
+    if json:
+        show_json({"title": title, "view": view, **document})
+        return
+    console.print(title, markup=False, soft_wrap=True)
+    for path in filter(None, (html, out)):
+        console.print(f"written to {path}", markup=False, soft_wrap=True)
+    colour = console.is_terminal and not console.no_color
+    for chart in charts if html is None and out is None else ():
+        console.print(f"\n{chart.title}\n", markup=False, soft_wrap=True)
+        show_picture(chart.text(width=console.width, colour=colour))
+        if note := getattr(chart, "note", ""):
+            console.print(f"\n{note}", markup=False, style="dim")
+
+
+def _lens(asked: Asked, told: Mapping[str, Any]) -> Found:
+    from clearhead.look import lens
+
+    question = asked.ask(asked.given)
+    found = lens(asked.model, question.given, positions=told["row"])
+    return question.title, found.to_dict(question.name), found.charts(question.tokens, question.name)
+
+
+def _attribution(asked: Asked, told: Mapping[str, Any]) -> Found:
+    from clearhead.look import attribute
+
+    question, answer, title = _question(asked, told)
+    found = attribute(asked.model, question.given, answer)
+    return title, found.to_dict(), found.charts()
+
+
+def _patching(asked: Asked, told: Mapping[str, Any]) -> Found:
+    """Patching from another input, or ablation where there is none."""
+    from clearhead.look import ablate, patch
+
+    question, answer, title = _question(asked, told)
+    how: dict[str, Any] = {name: told[name] for name in ("over", "paths") if told[name] is not None}
+    if told["patch"] is None:
+        grid = ablate(asked.model, question.given, answer, **how)
+    else:
+        other: Any = asked.ask(told["patch"]).given
+        if question.source:  # of a translation only what was read differs, not what is written
+            other = (other[0], question.given[1])  # type: ignore[index]
+        grid = patch(asked.model, question.given, other, answer, **how)
+    is_source = bool(question.source) and grid.rows[0].startswith("encoder")
+    return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
+
+
+def _induction(asked: Asked, told: Mapping[str, Any]) -> Found:
+    from clearhead.look import induction
+
+    found = induction(asked.model)
+    return "Random tokens, said twice: where each head looks", found.to_dict(), found.charts()
+
+
+def _vectors(asked: Asked, told: Mapping[str, Any]) -> Found:
+    from torch import nn
+
+    from clearhead.look import pca
+
+    table = next((m for m in asked.model.modules() if isinstance(m, nn.Embedding)), None)
+    if table is None:
+        raise ConfigError("this model has no table of token embeddings to show")
+    found = pca(table.weight, [asked.name(i) for i in range(table.num_embeddings)])
+    return "Token embeddings in two dimensions", found.to_dict(), [found]
+
+
+def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[Question, Answer, str]:
+    """The input, what is asked about it, and that in words."""
+    from clearhead.look import Answer
+    from clearhead.look.question import ask
+
+    question = asked.ask(asked.given)
+    logits: Tensor = ask(asked.model, question.given)
+    token, versus = (_token(told[name], asked) for name in ("answer", "versus"))
+    answer = Answer(token, versus, -1 if told["row"] is None else told["row"]).chosen(logits)
+    first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
+    place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
+    rather = f" rather than {second[0]}" if second else ""
+    return question, answer, f"Why {first}{rather}{place}? {question.title}"
+
+
+def _token(word: str | None, asked: Asked) -> int | None:
+    if word is None:
+        return None
+    found = next((i for i in range(asked.choices) if word in (asked.name(i), asked.name(i).strip())), None)
+    if found is None and not word.isdecimal():
+        raise ConfigError(f"no token of this model is called {word!r}; give one as the views show it, or its number")
+    return int(word) if found is None else found
+
+
+_VIEWS: dict[str, Callable[[Asked, Mapping[str, Any]], Found]] = {
+    "lens": _lens,
+    "attribution": _attribution,
+    "patching": _patching,
+    "ablation": _patching,
+    "induction": _induction,
+    "vectors": _vectors,
+}

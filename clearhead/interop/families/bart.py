@@ -1,0 +1,119 @@
+"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.family import Family, Keys
+from clearhead.interop.table import Row, Squeeze
+from clearhead.layers import LayerNorm, PostNorm
+from clearhead.models import EncoderDecoderConfig
+from clearhead.positions import Learned, Sinusoidal
+
+_SKIPPED = 2  # rows before BART's first position, which no token gets
+
+# Words of the toolkit that these models came from, in older files; transformers never asks them.
+_FORMERLY = {
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "is_encoder_decoder": True,
+    "tie_word_embeddings": True,
+    "share_encoder_decoder_embeddings": True,
+}
+
+
+def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
+    for name, value in _FORMERLY.items():
+        keys.only(name, value)
+    keys.only("normalize_embedding", learned)
+    keys.only("static_position_embeddings", not learned)
+    keys.only("decoder_ffn_dim", keys("encoder_ffn_dim"))
+    keys.only("decoder_attention_heads", keys("encoder_attention_heads"))
+    keys.only("decoder_vocab_size", keys("vocab_size"), None)
+    longest = keys("max_position_embeddings")
+    return {
+        "activation": keys.word("activation_function", ACTIVATIONS, "gelu"),
+        "norm": LayerNorm(eps=1e-5),
+        "residual": PostNorm(),
+        "positions": Learned(max_len=longest, skipped=_SKIPPED) if learned else Sinusoidal(halves=True),
+        "embedding_norm": learned,
+        "share_embeddings": True,
+        "logit_bias": "final_logits_bias" in keys.shapes,  # files without it have none
+    }
+
+
+def _write(config: EncoderDecoderConfig, *, learned: bool) -> dict[str, Any]:
+    return {
+        "activation_function": word_for(config.activation, ACTIVATIONS),
+        "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
+        "decoder_ffn_dim": config.d_ff or 4 * config.d_model,
+        "decoder_attention_heads": config.n_heads,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        **({} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}),
+    }
+
+
+def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
+    rows = [
+        Row("model.shared.weight", "encoder.embedding.weight"),
+        Row("final_logits_bias", "decoder.logit_bias", (Squeeze(),)),
+    ]
+    for half in ("encoder", "decoder"):
+        ours, theirs = f"{half}.blocks.#", f"model.{half}.layers.#"
+        rows += [
+            Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
+            Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
+            Row(f"{theirs}.self_attn_layer_norm.*", f"{ours}.norm1.*"),
+            Row(f"{theirs}.encoder_attn_layer_norm.*", f"{ours}.norm_cross.*"),
+            Row(f"{theirs}.final_layer_norm.*", f"{ours}.norm2.*"),
+            Row(f"{theirs}.fc1.*", f"{ours}.feed_forward.up.*"),
+            Row(f"{theirs}.fc2.*", f"{ours}.feed_forward.down.*"),
+        ]
+        for their_attention, our_attention in (("self_attn", "attention"), ("encoder_attn", "cross_attention")):
+            rows.append(Row(f"{theirs}.{their_attention}.out_proj.*", f"{ours}.{our_attention}.o_proj.*"))
+            rows += [Row(f"{theirs}.{their_attention}.{x}_proj.*", f"{ours}.{our_attention}.{x}_proj.*") for x in "qkv"]
+    return tuple(rows)
+
+
+# How to search and train, and words for other heads.
+HARMLESS = (
+    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
+    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "num_beams"),
+    *("early_stopping", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "prefix", "save_step"),
+)
+
+
+def _family(name: str, architecture: str, *, learned: bool) -> Family:
+    ignored = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    return Family(
+        name=name,
+        architecture=architecture,
+        kind=EncoderDecoderConfig,
+        fields={
+            "vocab_size": "vocab_size",
+            "max_position_embeddings": "max_len",
+            "d_model": "d_model",
+            "encoder_layers": "n_encoder_layers",
+            "decoder_layers": "n_decoder_layers",
+            "encoder_attention_heads": "n_heads",
+            "encoder_ffn_dim": "d_ff",
+            "scale_embedding": ("scaled_embedding", False),
+            "dropout": ("dropout", 0.1),
+            "attention_dropout": ("attention_dropout", 0.0),
+            "activation_dropout": ("feed_forward_dropout", 0.0),
+        },
+        read=partial(_read, learned=learned),
+        write=partial(_write, learned=learned),
+        rows=_rows,
+        harmless=HARMLESS,
+        # Marian's waves are made anew.
+        ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),
+        prefix="model.",
+    )
+
+
+BART = _family("bart", "BartForConditionalGeneration", learned=True)
+MARIAN = _family("marian", "MarianMTModel", learned=False)

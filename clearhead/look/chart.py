@@ -1,0 +1,208 @@
+"""A `Chart`: words or numbers in rows and columns, coloured by value, for the terminal, as a figure or as a page.
+
+What `lens`, `attribute`, `patch`, `ablate` and `induction` find is shown by charts: ask a result for its `charts()`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float
+from clearhead.errors import ShapeError
+from clearhead.look.terminal import flush_right, letters, paint, plain
+
+__all__ = ["Chart", "Plane", "Shown", "bars", "chart_page", "pca", "shortened"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chart:
+    """`values` decide the colours: from 0 to 1, or of either sign about 0 where `signed`; NaN is an empty cell.
+
+    `texts` stand in the cells, the numbers themselves unless given."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Float[Tensor, "R C"]
+    texts: Sequence[Sequence[str]] | None = None
+    signed: bool = False
+    note: str = ""  # what a colour means
+
+    def __post_init__(self) -> None:
+        if tuple(self.values.shape) != (len(self.rows), len(self.columns)):
+            raise ShapeError(
+                f"a chart of {tuple(self.values.shape)} values has {len(self.rows)} row and {len(self.columns)} column "
+                "names; expected one for each"
+            )
+
+    @property
+    def is_bars(self) -> bool:
+        return self.signed and len(self.columns) == 1
+
+    def cells(self) -> list[list[str]]:
+        """What stands in the cells."""
+        if self.texts is not None:
+            return [[text.strip() or text for text in row] for row in self.texts]
+        sign, values = "+" if self.signed else "", self.values.tolist()
+        most = max((abs(v) for row in values for v in row if v), default=0.0, key=lambda v: -1 if math.isnan(v) else v)
+        digits = 2 if not most < 0.1 else 1 - math.floor(math.log10(most))  # so that the largest has two that count
+        least = 0.5 * 10**-digits
+        return [["" if v != v else "·" if abs(v) < least else f"{v:{sign}.{digits}f}" for v in row] for row in values]
+
+    def shades(self) -> Tensor:
+        """(R, C): the values from 0 to 1, or from −1 to 1 by the largest of them."""
+        values = self.values.detach().double().cpu()
+        if not self.signed:
+            return values.clamp(0, 1)
+        return values / (float(values.nan_to_num().abs().max()) or 1.0)
+
+    def text(self, *, width: int = 80, colour: bool = False) -> str:
+        """For the terminal: as many columns beside one another as fit, the others below."""
+        margin = max(map(letters, self.rows), default=0)
+        cells = [[cell if letters(cell) <= 9 else cell[:8] + "…" for cell in row] for row in self.cells()]
+        heads = [name if letters(name) <= 9 else name[:8] + "…" for name in plain(self.columns)]
+        wide = max((letters(cell) for row in (heads, *cells) for cell in row), default=1)
+        each = max(1, (width - margin) // (wide + 1))
+        shades, lines, room = self.shades().tolist(), [], width - margin - wide - 4
+        for first in range(0, len(heads), each):
+            part = slice(first, first + each)
+            lines.append(" " * margin + " " + " ".join(flush_right(head, wide) for head in heads[part]))
+            for name, row, shade in zip(self.rows, cells, shades, strict=True):
+                shown = [flush_right(cell, wide) for cell in row[part]]
+                if self.is_bars and room >= 8:
+                    shown.append(" " + ("█" if shade[0] > 0 else "░") * round(abs(shade[0]) * min(room, 40)))
+                elif colour:
+                    shown = [paint(cell, value) for cell, value in zip(shown, shade[part], strict=True)]
+                lines.append(flush_right(name, margin) + " " + " ".join(shown))
+            lines.append("")
+        return "\n".join(line.rstrip() for line in lines[:-1])
+
+    def html(self) -> str:
+        """As a table of a page."""
+        head = "".join(f"<th scope=col>{escape(name.strip() or name)}</th>" for name in self.columns)
+        lines = []
+        for name, row, shades, values in zip(
+            self.rows, self.cells(), self.shades().tolist(), self.values.tolist(), strict=True
+        ):
+            cells = "".join(
+                f'<td style="--w:{0 if math.isnan(s) else abs(s) * 100:.0f}%" class="{"low" if s < 0 else "high"}'
+                f'{" full" if abs(s) > 0.6 else ""}" title="{escape(name)}: {v:.4g}">{escape(cell)}</td>'
+                for cell, s, v in zip(row, shades, values, strict=True)
+            )
+            lines.append(f"<tr><th scope=row>{escape(name)}</th>{cells}</tr>")
+        body = f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f"<h2>{escape(self.title)}</h2>{note}<div class=scroll><table>{body}</table></div>"
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The plane in which vectors differ most: their `points` in it, and the shares of the variance along its axes."""
+
+    points: Float[Tensor, "N 2"]
+    names: tuple[str, ...]
+    shares: tuple[float, float]
+    centre: Float[Tensor, " M"]
+    axes: Float[Tensor, "2 M"]
+
+    @property
+    def title(self) -> str:
+        first, second = (f"{100 * share:.0f} %" for share in self.shares)
+        return (
+            f"{len(self.names)} vectors, {len(self.centre)} wide: along its axes {first} and {second} of the variance"
+        )
+
+    def of(self, vectors: Float[Tensor, "n M"]) -> Float[Tensor, "n 2"]:
+        """Other vectors in the same plane."""
+        return (vectors.to(self.centre) - self.centre) @ self.axes.T
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shares": list(self.shares), "names": list(self.names), "points": self.points.tolist()}
+
+    def text(self, *, width: int = 80, colour: bool = False) -> str:
+        columns = ("first", "second")
+        chart = Chart(title="", rows=plain(self.names), columns=columns, values=self.points, signed=True)
+        return chart.text(width=width, colour=colour)
+
+    def html(self) -> str:
+        low, high = self.points.min(0).values, self.points.max(0).values
+        places = (self.points - low) / (high - low).clamp(min=1e-12)
+        dots = "".join(
+            f'<g transform="translate({20 + 860 * x:.1f} {500 - 480 * y:.1f})"><circle r="3"/>'
+            f'<text x="5" y="-4">{escape(name)}</text></g>'
+            for name, (x, y) in zip(self.names, places.tolist(), strict=True)
+        )
+        title = escape(self.title)
+        return f'<h2>{title}</h2><svg viewBox="0 0 940 520" role="img" aria-label="{title}">{dots}</svg>'
+
+
+def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> Plane:
+    """Vectors in two dimensions: the two directions along which they vary most, by a singular value decomposition.
+
+        look.pca(model.embedding.weight).points          # (V, 2)
+
+    Which way along an axis is up is anybody's choice; here its largest entry is positive, so that it stays the same."""
+    names = tuple(map(str, range(len(vectors)))) if names is None else tuple(names)
+    if vectors.dim() != 2 or min(vectors.shape) < 2 or len(names) != len(vectors):
+        raise ShapeError(
+            f"got {tuple(vectors.shape)} and {len(names)} names; expected (N, M), two or more vectors of two or more "
+            "entries, and a name for each"
+        )
+    wide = vectors.detach().double().cpu()
+    centre = wide.mean(0)
+    _, sizes, axes = torch.linalg.svd(wide - centre, full_matrices=False)
+    axes = axes[:2] * axes[:2].gather(1, axes[:2].abs().argmax(1, keepdim=True)).sign()
+    first, second = (sizes.square() / sizes.square().sum().clamp(min=1e-300)).tolist()[:2]
+    return Plane((wide - centre) @ axes.T, names, (first, second), centre, axes)
+
+
+class Shown(ABC):
+    """What a result prints, and draws in a notebook: its charts."""
+
+    @abstractmethod
+    def charts(self) -> list[Chart]: ...
+
+    def __str__(self) -> str:
+        return "\n\n".join("\n".join(filter(None, (c.title, c.text(), c.note))) for c in self.charts())
+
+    def _repr_html_(self) -> str:
+        body = "".join(chart.html() for chart in self.charts())
+        return f"<style>{_style()}</style><div class=charts>{body}</div>"
+
+
+def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
+    """A page of charts: one file that needs no network and no script."""
+    body = "".join(chart.html() for chart in charts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{_style()}</style></head><body class=charts><h1>{escape(title)}</h1>"
+        f"{body}<footer>Made by clearhead look. Everything on this page is in this file.</footer></body></html>"
+    )
+
+
+def shortened(paths: Sequence[str]) -> list[str]:
+    """Module paths without the names that they all begin with."""
+    parts = [path.split(".") for path in paths]
+    while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
+        parts = [names[1:] for names in parts]
+    return [f"block {names[0]}" if names[0].isdecimal() and len(names) == 1 else ".".join(names) for names in parts]
+
+
+def bars(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Chart:
+    """One column of numbers of either sign."""
+    values = torch.tensor([[value] for _, value in parts], dtype=torch.float64)
+    return Chart(title=title, rows=[n for n, _ in parts], columns=["added"], values=values, signed=True, note=note)
+
+
+def _style() -> str:
+    return (Path(__file__).parent / "assets" / "charts.css").read_text(encoding="utf-8")

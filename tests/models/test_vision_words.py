@@ -1,0 +1,77 @@
+"""What DINOv2 and DeiT add to a vision Transformer, each against its equation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.checks import check
+from clearhead.config import Config
+from clearhead.costs import cost
+from clearhead.errors import ConfigError
+from clearhead.models import ClsAndMean, Distilled, Mean, VisionConfig
+
+CONFIG = VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=5, d_model=14, n_heads=2, n_layers=2)
+WORDS = [
+    {"pooling": ClsAndMean()},
+    {"pooling": Distilled()},
+    {"n_registers": 3},
+    {"n_registers": 3, "pooling": Mean()},
+    {"n_classes": 0},
+]
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 2, 6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def tokens(model, images):
+    """What leaves the last norm: extra tokens, registers, patches."""
+    x = model.embedding(images)
+    x = x if model.cls is None else torch.cat((model.cls.expand(2, -1, -1), x), dim=1)
+    x = model.place(x)
+    n = model.config.pooling.n_extra
+    parts = [x[:, :n], *([] if model.registers is None else [model.registers.expand(2, -1, -1)]), x[:, n:]]
+    return model.run(torch.cat(parts, dim=1))
+
+
+def test_the_class_token_and_the_mean_stand_side_by_side(images):
+    model = CONFIG.replace(pooling=ClsAndMean(), n_registers=3).build().double().eval()
+    x = tokens(model, images)
+    assert x.shape == (2, 1 + 3 + 6, 14)
+    torch.testing.assert_close(model(images), model.head(torch.cat((x[:, 0], x[:, 4:].mean(1)), dim=1)))
+
+
+def test_two_heads_are_averaged(images):
+    model = CONFIG.replace(pooling=Distilled()).build().double().eval()
+    x = tokens(model, images)
+    torch.testing.assert_close(model(images), (model.head(x[:, 0]) + model.teacher_head(x[:, 1])) / 2)
+
+
+def test_registers_have_no_place_and_are_thrown_away(images):
+    model = CONFIG.replace(pooling=Mean(), n_registers=3).build().double().eval()
+    assert model.positions.weight.shape == (6, 14)
+    torch.testing.assert_close(model(images), model.head(tokens(model, images)[:, 3:].mean(1)))
+
+
+def test_without_classes_the_features_come_out(images):
+    model = CONFIG.replace(n_classes=0).build().double().eval()
+    torch.testing.assert_close(model(images), tokens(model, images)[:, 0])
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_they_are_stored_checked_and_counted(words):
+    config = CONFIG.replace(**words)
+    assert Config.from_toml(config.to_toml()) == config
+    model = config.build()
+    assert check(model).ok
+    assert cost(config).parameters.value == sum(weight.numel() for weight in model.parameters())
+    assert model.resized((9, 9))(torch.randn(1, 2, 9, 9)).shape[0] == 1
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("words", [{"n_registers": -1}, {"n_classes": -1}, {"pooling": 3}])
+def test_what_they_cannot_be_is_refused(words):
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        CONFIG.replace(**words)

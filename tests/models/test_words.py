@@ -1,0 +1,214 @@
+"""Words of the configurations that other people's models need, each alone against its equation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead.attention import Capped, Dot, KVCache, Scaled, attend
+from clearhead.checks import check
+from clearhead.config import Config
+from clearhead.costs import cost
+from clearhead.data.batch import TokenBatch
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.generation import generate
+from clearhead.generation.program import why_not
+from clearhead.layers import Sandwich
+from clearhead.look import trace
+from clearhead.masks import causal, every, full, window
+from clearhead.models import DecoderConfig, EncoderConfig
+from clearhead.models.storage import load, save
+from clearhead.positions import Learned
+from clearhead.training.loss import loss
+
+CONFIG = DecoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, max_len=13)
+IDS = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(3))
+
+
+def built(config=CONFIG, **words):
+    """A model in float64 whose weights are all away from their start."""
+    torch.manual_seed(5)
+    model = config.replace(**words).build().double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def same_weights(model, **words):
+    """The model without some of its words, with what remains of its weights."""
+    other = model.config.replace(**words).build().double().eval()
+    report = other.load_state_dict(model.state_dict(), strict=False)
+    assert not report.missing_keys
+    return other
+
+
+LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_cap": 1.7}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_scaled_then_moved_then_capped(tied):
+    model = built(tied=tied, **LOGITS)
+    plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_cap=None)(IDS)
+    torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
+
+
+@pytest.mark.parametrize("words", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
+def test_training_has_the_loss_of_these_logits(words):
+    model = built(**words)
+    counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
+    weights = torch.ones(IDS.shape, dtype=torch.float64)
+    batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
+    wanted = F.cross_entropy(model(IDS).flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    expected = torch.autograd.grad(wanted, list(model.parameters()))
+    got, n = loss(model, batch)
+    assert n == IDS.numel()
+    torch.testing.assert_close(got, wanted)
+    for mine, theirs in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
+    model = built(positions=Learned(max_len=13, skipped=2))
+    assert generate(model, IDS[:1], max_new=7).ids.shape[-1] == 7
+    with pytest.raises(ShapeError, match="has 13 rows"):
+        generate(model, IDS[:1], max_new=8)
+    assert generate(model, IDS[:1], max_new=9, slide=True).ids.shape[-1] == 9
+
+
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5), Capped(1.5, scale=0.7)])
+def test_attention_scores_are_those_of_the_configuration(scores):
+    model = built(scores=scores)
+    q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (5, 11, 11))
+    s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, Capped(1.5): 7**-0.5}.get(scores, 0.7)
+    s = 1.5 * torch.tanh(s / 1.5) if isinstance(scores, Capped) else s
+    torch.testing.assert_close(attend(q, k, v, scores=scores), s.softmax(-1) @ v)
+    with trace(model) as seen:
+        model(IDS)
+    part = model.blocks[0].attention
+    h = model.blocks[0].norm1(model.place(model.embedding(IDS)))
+    heads = [x.unflatten(-1, (2, 7)).transpose(1, 2) for x in (part.q_proj(h), part.k_proj(h))]
+    wanted = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(seen.weights("blocks.0.attention"), wanted)
+    assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5)])
+def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
+    model = built(scores=scores)
+    assert (why_not(model) is None) == (not isinstance(scores, Capped))
+    fast, plain = (generate(model, IDS, max_new=5, use_cache=cached) for cached in (True, False))
+    assert fast.ids.tolist() == plain.ids.tolist()
+    torch.testing.assert_close(fast.scores, plain.scores)
+
+
+def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
+    block = built(residual=Sandwich(), layer_scale=0.1).blocks[0]
+    (norm1, scale1), (norm2, scale2) = block.after1, block.after2
+    assert torch.equal(CONFIG.replace(layer_scale=0.1).build().blocks[1].after2.weight, torch.full((14,), 0.1))
+    x = torch.randn(2, 5, 14, dtype=torch.float64)
+    y = x + norm1(block.attention(block.norm1(x))) * scale1.weight
+    torch.testing.assert_close(block(x), y + norm2(block.feed_forward(block.norm2(y))) * scale2.weight)
+
+
+def test_layer_masks_are_taken_in_turn():
+    model = built(n_layers=3, layer_masks=(window(2, 0), full()))
+    with trace(model) as seen:
+        logits = model(IDS)
+    for i, mask in enumerate((causal() & window(2, 0), causal(), causal() & window(2, 0))):
+        assert torch.equal(seen.weights(f"blocks.{i}.attention")[0, 0] > 0, mask.dense(7, 7))
+    cache = KVCache()
+    steps = [model(IDS[:, i : i + 1], cache=cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), logits)
+    short = built(n_layers=3, layer_masks=(window(1, 0), window(2, 0)))
+    assert short.config.seen(causal()).dense(7, 7).equal((causal() & window(2, 0)).dense(7, 7))
+    assert check(short).ok
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"residual": Sandwich()},
+        {"layer_scale": 0.1},
+        {"layer_masks": (window(2, 0), full())},
+        {"layer_masks": (window(2, 2), every(3))},
+        {"mask": full(), "layer_masks": (causal(), full())},
+    ],
+)
+def test_generation_goes_on_as_the_model_does(words):
+    model = built(**words)
+    assert why_not(model) is not None
+    fast, plain = (generate(model, [IDS[0], IDS[1, :4]], max_new=5, use_cache=cached) for cached in (True, False))
+    assert fast.ids.tolist() == plain.ids.tolist()
+    torch.testing.assert_close(fast.scores, plain.scores)
+    alone = generate(model, IDS[1:, :4], max_new=5)
+    assert fast.ids[1].tolist() == alone.ids[0].tolist()
+
+
+ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_len=13, n_segments=2, embedding_norm=True)
+
+
+def test_narrow_embeddings_are_widened_before_the_blocks():
+    model = built(ENCODER, d_embedding=6, positions=Learned(max_len=13))
+    x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
+    x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
+    torch.testing.assert_close(model(IDS), model.run(x @ model.widen.weight.T + model.widen.bias))
+    assert check(model).ok
+
+
+def test_shared_layers_are_one_block_again_and_again(tmp_path):
+    model = built(ENCODER, share_layers=True)
+    x = model.place(model.embedding(IDS) + model.segments.weight[0])
+    for _ in range(3):
+        x = model.blocks[0](x)
+    torch.testing.assert_close(model(IDS), model.norm(x))
+    assert check(model).ok
+    assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
+    save(model, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model")(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("words", [{"d_embedding": 6}, {"share_layers": True}])
+def test_words_of_encoders_are_stored(words):
+    config = ENCODER.replace(**words)
+    assert Config.from_toml(config.to_toml()) == config
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("words", [{"d_embedding": 7}, {"d_embedding": 0}, {"share_layers": 2}])
+def test_what_words_of_encoders_cannot_be_is_refused(words):
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        ENCODER.replace(**words)
+
+
+STORED = [
+    LOGITS,
+    {"scores": Capped(1.5, scale=0.7)},
+    {"scores": Dot()},
+    {"residual": Sandwich(), "layer_scale": 0.1},
+    {"layer_masks": (window(2, 0), full())},
+]
+
+
+@pytest.mark.parametrize("words", STORED)
+def test_they_are_stored_with_the_model(words):
+    config = CONFIG.replace(**words)
+    assert Config.from_toml(config.to_toml()) == config
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"logit_scale": 0.0},
+        {"logit_cap": -1.0},
+        {"logit_bias": 3},
+        {"scores": 3},
+        {"layer_scale": 0.0},
+        {"layer_masks": (3,)},
+    ],
+)
+def test_what_they_cannot_be_is_refused(words):
+    with pytest.raises(ConfigError, match=next(iter(words))):
+        CONFIG.replace(**words)
