@@ -49,7 +49,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     with serving() as address:
         if out.suffix == ".png":
-            with browsing(viewport={"width": 1360, "height": 1180}) as page:
+            with browsing(viewport={"width": 1360, "height": 1360}) as page:
                 taken(page, address, README, out, whole=False)
             return
         for mode, how in MODES.items():

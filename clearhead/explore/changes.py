@@ -21,7 +21,6 @@ from clearhead.explore.readings import Reading, Text, answered, attending, readi
 from clearhead.explore.run import Run, read
 from clearhead.values import Natural, Range, did_you_mean, require
 
-_PARTS = ("**.*attention.weights", "**.blocks.*.output", "output")
 _SHOWN = 8
 _SIDE = 64  # cells of a map
 
@@ -63,12 +62,12 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
         _check(edit, model, layers)
     shown = given.path or list(layers)[-1]
     require(shown in layers, f"there is no attention layer {given.path!r}; {did_you_mean(given.path, layers)}")
-    with _trace(model) as before:
+    with look.trace(model, *_parts(shown)) as before:
         model(*now.inputs)
     run.step()
     then = _forced(given, now)
     source = _source(given, now, model, run) if any(edit.how == "patch" for edit in given.edits) else None
-    after = _trace(model)
+    after = look.trace(model, *_parts(shown))
     for edit in given.edits:
         after.edit(edit.path, _made(edit, source))
     with _other(layers, given.mask, given.temperature), after:
@@ -79,12 +78,13 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
         "before": _told(now, before, shown, given.head),
         "after": _told(then, after, shown, given.head),
         "moved": moved.to_dict() | {"kl": _finite(moved.logits.kl[0].tolist()) if moved.logits else []},
-        "python": script(given, now),
+        "python": script(given, now, shown),
     }
 
 
-def _trace(model: nn.Module) -> look.Trace:
-    return look.trace(model, *_PARTS)
+def _parts(shown: str) -> tuple[str, ...]:
+    """What is recorded of both runs: the weights of the layer that is shown, and what every block gives."""
+    return f"{shown}.weights", "**.blocks.*.output", "output"
 
 
 def _check(edit: Edit, model: nn.Module, layers: dict[str, MultiHeadAttention]) -> None:
@@ -191,14 +191,14 @@ _WARMED = """for layer in layers.values():
     layer.weights = dataclasses.replace(layer.weights, temperature={0!r})"""
 
 
-def script(given: Changed, now: Reading) -> str:
+def script(given: Changed, now: Reading, shown: str) -> str:
     """The Python that makes both runs and prints what moved."""
     begin = "with torch.no_grad(), look.trace(model, *{0}) as {1}:"
     call = "    model(source, ids)" if now.source else "    model(ids)"
     lines = ["import dataclasses", "", "import torch", "", "from clearhead import look, masks, pretrained", ""]
     lines += [f"model = pretrained.load({given.model!r}).model"]
     lines += [f"source = torch.tensor([{now.source}])"] if now.source else []
-    lines += [f"ids = torch.tensor([{now.ids}])", f"parts = {_PARTS!r}", begin.format("parts", "before"), call]
+    lines += [f"ids = torch.tensor([{now.ids}])", f"parts = {_parts(shown)!r}", begin.format("parts", "before"), call]
     if any(edit.how == "patch" for edit in given.edits):
         other = answered(reading(now.trained, given.other, given.written, 1 << 30))
         rows = ", ".join(f"torch.tensor({x.tolist()})" for x in other.inputs)

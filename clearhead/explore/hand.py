@@ -57,41 +57,41 @@ def hand(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     keys = [list(row) for row in x]
     keys[given.key] = [factor * cell + more for cell, more in zip(x[given.key], noise, strict=True)]
     run.step()
-    scores, powers, weights = _attention(queries, keys, allowed, beta)
+    scores, tops = _attention(queries, keys, allowed, beta)
+    sums = [sympy.Add(*row) for row in tops]  # 1 in the limits of β
+    weights = _shares(tops, sums)
     moved = 0.0
     if keys != x:
-        before = floats(_attention(queries, x, allowed, beta)[2])
-        moved = max(
-            abs(a - b) for new, old in zip(floats(weights), before, strict=True) for a, b in zip(new, old, strict=True)
-        )
+        _, before = _attention(queries, x, allowed, beta)
+        pairs = zip(weights, _shares(before, [sympy.Add(*row) for row in before]), strict=True)
+        moved = max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True))
     run.step()
-    sums = [sympy.Add(*row) for row in powers]
-    over = [[sympy.Add(*terms) for terms in _scaled(row, x)] for row in powers]
-    outputs = [[top / (Z or 1) for top in row] for row, Z in zip(over, sums, strict=True)]
-    exact = {"x": x, "queries": queries, "keys": keys, "scores": scores, "weights": weights, "outputs": outputs}
+    over = [[sympy.Add(*terms) for terms in _scaled(row, x)] for row in tops]
+    exact = {"x": x, "queries": queries, "keys": keys, "scores": scores}
     answer: dict[str, Any] = {name: {"exact": _texts(m), "values": floats(m)} for name, m in exact.items()}
+    answer["weights"] = {"exact": _texts(tops), "values": weights}
+    answer["outputs"] = {"exact": _texts(over), "values": _shares(over, sums)}
     if beta != 0 and not beta.is_infinite:
-        answer["weights"]["over"], answer["outputs"]["over"] = _texts(powers), _texts(over)
         answer["sums"] = {"exact": _texts([[Z] for Z in sums]), "values": floats([[Z] for Z in sums])}
-    return answer | {"allowed": allowed, "moved": moved, "kind": _kind(weights, allowed, beta)}
+    return answer | {"allowed": allowed, "moved": moved, "kind": _kind(tops, allowed, beta)}
 
 
-def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) -> tuple[Matrix, Matrix, Matrix]:
-    """Scores, what stands over the sum of its row, and the weights, which are the one by the other."""
+def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) -> tuple[Matrix, Matrix]:
+    """Scores, and of each weight what stands over the sum of its row: the weight itself in the limits of β."""
     scores = times(q, transpose(k))
-    most = max(abs(as_float(score)) for row in scores for score in row)
     if beta == 0 or beta.is_infinite:
         limit = sympy.oo if beta == 0 else sympy.Integer(0)
-        weights = [softmax(row, may, limit) for row, may in zip(scores, allowed, strict=True)]
-        return scores, weights, weights
-    require(
-        most * as_float(beta) <= 500, f"β times a score is {most * as_float(beta):.4g}; expected at most 500, or inf"
-    )
-    powers = [
+        return scores, [softmax(row, may, limit) for row, may in zip(scores, allowed, strict=True)]
+    most = as_float(beta) * max(abs(as_float(score)) for row in scores for score in row)
+    require(most <= 500, f"β times a score is {most:.4g}; expected at most 500, or β = inf")
+    return scores, [
         [sympy.exp(beta * score) if may else sympy.Integer(0) for score, may in zip(row, line, strict=True)]
         for row, line in zip(scores, allowed, strict=True)
     ]
-    return scores, powers, [[power / (sympy.Add(*row) or 1) for power in row] for row in powers]
+
+
+def _shares(tops: Matrix, sums: list[Number]) -> list[list[float]]:
+    return [[top / (as_float(Z) or 1.0) for top in row] for row, Z in zip(floats(tops), sums, strict=True)]
 
 
 def _scaled(row: list[Number], x: Matrix) -> list[list[Number]]:
@@ -115,10 +115,10 @@ def _texts(matrix: Matrix) -> list[list[str]]:
     return [[words if len(words) <= _LONGEST else "" for words in row] for row in written]
 
 
-def _kind(weights: Matrix, allowed: list[list[bool]], beta: Number) -> str:
+def _kind(tops: Matrix, allowed: list[list[bool]], beta: Number) -> str:
     """What the weights do, said from the exact numbers."""
-    n = len(weights)
-    chosen = [[j for j, w in enumerate(row) if w == 1] for row in weights]
+    n = len(tops)
+    chosen = [[j for j, top in enumerate(row) if top != 0] for row in tops]
     if all(len(row) == 1 for row in chosen):
         where = [row[0] for row in chosen]
         if where == list(range(n)):
@@ -127,7 +127,7 @@ def _kind(weights: Matrix, allowed: list[list[bool]], beta: Number) -> str:
             return "permutation: the outputs are the vectors in another order"
     if beta.is_infinite:
         return "hard: every query takes the vector of its largest score, or shares its weight where several are"
-    seen = [[w for w, may in zip(row, line, strict=True) if may] for row, line in zip(weights, allowed, strict=True)]
+    seen = [[w for w, may in zip(row, line, strict=True) if may] for row, line in zip(tops, allowed, strict=True)]
     if all(w == row[0] for row in seen for w in row):
         if all(len(row) == n for row in seen):
             return "uniform: every output is the mean"

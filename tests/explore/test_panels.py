@@ -76,9 +76,9 @@ def test_attention_by_hand(page, beta, mask, order, kind):
 
 def test_exact_numbers_over_their_sum(page):
     found = page.ask("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "beta": "2"})
-    assert found["weights"]["over"][0] == ["e^2", "1", "e^2"]
+    assert found["weights"]["exact"][0] == ["e^2", "1", "e^2"]
     assert found["sums"]["exact"][0] == ["1 + 2·e^2"]
-    assert found["outputs"]["over"][0] == ["2·e^2", "1 + e^2"]
+    assert found["outputs"]["exact"][0] == ["2·e^2", "1 + e^2"]
 
 
 @pytest.mark.parametrize(

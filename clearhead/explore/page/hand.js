@@ -115,9 +115,9 @@ export function open(box, given, { signal, remember }) {
     const { sums } = found, keys = labels.map((_, i) => `k${i + 1}`);
     out.replaceChildren(
       matrix("Scores Q·Kᵀ", found.scores, asked, keys, found.allowed),
-      matrix("Weights", found.weights, asked, keys, found.allowed, true),
+      matrix("Weights", found.weights, asked, keys, found.allowed, true, Boolean(sums)),
       sums ? matrix("Z: what each row is divided by", sums, asked.map((_, i) => `Z${below(i)}`), [""]) : "",
-      matrix("Outputs: weights · X", found.outputs, asked, ["1st", "2nd"]));
+      matrix("Outputs: weights · X", found.outputs, asked, ["1st", "2nd"], null, false, Boolean(sums)));
     ready(`hand ${state.x} ${state.beta} ${name}`);
   }
 
@@ -126,18 +126,13 @@ export function open(box, given, { signal, remember }) {
 
 const below = (i) => "₁₂₃₄₅₆"[i];
 
-// A fraction of exponentials by its numerator over the sum of its row, where the whole would be too long to read.
-function written({ exact, over }, i, j) {
-  const whole = exact[i][j];
-  if (!over || (whole && whole.length <= 12)) return whole;
-  const top = over[i][j];
-  return !top ? whole : `${/ [+−] /.test(top) ? `(${top})` : top}/Z${below(i)}`;
-}
+// A number that is divided by the sum of its row.
+const over = (words, i) => (!words || words === "0" ? words : `${/ [+−] /.test(words) ? `(${words})` : words}/Z${below(i)}`);
 
 // A matrix: the exact number, and under it the decimals; weights are shaded by their size.
-function matrix(title, cells, rows, columns, allowed = null, isShaded = false) {
+function matrix(title, cells, rows, columns, allowed = null, isShaded = false, isOver = false) {
   const { values } = cells, body = values.map((line, i) => make("tr", {}, make("th", { scope: "row", textContent: rows[i] }), ...line.map((_, j) => {
-    const words = written(cells, i, j), may = !allowed || allowed[i][j], near = Number(values[i][j].toPrecision(4));
+    const words = isOver ? over(cells.exact[i][j], i) : cells.exact[i][j], may = !allowed || allowed[i][j], near = Number(values[i][j].toPrecision(4));
     const plain = !may && title.startsWith("Scores") ? "−∞" : words;
     const cell = make("td", { className: may ? "" : "hidden-cell" }, make("span", { className: "exact", textContent: plain }),
       plain === String(near).replace("-", "−") || plain === "−∞" ? "" : make("span", { className: "near", textContent: `≈ ${String(near).replace("-", "−")}` }));

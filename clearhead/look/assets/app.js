@@ -4,7 +4,7 @@ const SHORT = 48; // tokens, up to which text and matrix fit one view
 const VIEWS = { "Tokens and matrix": ShortView, Tokens: TokenView, Picture: PatchView, Matrix: MatrixView, Lines: LineView };
 const state = { number: 0, head: 0, row: null, view: "", pool: "largest", back: 0 };
 const at = (id) => document.getElementById(id);
-let colours = palette(), current = null, turn = 0, over = null, said = "";
+let colours = palette(), current = null, turn = 0, over = null, said = "", wasDrawn = false;
 
 const picture = () => data.pictures[state.number];
 
@@ -56,6 +56,7 @@ async function draw() {
   else mount(context);
   if (hadFocus) at("view").querySelector("[tabindex='0']")?.focus();
   legend();
+  wasDrawn = true; // from now on what is chosen is brought into sight
   document.documentElement.dataset.ready = `${state.number}/${state.head}/${state.view}`;
 }
 
@@ -93,7 +94,7 @@ function heading(one) {
     const chosen = thumb.dataset.at === `${state.number}/${state.head}`;
     thumb.setAttribute("aria-pressed", String(chosen));
     thumb.tabIndex = chosen ? 0 : -1;
-    if (chosen && document.documentElement.dataset.ready) thumb.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (chosen && wasDrawn) thumb.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   measures.current(`${state.number}/${state.head}`);
 }
