@@ -452,7 +452,7 @@ PEERS: dict[str, Peer] = {
         squares,
         output="pooler_output",
     ),
-    "dinov2 registers": Dino(
+    "dinov2_with_registers": Dino(
         "Dinov2WithRegistersForImageClassification",
         "Dinov2WithRegistersConfig",
         DINO | {"num_register_tokens": 2},
