@@ -50,9 +50,9 @@ class TokenEmbedding(nn.Embedding):
         x = F.embedding(ids, self.weight)
         return x * self.scale if self.scaled else x
 
-    def logits(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... V"]:
+    def logits(self, x: Float[Tensor, "... M"], bias: Float[Tensor, " V"] | None = None) -> Float[Tensor, "... V"]:
         """The tied output: each token's score is x · its row (unscaled), so input and output share one matrix."""
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}" + (", scaled=True" if self.scaled else "")

@@ -76,11 +76,15 @@ class Decoder(Stack):
         stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
         which of the memory's tokens count, usually `padding(source_lengths)`."""
         x = self.features(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
-        return self.finished(self.embedding.logits(x) if self.head is None else self.head(x))
+        if self.head is None:
+            return self._capped(self.embedding.logits(x, self.logit_bias))
+        return self.finished(self.head(x))
 
     def finished(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
         """The logits, from the products of features and vocabulary: with the bias and the cap, where there are such."""
-        logits = products if self.logit_bias is None else products + self.logit_bias
+        return self._capped(products if self.logit_bias is None else products + self.logit_bias)
+
+    def _capped(self, logits: Tensor) -> Tensor:
         cap = self.config.logit_cap
         return logits if cap is None else cap * (logits / cap).tanh()
 

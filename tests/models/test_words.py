@@ -15,7 +15,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.generation.program import why_not
 from clearhead.layers import Sandwich
-from clearhead.look import trace
+from clearhead.look import attribute, trace
 from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.models.storage import load, save
@@ -67,6 +67,13 @@ def test_training_has_the_loss_of_these_logits(words):
     torch.testing.assert_close(got, wanted)
     for mine, theirs in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
+    found = attribute(built(logit_bias=True, logit_scale=0.3, residual=Sandwich(), layer_scale=0.3), IDS[:1])
+    assert abs(found.rest) <= found.tolerance
+    with pytest.raises(ConfigError, match="tanh"):
+        attribute(built(logit_cap=1.7), IDS[:1])
 
 
 def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
