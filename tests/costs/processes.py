@@ -39,15 +39,23 @@ def counting(real, counted):
     return call
 
 
-def main(rank: int, size: int, kind: str, folder: Path) -> None:
+def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    counted = {"shards": 0, "reduced": 0, "inside": 0}
+    counted: dict[str, int] = {}
     # One name is of torch 2.11, the other of later ones; each process sends its shard, whichever way it goes.
     for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
         if hasattr(dist, name):
             setattr(dist, name, counting(getattr(dist, name), counted))
-    world = World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP())
+    for kind in ("ddp", "fsdp"):
+        counted.update({"shards": 0, "reduced": 0, "inside": 0})
+        held = train(World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP()), kind, counted)
+        (folder / f"{kind}-{rank}.json").write_text(json.dumps(held | counted))
+    dist.destroy_process_group()
+
+
+def train(world: World, kind: str, counted: dict[str, int]) -> dict[str, int]:
+    """What this process holds after a step."""
     model = tiny_decoder().build()
     given = example(model, "Decoder", tokens=13, batch=2)
     shared = world.share(model)
@@ -62,15 +70,13 @@ def main(rank: int, size: int, kind: str, folder: Path) -> None:
     given.loss(shared).backward()
     optimiser.step()
     states = [x for state in optimiser.state.values() for name, x in state.items() if name != "step"]
-    held = {
+    return {
         "weights": n_bytes(shared.parameters()),
         "gradients": n_bytes(p.grad for p in shared.parameters()),
         "optimiser": n_bytes(states),
     }
-    (folder / f"{rank}.json").write_text(json.dumps(held | counted))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

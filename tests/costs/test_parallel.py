@@ -20,13 +20,22 @@ def step():
     return cost("tiny-decoder", tokens=13, batch=2, training=True, device="cpu")
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_processes_hold_and_send(kind, size, step, tmp_path):
+@pytest.fixture(scope="module", params=[2, 4])
+def trained(request, tmp_path_factory):
+    """So many processes, which train both ways, one after the other; and the folder of what they wrote down."""
+    folder = tmp_path_factory.mktemp("processes")
     command = [sys.executable, "-m", "tests.costs.processes"]
-    started = [subprocess.Popen([*command, str(rank), str(size), kind, str(tmp_path)]) for rank in range(size)]
-    assert [process.wait(300) for process in started] == [0] * size
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    started = [
+        subprocess.Popen([*command, str(rank), str(request.param), str(folder)]) for rank in range(request.param)
+    ]
+    assert [process.wait(300) for process in started] == [0] * request.param
+    return request.param, folder
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_processes_hold_and_send(kind, trained, step):
+    size, folder = trained
+    found = [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(size)]
     predicted = share(step, size, kind)
     first = found[0]  # rows are rounded up: the first process has the most
     assert (predicted.weights, predicted.gradients, predicted.optimiser) == (
