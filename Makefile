@@ -22,18 +22,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "clearhead needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers,weights,explore,print,audio]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,peers,weights,explore,print,audio]'
 	@touch $@
 
 demo: setup
 	@$(BIN)/clearhead demo $(TEXT)
 
-check: setup lint types
+check: setup
+	@$(MAKE) --no-print-directory -j2 lint types
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest tests/house
+	$(BIN)/python -m pytest -q tests/house
 
 types: setup
 	$(BIN)/mypy

@@ -43,6 +43,7 @@ TOGETHER = ("claims", "explore", "test_distributed.py", "test_gathered_triton.py
 """Rooms and files whose tests share something that takes long to make: they run in one process."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     for item in items:
         places = item.path.relative_to(Path(__file__).parent).parts

@@ -162,7 +162,7 @@ class _TorchBase(nn.Module):
 def train_curve(setting: Setting) -> Iterator[Row]:
     """The losses of 200 steps by the fast way and by the plain one (no compiler, all logits at once), from one seed,
     and by the fast way from another: the ways must not be further apart than the seeds."""
-    steps = 6 if setting.trial else 200
+    steps = 3 if setting.trial else 200
     task = Text.load(argparse.__file__, context=64, vocab_size=600)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=64, d_model=128, n_layers=4, n_heads=4)
 
