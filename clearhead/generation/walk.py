@@ -132,7 +132,7 @@ class Walk:
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.how, Sample):
-            ids, log_probs = likeliest(logits, 1)
+            ids, log_probs = likeliest(logits, 1, recordable=True)
             return ids.squeeze(1), log_probs.squeeze(1)
         luck = self.luck.index_select(0, self.at).squeeze(0)
         ids = draw(probabilities(logits, self.how), luck if self.rows is None else luck[self.rows])
