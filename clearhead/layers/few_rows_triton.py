@@ -197,7 +197,10 @@ def _eps(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> float:
 
 def _shared(x: Tensor) -> int:
     """How many numbers of x's dtype fit into a multiprocessor's own memory, with a quarter left over."""
-    room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else 232_448
+    room = 232_448  # an H200's
+    if x.is_cuda:
+        found = torch.cuda.get_device_properties(x.device)
+        room = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
     return 3 * room // (4 * x.element_size())
 
 
