@@ -178,9 +178,16 @@ class Program:
         return self._finished(rows(x, self.logits))
 
     def read(
-        self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
+        self,
+        ids: Tensor,
+        *,
+        mask: Mask | None = None,
+        positions: Tensor | None = None,
+        memory: Memory | None = None,
+        last: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """A prompt (B, T): the logits (B, V) after it, and each layer's keys and values (B, K, T, D)."""
+        """A prompt (B, T): the logits (B, V) after it, or after place `last` (1,) of it, and each layer's keys and
+        values (B, K, T, D)."""
         B, T = ids.shape
         kept: list[tuple[Tensor, Tensor]] = []
         decoder = self.decoder
@@ -196,9 +203,7 @@ class Program:
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
-            if (
-                q.is_cuda and isinstance(everything, Causal) and bias is None
-            ):  # as `attend` would, sooner
+            if q.is_cuda and isinstance(everything, Causal) and bias is None:  # as `attend` would, sooner
                 grouped = part.n_heads != part.n_kv_heads
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=part.scale, enable_gqa=grouped)
             else:
@@ -213,7 +218,9 @@ class Program:
 
         x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
         x = self._through(x, many_rows, own, cross)
-        return self._finished(many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits)), kept
+        x = x.view(B, T, -1)
+        x = x[:, -1].contiguous() if last is None else x.index_select(1, last).squeeze(1)
+        return self._finished(many_rows(x, self.logits)), kept
 
     def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
         """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
