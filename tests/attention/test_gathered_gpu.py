@@ -337,6 +337,16 @@ def test_a_bias_that_is_the_same_for_every_key(shape):
     found.sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
+def test_a_mask_hides_whatever_the_scores_are(dtype):
+    """Also where the key that is seen scores less than a hidden one by more than 65,504."""
+    q = torch.full((1, 1, 1, 16), 30.0, device="cuda", dtype=dtype)
+    k = torch.cat((q, -q), dim=-2)
+    v = torch.arange(16.0, device="cuda", dtype=dtype).view(1, 1, 2, 8)
+    out = attend(q, k, v, every(1, offset=1), weights=Softmax(temperature=0.01))
+    torch.testing.assert_close(out, v[:, :, 1:])
+
+
 def test_values_without_a_width():
     q, k = (torch.randn(1, 1, 2, 8, device="cuda", dtype=HALF, requires_grad=True) for _ in range(2))
     v = torch.zeros(1, 1, 2, 0, device="cuda", dtype=HALF, requires_grad=True)
