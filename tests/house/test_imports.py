@@ -23,6 +23,7 @@ HOUSE = (
     ("attention",),
     ("layers",),
     ("models",),
+    ("audio",),
     ("data",),
     ("training",),
     ("generation",),
