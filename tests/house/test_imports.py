@@ -24,6 +24,7 @@ HOUSE = (
     ("audio",),
     ("layers",),
     ("models",),
+    ("audio",),
     ("data",),
     ("training",),
     ("generation",),
