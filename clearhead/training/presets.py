@@ -391,7 +391,6 @@ def spoken_digits() -> Recipe:
             schedule=WarmupCosine(2e-3, 400),
             weight_decay=0.05,
             averaging=EMA(0.999),
-            precision="bf16",
             log_every=100,
             eval_every=2000,
             checkpoint_every=8000,
