@@ -23,7 +23,7 @@ from clearhead.data.batch import Batch
 
 __all__ = ["SpeechBatch", "compared", "written"]
 
-_HEARD = 0.6  # how much of a symbol must have been said
+_HEARD = 0.75  # how much of a symbol must have been said
 _NEVER = -1e4  # a score that no way goes through, and finite, as sums over ways need it
 
 

@@ -204,7 +204,7 @@ def carry_out(
         raise StorageError(f"{out} was{was} made with --quick and this run is{now}; give --out another name")
     done = {(row.panel, row.line, row.seed) for row in record.rows}
     wanted = [(panel, line, seed) for seed in range(seeds) for panel in study.panel[1] for line in study.line[1]]
-    missing = [choice for choice in wanted if choice not in done]
+    missing, order = [choice for choice in wanted if choice not in done], {c: n for n, c in enumerate(wanted)}
     command = f"clearhead bench study {study.name} --seeds {seeds}{' --quick' if quick else ''}"
     command += " --data PATH" if study.reads else ""
     this = {"command": command, "machine": machine(), "versions": versions()}
@@ -218,9 +218,12 @@ def carry_out(
         given = () if data is None else (data,)
         work = [(study.measure, record.sizes, *choice, *given) for choice in missing]
         for (panel, line, seed), curve, more, took in walk(_measured, work):
-            record.rows.append(Trial(panel, line, seed, curve, more, took, record.runs.index(this)))
+            row = Trial(panel, line, seed, curve, more, took, record.runs.index(this))
+            record.rows.append(row)
+            if jobs > 1:  # as they would come from one process
+                record.rows.sort(key=lambda row: order.get((row.panel, row.line, row.seed), len(order)))
             record.write(out)
-            on_row(record.rows[-1])
+            on_row(row)
     if not missing:
         record.write(out)  # the finding as it is worded now
     return record
