@@ -1,6 +1,6 @@
-"""How tokens and images enter the residual stream: a row of a table for each id, a projection for each patch.
+"""How tokens, images and sounds enter the residual stream: a row of a table for each id, a projection for each patch.
 
-Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches.
+Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame.
 """
 
 from __future__ import annotations
@@ -115,3 +115,25 @@ class PatchEmbedding(nn.Module):
         if bias is not None:
             convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         return convolution
+
+
+class FrameEmbedding(nn.Module):
+    """Stacks every `stacked` frames of a sound and projects them, side by side, to width M: patches of time.
+
+    Frames at the end that do not fill a stack are left out.
+    """
+
+    def __init__(self, n_features: int, stacked: int, d_model: int) -> None:
+        super().__init__()
+        self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
+        self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
+        self.projection = nn.Linear(n_features * stacked, whole(d_model, "FrameEmbedding: d_model", least=1))
+
+    def forward(self, frames: Float[Tensor, "B T F"]) -> Float[Tensor, "B N M"]:
+        """(B, T, F) to (B, T // stacked, M)."""
+        if frames.ndim != 3 or frames.shape[2] != self.n_features:
+            raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {self.n_features}).")
+        if not frames.is_floating_point():
+            raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")
+        N = frames.shape[1] // self.stacked
+        return self.projection(frames[:, : N * self.stacked].unflatten(1, (N, self.stacked)).flatten(2))

@@ -95,7 +95,8 @@ def test_a_stream_gives_the_frames_of_the_whole(n, cuts, hop, centred, drop_last
     frames = [stream.feed(samples[0, a:b]) for a, b in itertools.pairwise(places)]
     for known, place in zip(itertools.accumulate(len(f) for f in frames), places[1:], strict=True):
         if place > mel.margin:  # a frame comes as soon as it is known
-            assert (known == 0 or mel.end(known - 1) <= place) and place < mel.end(known)
+            assert known == 0 or mel.end(known - 1) <= place
+            assert place < mel.end(known)
     frames = torch.cat([*frames, stream.finish().double()])
     assert frames.shape == whole.shape
     assert torch.allclose(frames, whole, atol=1e-12, rtol=0)
