@@ -1,0 +1,113 @@
+"""Sound in, symbols out while it comes: samples in pieces of any size, an event for each symbol that is recognised.
+
+    listener = pretrained.load("spoken-digits").listen()
+    for samples in pieces:
+        for event in listener.feed(samples):
+            print(event.text, event.end)
+    print(listener.end())                               # what the end of the sound decides
+
+What it gives does not depend on the pieces: the mask under which the model was trained says how far each moment sees,
+and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A mask that looks ahead
+without end (`full()`) is run once, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Float
+from clearhead.attention import KVCache
+from clearhead.errors import ConfigError
+from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
+from clearhead.models import SpeechEncoder
+from clearhead.values import Count, checked
+
+__all__ = ["Heard", "Listener"]
+
+_PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no more memory than what comes bit by bit
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A symbol that was recognised. Seconds from the beginning of the sound: the moments from `start` to `end` say it,
+    and it could be told when the sound up to `known` had come. `log_prob` is that of the clearest moment."""
+
+    text: str
+    start: float
+    end: float
+    known: float
+    log_prob: float
+
+    @property
+    def latency(self) -> float:
+        """Seconds of sound between its end and the moment at which it was told."""
+        return self.known - self.end
+
+
+class Listener:
+    """Hears one sound after another: `feed` it samples at `rate` Hz, (N,) from −1 to 1, and call `end` after the last.
+
+    `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment."""
+
+    def __init__(self, model: SpeechEncoder, *, beam: int = 1) -> None:
+        self.model, self._beam = model, checked(beam, "beam", Count)
+        self.rate = model.config.mel.sample_rate
+        try:
+            self._step, self._streams = model.pace.step, True  # moments that are known together
+        except ConfigError:
+            self._step, self._streams = 1 << 40, False  # none is known before the end
+        self._frames: Tensor
+        self._begin()
+
+    def feed(self, samples: Float[Tensor, " N"]) -> list[Heard]:
+        """What can be told now and could not before."""
+        found: list[Heard] = []
+        step = self._step * self.model.config.n_stacked
+        for part in samples.split(round(_PIECE * self.rate)):
+            self._frames = torch.cat((self._frames, self._mel.feed(part)))
+            ready = len(self._frames) // step * step
+            found += self._told(self._run(self._frames[:ready]))
+            self._frames = self._frames[ready:].clone()
+        return found
+
+    def end(self) -> list[Heard]:
+        """What the end of the sound decides. After it, another sound may be fed."""
+        rest = torch.cat((self._frames, self._mel.finish()))
+        over = self._mel.n_samples / self.rate
+        found = self._told([*self._run(rest), *self._search.end()])
+        self._begin()
+        return [replace(one, known=over) for one in found]
+
+    def _begin(self) -> None:
+        config = self.model.config
+        self._mel, self._frames = config.mel.stream(), torch.zeros(0, config.mel.n_mels)
+        self._cache = KVCache() if self._streams else None
+        blank = config.blank
+        self._search = GreedyCTC(blank) if self._beam == 1 else PrefixBeam(self._beam, blank=blank)
+
+    @torch.no_grad()
+    def _run(self, frames: Tensor) -> list[Symbol]:
+        if len(frames) < self.model.config.n_stacked:
+            return []
+        weight = self.model.head.weight
+        logits = self.model(frames[None].to(weight), cache=self._cache)[0]
+        return self._search.feed(logits.float().log_softmax(-1))
+
+    def _told(self, symbols: list[Symbol]) -> list[Heard]:
+        return [
+            Heard(
+                str(one.id),
+                one.start * self.model.config.moment,
+                self._seconds(one.end),
+                self._seconds(-(-one.known // self._step) * self._step),
+                one.log_prob,
+            )
+            for one in symbols
+        ]
+
+    def _seconds(self, moments: int) -> float:
+        """When so many moments are known: the last of them is, as soon as its last frame has come."""
+        return self.model.config.mel.end(moments * self.model.config.n_stacked - 1) / self.rate
