@@ -210,8 +210,8 @@ def _checked(samples: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _tables(mel: Mel) -> tuple[Tensor, Tensor]:
     curve = torch.hann_window(mel.window, dtype=torch.float64, device="cpu")
-    ends = [_mels(f, mel.scale) for f in (mel.low, mel.top)]
-    places = torch.linspace(*ends, mel.n_mels + 2, dtype=torch.float64, device="cpu").tolist()
+    low, high = _mels(mel.low, mel.scale), _mels(mel.top, mel.scale)
+    places = torch.linspace(low, high, mel.n_mels + 2, dtype=torch.float64, device="cpu").tolist()
     corners = torch.tensor([_hertz(place, mel.scale) for place in places], dtype=torch.float64, device="cpu")
     width = corners.diff()  # (F + 1,)
     at = torch.arange(mel.n_fft // 2 + 1, dtype=torch.float64, device="cpu") * (mel.sample_rate / mel.n_fft)
