@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ConfigError, DataError, ShapeError
-from clearhead.values import Count, Natural, Share, checked
+from clearhead.values import Count, Natural, checked
 
 __all__ = ["GreedyCTC", "PrefixBeam", "Symbol", "decode"]
 
@@ -69,7 +69,7 @@ class GreedyCTC:
         return [] if run is None else [replace(run, known=known)]
 
 
-_Path = tuple[Symbol, ...]
+_Path = tuple[tuple[int, int, int, float], ...]  # of each symbol: id, start, end, the clearest log-probability
 
 
 @dataclass(slots=True)
@@ -90,13 +90,13 @@ class _Ways:
 class PrefixBeam:
     """The likeliest symbols, by the sum over their alignments, among the `width` likeliest prefixes at every frame.
 
-    A symbol is given as soon as prefixes with at least `sure` of the probability say that it comes next and is over;
-    the others are then dropped. With `sure=1` all must agree, which keeps the search exact and may take long.
+    A symbol is given when all prefixes agree on it, or when the likeliest one has it and it was over `patience` frames
+    ago; the others are then dropped. Without patience (None) the search is exact, and may wait for the end.
     """
 
-    def __init__(self, width: int = 8, *, blank: int = 0, sure: float = 0.995) -> None:
-        self._width = checked(width, "width", Count)
-        self._blank, self._sure = checked(blank, "blank", Natural), checked(sure, "sure", Share)
+    def __init__(self, width: int = 8, *, blank: int = 0, patience: int | None = 8) -> None:
+        self._width, self._blank = checked(width, "width", Count), checked(blank, "blank", Natural)
+        self._patience = checked(patience, "patience", Natural | None)
         # By prefix (without the symbols that were given): alignments that end in a blank, after which the last symbol
         # may come again, and alignments that end in the last symbol. Likeliest first.
         self._beams: dict[tuple[int, ...], tuple[_Ways, _Ways]] = {(): (_Ways(0.0, 0.0), _Ways())}
@@ -122,7 +122,7 @@ class PrefixBeam:
         path = max(ways, key=lambda one: one.best).path
         self._last = (self._last, *prefix)[-1]
         self._beams = {(): (replace(ways[0], path=()), replace(ways[1], path=()))}
-        return [replace(one, known=self.frames) for one in path]
+        return [Symbol(*place[:3], self.frames, place[3]) for place in path]
 
     def _step(self, frame: Sequence[float]) -> None:
         grown: dict[tuple[int, ...], tuple[_Ways, _Ways]] = defaultdict(lambda: (_Ways(), _Ways()))
@@ -135,31 +135,27 @@ class PrefixBeam:
                         grown[prefix][0].add(ways, value, ways.path)
                     continue
                 if id == last:
-                    run = [replace(one, end=at, log_prob=max(one.log_prob, value)) for one in said.path[-1:]]
+                    run = [(id, start, at, max(most, value)) for _, start, _, most in said.path[-1:]]
                     grown[prefix][1].add(said, value, (*said.path[:-1], *run))
                 for ways in (silent,) if id == last else (silent, said):
-                    grown[*prefix, id][1].add(ways, value, (*ways.path, Symbol(id, at - 1, at, at, value)))
+                    grown[*prefix, id][1].add(ways, value, (*ways.path, (id, at - 1, at, value)))
         self._beams = dict(sorted(grown.items(), key=lambda one: -_total(one[1]))[: self._width])
 
     def _settled(self) -> list[Symbol]:
         found: list[Symbol] = []
-        while any(self._beams):
-            over: dict[int, float] = defaultdict(float)
-            mass = 0.0
-            for prefix, (silent, said) in self._beams.items():
-                shares = [math.exp(ways.total - self.log_prob) for ways in (silent, said)]
-                mass += sum(shares)
-                if prefix:
-                    over[prefix[0]] += sum(shares) if len(prefix) > 1 else shares[0]
-            id = max(over, key=lambda one: over[one])
-            if over[id] < self._sure * mass:
+        while path := max(next(iter(self._beams.values())), key=lambda one: one.best).path:
+            id, start, end, log_prob = path[0]
+            waited = self._patience is not None and self.frames - end > self._patience
+            agreed = end < self.frames and all(
+                prefix[:1] == (id,) for prefix, ways in self._beams.items() if _total(ways) > -math.inf
+            )
+            if not waited and not agreed:
                 break
-            chosen = {prefix: ways for prefix, ways in self._beams.items() if prefix[:1] == (id,)}
-            first = max((way for both in chosen.values() for way in both), key=lambda way: way.best).path[0]
-            found.append(replace(first, known=self.frames))
+            found.append(Symbol(id, start, end, self.frames, log_prob))
+            chosen = {prefix[1:]: ways for prefix, ways in self._beams.items() if prefix[:1] == (id,)}
             for silent, said in chosen.values():
                 silent.path, said.path = silent.path[1:], said.path[1:]
-            self._beams, self._last = {prefix[1:]: ways for prefix, ways in chosen.items()}, id
+            self._beams, self._last = chosen, id
         return found
 
 
@@ -175,7 +171,7 @@ def _total(ways: tuple[_Ways, _Ways]) -> float:
 
 def decode(log_probs: Float[Tensor, "T V"], *, width: int = 1, blank: int = 0) -> list[Symbol]:
     """The symbols of a whole sound: greedily, or with a `width` by an exact prefix beam."""
-    search = GreedyCTC(blank) if width == 1 else PrefixBeam(width, blank=blank, sure=1.0)
+    search = GreedyCTC(blank) if width == 1 else PrefixBeam(width, blank=blank, patience=None)
     return [*search.feed(log_probs), *search.end()]
 
 

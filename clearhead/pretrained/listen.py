@@ -25,13 +25,13 @@ from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
 from clearhead.models import SpeechEncoder
 from clearhead.values import Count, checked
 
-__all__ = ["Heard", "Listener"]
+__all__ = ["Event", "Listener"]
 
 _PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no more memory than what comes bit by bit
 
 
 @dataclass(frozen=True)
-class Heard:
+class Event:
     """A symbol that was recognised. Seconds from the beginning of the sound: the moments from `start` to `end` say it,
     and it could be told when the sound up to `known` had come. `log_prob` is that of the clearest moment."""
 
@@ -62,9 +62,9 @@ class Listener:
         self._frames: Tensor
         self._begin()
 
-    def feed(self, samples: Float[Tensor, " N"]) -> list[Heard]:
+    def feed(self, samples: Float[Tensor, " N"]) -> list[Event]:
         """What can be told now and could not before."""
-        found: list[Heard] = []
+        found: list[Event] = []
         step = self._step * self.model.config.n_stacked
         for part in samples.split(round(_PIECE * self.rate)):
             self._frames = torch.cat((self._frames, self._mel.feed(part)))
@@ -73,7 +73,7 @@ class Listener:
             self._frames = self._frames[ready:].clone()
         return found
 
-    def end(self) -> list[Heard]:
+    def end(self) -> list[Event]:
         """What the end of the sound decides. After it, another sound may be fed."""
         rest = torch.cat((self._frames, self._mel.finish()))
         over = self._mel.n_samples / self.rate
@@ -96,9 +96,9 @@ class Listener:
         logits = self.model(frames[None].to(weight), cache=self._cache)[0]
         return self._search.feed(logits.float().log_softmax(-1))
 
-    def _told(self, symbols: list[Symbol]) -> list[Heard]:
+    def _told(self, symbols: list[Symbol]) -> list[Event]:
         return [
-            Heard(
+            Event(
                 str(one.id),
                 one.start * self.model.config.moment,
                 self._seconds(one.end),

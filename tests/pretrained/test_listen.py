@@ -14,7 +14,7 @@ from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.models import SpeechConfig, SpeechEncoder
 from clearhead.positions import ALiBi, NoPositions, RelativeBias
-from clearhead.pretrained import Heard, Listener
+from clearhead.pretrained import Event, Listener
 
 MASKS = {
     "full": masks.full(),
@@ -46,7 +46,7 @@ def sound(n: int, seed: int = 0) -> torch.Tensor:
 
 def heard(
     model: SpeechEncoder, samples: torch.Tensor, sizes: list[int], beam: int = 1
-) -> tuple[list[Heard], torch.Tensor]:
+) -> tuple[list[Event], torch.Tensor]:
     """The events, and the logits that the model gave, of a sound in pieces of these sizes, which are taken in turn."""
     logits: list[torch.Tensor] = []
     handle = model.register_forward_hook(lambda *call: logits.append(call[-1][0]))
@@ -68,7 +68,7 @@ def whole(model: SpeechEncoder, samples: torch.Tensor) -> torch.Tensor:
         return model(model.config.mel(samples[None]).to(model.head.weight))[0]
 
 
-def told(events: list[Heard]) -> list[tuple[str, float, float, float]]:
+def told(events: list[Event]) -> list[tuple[str, float, float, float]]:
     return [(one.text, one.start, one.end, one.known) for one in events]
 
 
