@@ -1,10 +1,8 @@
-"""From one sample rate to another: a windowed sinc, whole or piece by piece with the same samples.
+"""From one sample rate to another by a windowed sinc, whole or piece by piece with the same samples.
 
-Output n stands at input n · source / target. Its value is a weighted sum of the inputs around it; as the ratio is that
-of two whole numbers, the weights repeat, and each phase has a row of them in a table. Every output is summed by itself
-in float64, so that it does not matter which pieces the input came in.
-
-    N samples   P phases   W weights
+Output n stands at input n · source / target and is a weighted sum of the inputs around it. As the ratio is that of two
+whole numbers, the weights repeat: a row for each phase. Every output is summed by itself, in float64, so that it does
+not matter in which pieces the input came.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from torch import Tensor
 from clearhead._shapes import Float
 from clearhead.values import whole
 
-__all__ = ["SLOWEST", "Resampler", "resample"]
+__all__ = ["Resampler", "resample"]
 
-SLOWEST, FASTEST = 1_000, 384_000  # Hz
+_SLOWEST, _FASTEST = 1_000, 384_000  # Hz
 _CROSSINGS, _KAISER = 32, 8.6  # zeros of the sinc at each side, and a window that falls to about −85 dB beyond them
 _PASSED = 0.92  # of the lower Nyquist frequency: the filter has fallen where the new one begins
 _AT_ONCE = 1 << 13
@@ -35,8 +33,8 @@ class Resampler:
     """
 
     def __init__(self, source: int, target: int) -> None:
-        source = whole(source, "the sample rate", least=SLOWEST, most=FASTEST)
-        target = whole(target, "the sample rate", least=SLOWEST, most=FASTEST)
+        for given in (source, target):
+            whole(given, "the sample rate", least=_SLOWEST, most=_FASTEST)
         common = math.gcd(source, target)
         self._up, self._down = target // common, source // common
         self._rows, self._half = (np.ones(0), 0) if source == target else _weights(self._up, self._down)

@@ -9,11 +9,12 @@ else is read by `soundfile`. What was done to a sound on the way, or is wrong wi
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +28,10 @@ from clearhead.values import Count, checked, did_you_mean
 __all__ = ["KINDS", "Sound", "Stream", "read"]
 
 KINDS = {"u8": "u1", "s16": "<i2", "s32": "<i4", "f32": "<f4", "f64": "<f8"}
+Bytes = io.BufferedIOBase | io.RawIOBase
 _UNKNOWN_SIZE = 0x7FFF0000  # writers into a pipe put 0 or something near 2³¹ or 2³² in place of a size
 _LONGEST_CHUNK = 1 << 20  # before the samples
 _SILENT, _LOUD, _CLIPPED = 1e-4, 0.9999, 0.001  # peaks below; samples above; the share of these that is too large
-
-
-@runtime_checkable
-class Bytes(Protocol):
-    """Whatever gives bytes: a file, a pipe."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,22 +54,18 @@ def read(path: str | Path, rate: int | None = None) -> Sound:
     return Sound(samples, stream.rate, tuple(stream.notes))
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How samples are written. `kind` is None for a WAV that is not plain; `size` in bytes, if known."""
-
+class _Form(NamedTuple):
     rate: int
     channels: int
-    kind: str | None
-    size: int | None = None
+    kind: str | None  # None for a WAV that is not plain
+    size: int | None = None  # in bytes, if known
 
 
 class Stream:
     """Samples as they come: iterate for pieces, (N,) float32, of one channel at `rate` Hz; else at the sound's own.
 
     `source` is a file's path, or gives bytes: a WAV file from its beginning, or bare samples (`kind`, `channels`, at
-    `raw_rate` Hz, which is `rate` unless given). Each piece is what has come by now, up to `seconds` of it. `notes` are
-    what there is to say once it is over.
+    `raw_rate` Hz, which is `rate` unless given). Each piece is what has come by now, up to `seconds` of it.
     """
 
     def __init__(
@@ -90,32 +81,34 @@ class Stream:
     ) -> None:
         if kind not in KINDS:
             raise DataError(f"samples are {kind!r}, which is not known; {did_you_mean(kind, KINDS)}")
-        self._name, self._seconds = str(source) if isinstance(source, str | Path) else name, seconds
-        self._notes: list[str] = []
+        path = Path(source) if isinstance(source, str | Path) else None
+        self._name, self._seconds = name if path is None else str(path), seconds
+        self._said: list[str] = []
         self._count, self._peak, self._loud = 0, 0.0, 0
-        file = _opened(Path(source)) if isinstance(source, str | Path) else source
+        file = source if isinstance(source, Bytes) else _opened(Path(source))
         start = _exactly(file, 12)
         form = _header(start, file, self._name)
         if form is not None and form.kind is not None:
-            if raw_rate not in (None, form.rate):
-                self._notes.append(f"its header says {form.rate:,} Hz, which counts, not {raw_rate:,} Hz")
             self._blocks = self._plain(file, form, b"")
-        elif isinstance(source, str | Path):
-            form, self._blocks = self._by_soundfile(Path(source))
+        elif path is not None:
+            form, self._blocks = self._by_soundfile(path)
         elif form is not None or start[:4] in (b"fLaC", b"OggS", b"ID3\3", b"ID3\4", b"FORM", b"RF64"):
+            what = "WAV that is not plain" if form else start[:4].decode()
             raise DataError(
-                f"{self._name} is {'WAV that is not plain' if form else start[:4].decode('ascii', 'replace').strip()}, "
-                "which cannot be read as it comes; give it as a file, or pipe it through: ffmpeg -i - -f s16le -"
+                f"{name} is {what}, which cannot be read as it comes; give it as a file, or pipe it through a decoder, "
+                "such as: ffmpeg -i - -f wav -"
             )
         else:
             form = _Form(raw_rate or rate or 0, checked(channels, "channels", Count, DataError), kind)
             self._blocks = self._plain(file, form, start)
         self._own, self.rate = form.rate, rate or form.rate
-        self._going = Resampler(form.rate, self.rate)
+        self._going = Resampler(self._own, self.rate)
+        if raw_rate not in (None, self._own):
+            self._said.append(f"its header says {self._own:,} Hz, which counts, not {raw_rate:,} Hz")
         if form.channels > 1:
-            self._notes.append(f"{form.channels} channels, of which the mean is heard")
-        if self.rate != form.rate:
-            self._notes.append(f"resampled from {form.rate:,} to {self.rate:,} Hz")
+            self._said.append(f"{form.channels} channels, of which the mean is heard")
+        if self.rate != self._own:
+            self._said.append(f"resampled from {self._own:,} to {self.rate:,} Hz")
 
     def __iter__(self) -> Iterator[Float[Tensor, " N"]]:
         for block in self._blocks:
@@ -129,7 +122,7 @@ class Stream:
     @property
     def notes(self) -> list[str]:
         """What there is to say by now."""
-        said = list(self._notes)
+        said = list(self._said)
         if self._count and self._peak < _SILENT:
             said.append("silence: nothing in it is louder than −80 dB")
         if self._loud > _CLIPPED * self._count:
@@ -170,9 +163,9 @@ class Stream:
             if not data:
                 break
         if left:
-            self._notes.append(f"cut short: its header promises {left / width / form.rate:.2f} s more")
+            self._said.append(f"cut short: its header promises {left / width / form.rate:.2f} s more")
         if kept:
-            self._notes.append(f"cut in the middle of a sample: the last {len(kept)} of {width} bytes are left out")
+            self._said.append(f"cut in the middle of a sample: the last {len(kept)} of {width} bytes are left out")
 
     def _by_soundfile(self, path: Path) -> tuple[_Form, Iterator[np.ndarray]]:
         try:
@@ -201,10 +194,10 @@ def _opened(path: Path) -> Bytes:
 
 
 def _header(start: bytes, file: Bytes, name: str) -> _Form | None:
-    """What the header of a WAV file says, read up to its first sample; None where `start` begins none."""
+    """What the header of a WAV file says, up to its first sample; None where `start` begins none."""
     if start[:4] != b"RIFF" or start[8:12] != b"WAVE":
         return None
-    form = None
+    form: tuple[int, int, str | None] | None = None
     while len(head := _exactly(file, 8)) == 8:
         chunk, size = head[:4], struct.unpack("<I", head[4:])[0]
         if chunk == b"data" and form is not None:

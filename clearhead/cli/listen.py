@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,8 +52,10 @@ def listen(
 
     torch.set_num_threads(1)  # pieces are small, and the real-time factor is one core's
     trained = pretrained.load(model, **placed(device, dtype))
-    source = sys.stdin.buffer if sound == "-" and sys.stdin is not None else sound
-    if sound == "-" and (sys.stdin is None or sys.stdin.isatty()):
+    source: Any = sound
+    if sound == "-":
+        source = getattr(sys.stdin, "buffer", None)
+    if source is None or (sound == "-" and sys.stdin.isatty()):
         raise DataError(
             "nothing is piped in: give a file, or pipe a recorder into this, such as arecord -f S16_LE -r 8000"
         )

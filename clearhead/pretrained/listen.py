@@ -97,17 +97,12 @@ class Listener:
         return self._search.feed(logits.float().log_softmax(-1))
 
     def _told(self, symbols: list[Symbol]) -> list[Event]:
+        moment, step, told = self.model.config.moment, self._step, self._seconds
         return [
-            Event(
-                str(one.id),
-                one.start * self.model.config.moment,
-                self._seconds(one.end),
-                self._seconds(-(-one.known // self._step) * self._step),
-                one.log_prob,
-            )
+            Event(str(one.id), one.start * moment, told(one.end), told(-(-one.known // step) * step), one.log_prob)
             for one in symbols
         ]
 
     def _seconds(self, moments: int) -> float:
-        """When so many moments are known: the last of them is, as soon as its last frame has come."""
+        """When so many moments are known: as soon as the last frame of the last of them has come."""
         return self.model.config.mel.end(moments * self.model.config.n_stacked - 1) / self.rate
