@@ -132,7 +132,7 @@ class Mel(Value):
         if samples.shape[1] < self.window:
             return samples.new_zeros(len(samples), 0, self.n_mels)
         cut = samples.unfold(1, self.window, self.hop)  # (B, T, window)
-        curve, bands = self._tables(samples.device, samples.dtype)
+        curve, bands = _tables(self, samples.device, samples.dtype)
         spectrum = torch.fft.rfft(cut * curve, n=self.n_fft)
         return (spectrum.real.square() + spectrum.imag.square()) @ bands
 
@@ -144,11 +144,6 @@ class Mel(Value):
                 "whole recording, which is not known before its end; use log=NaturalLog()"
             )
         return MelStream(self)
-
-    def _tables(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The Hann curve, and the weight of each frequency in each band (n_fft // 2 + 1, F)."""
-        curve, bands = _tables(self)
-        return curve.to(device, dtype), bands.to(device, dtype)
 
 
 class MelStream:
@@ -208,7 +203,8 @@ def _checked(samples: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(mel: Mel) -> tuple[Tensor, Tensor]:
+def _tables(mel: Mel, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The Hann curve, and the weight of each frequency in each band (n_fft // 2 + 1, F)."""
     curve = torch.hann_window(mel.window, dtype=torch.float64, device="cpu")
     low, high = _mels(mel.low, mel.scale), _mels(mel.top, mel.scale)
     places = torch.linspace(low, high, mel.n_mels + 2, dtype=torch.float64, device="cpu").tolist()
@@ -218,7 +214,9 @@ def _tables(mel: Mel) -> tuple[Tensor, Tensor]:
     up = (at[:, None] - corners[:-2]) / width[:-1]
     down = (corners[2:] - at[:, None]) / width[1:]
     bands = torch.minimum(up, down).clamp(min=0)
-    return curve, bands * (2 / (corners[2:] - corners[:-2])) if mel.scale == "slaney" else bands
+    if mel.scale == "slaney":
+        bands = bands * (2 / (corners[2:] - corners[:-2]))
+    return curve.to(device, dtype), bands.to(device, dtype)
 
 
 # Slaney's scale: 200/3 Hz to a mel up to 1 kHz, and from there 27 mels to a factor of 6.4.

@@ -2,8 +2,8 @@
 
 The model gives a score for every symbol, and for none, at every moment. The loss is torch's: the probability of all
 ways of writing the symbols down in their order, blanks in between. Where it is known when each was said, ways that
-write it down earlier than it began, or later than `delay` after its end, do not count: a stream must not be kept
-waiting.
+write it down before most of it has been said, or later than `delay` after its end, do not count: a stream must not be
+kept waiting, and a model that may answer at the first sound learns when somebody speaks, and never what.
 
     B sounds   S symbols of one at most   T frames   F features   N moments   V symbols
 """
@@ -23,6 +23,7 @@ from clearhead.data.batch import Batch
 
 __all__ = ["SpeechBatch", "compared", "written"]
 
+_HEARD = 0.75  # how much of a symbol must have been said
 _NEVER = -1e4  # a score that no way goes through, and finite, as sums over ways need it
 
 
@@ -78,6 +79,7 @@ class SpeechBatch(Batch):
         frame = torch.arange(1, N + 1, device=logits.device) * stacked - 1  # the last of each moment
         known = (frame * mel.hop - mel.margin + mel.window) / mel.sample_rate  # seconds
         begin, end = self.spans.unbind(-1)
+        begin = begin + (end - begin) * _HEARD
         inside = (known >= begin[..., None]) & (known <= end[..., None] + (self.delay or 0.0))  # (B, S, N)
         symbols = F.one_hot(self.labels, V) * self.weights[..., None].long()
         may = torch.einsum("bsn,bsv->bnv", inside.to(logits.dtype), symbols.to(logits.dtype)) > 0

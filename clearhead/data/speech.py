@@ -10,6 +10,7 @@ the samples lie, and so are its features.
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import re
 import tarfile
@@ -62,6 +63,7 @@ class Recordings:
         return replace(self, **parts)
 
     @classmethod
+    @functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
     def load(cls, path: Path | str, rate: int) -> Recordings:
         """From a folder, or a tar archive, of files that are named digit_speaker_number.wav."""
         found = []
@@ -187,6 +189,9 @@ class StreamSplit(Split[SpeechBatch]):
         other = copy.copy(self)
         other._sound, other._noise, other._clips = (x.to(device) for x in (self._sound, self._noise, self._clips))
         return other
+
+    def answers(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "B S"]:
+        return self.recordings.digits[self._plan(rows, 0).clips]  # without making a sound
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> SpeechBatch:
         plan = self._plan(rows.cpu(), epoch)
@@ -339,7 +344,7 @@ class Speech:
     def __init__(self, train: StreamSplit, validation: StreamSplit, singles: SingleSplit) -> None:
         self.train, self.validation, self.singles = train, validation, singles
         self.mel = train.mel
-        sample = train.mel(train._samples(train._plan(torch.arange(128), 0), 3 * train.mel.sample_rate))
+        sample = train.mel(train._samples(train._plan(torch.arange(64), 0), 2 * train.mel.sample_rate))
         self.mean, self.std = round(sample.mean().item(), 3), round(sample.std().item(), 3)
 
     @property
@@ -362,7 +367,7 @@ class Speech:
     ) -> Speech:
         """Recordings with numbers from 10 on are trained on and those below are for validation; `without` a speaker,
         all recordings of that one are for validation."""
-        found = path if isinstance(path, Recordings) else Recordings.load(path, mel.sample_rate)
+        found = Recordings.load(path, mel.sample_rate)
         train, held = found.numbers >= _FIRST_TRAINED, found.numbers < _FIRST_TRAINED
         if without is not None:
             if without not in found.names:

@@ -118,22 +118,33 @@ class PatchEmbedding(nn.Module):
 
 
 class FrameEmbedding(nn.Module):
-    """Stacks every `stacked` frames of a sound and projects them, side by side, to width M: patches of time.
+    """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
+    of time, which overlap where `earlier` is above 0.
 
     Frames at the end that do not fill a stack are left out.
     """
 
-    def __init__(self, n_features: int, stacked: int, d_model: int) -> None:
+    def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
         super().__init__()
         self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
         self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
-        self.projection = nn.Linear(n_features * stacked, whole(d_model, "FrameEmbedding: d_model", least=1))
+        self.earlier = whole(earlier, "FrameEmbedding: earlier", least=0)
+        self.projection = nn.Linear(
+            n_features * (stacked + earlier), whole(d_model, "FrameEmbedding: d_model", least=1)
+        )
 
-    def forward(self, frames: Float[Tensor, "B T F"]) -> Float[Tensor, "B N M"]:
-        """(B, T, F) to (B, T // stacked, M)."""
+    def forward(
+        self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None
+    ) -> Float[Tensor, "B N M"]:
+        """(B, T, F) to (B, T // stacked, M). `before` are the frames before the first; None: zeros."""
         if frames.ndim != 3 or frames.shape[2] != self.n_features:
             raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {self.n_features}).")
         if not frames.is_floating_point():
             raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")
         N = frames.shape[1] // self.stacked
-        return self.projection(frames[:, : N * self.stacked].unflatten(1, (N, self.stacked)).flatten(2))
+        if before is None:
+            before = frames.new_zeros(len(frames), self.earlier, self.n_features)
+        x = torch.cat((before, frames[:, : N * self.stacked]), 1)
+        if not N:
+            return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
+        return self.projection(x.unfold(1, self.earlier + self.stacked, self.stacked).flatten(2))

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
@@ -23,7 +24,9 @@ from clearhead.layers import FrameEmbedding
 from clearhead.masks import Blocks, Causal, Mask, Window, causal, leaves, padding, reach, window
 from clearhead.models.stack import Stack, TransformerConfig, both
 from clearhead.positions import ALiBi, NoPositions, RelativeBias
-from clearhead.values import Count, Positive
+from clearhead.values import Count, Natural, Positive
+
+_FRAMES = "frames"  # the part of a cache that keeps the last of them
 
 __all__ = ["Pace", "SpeechConfig", "SpeechEncoder"]
 
@@ -65,6 +68,7 @@ class SpeechConfig(TransformerConfig):
     n_symbols: Count = 10
     mel: Mel = Mel()
     n_stacked: Count = 2  # frames to a moment
+    n_earlier: Natural = 6  # frames before them that it is made of, too
     mask: Mask = causal() & window(64, 0)
     positions: ALiBi | RelativeBias | NoPositions = RelativeBias()
     mean: float = 0.0  # of the features, in training
@@ -88,7 +92,7 @@ class SpeechEncoder(Stack):
     """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
 
     def __init__(self, config: SpeechConfig) -> None:
-        embedding = FrameEmbedding(config.mel.n_mels, config.n_stacked, config.d_model)
+        embedding = FrameEmbedding(config.mel.n_mels, config.n_stacked, config.d_model, earlier=config.n_earlier)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         self.head = nn.Linear(config.d_model, config.n_symbols + 1)
@@ -116,12 +120,26 @@ class SpeechEncoder(Stack):
             self._check_piece(frames, lengths, cache)
         elif lengths is not None:
             mask = both(padding(lengths // self.config.n_stacked), mask)
-        x = self.place(self.embedding((frames - self.config.mean) / self.config.std))
-        x = self.run(x, mask=both(self.config.mask, mask), cache=cache)
-        if cache is not None and self.pace.kept is not None:
+        frames = (frames - self.config.mean) / self.config.std
+        before = None
+        if cache is not None and (part := cache.at(_FRAMES)).holds_memory:
+            before = part.recall()[0][:, 0]
+        x = self.run(self.place(self.embedding(frames, before)), mask=both(self.config.mask, mask), cache=cache)
+        if cache is not None:
+            self._keep(frames, before, cache)
+        return self.head(x)
+
+    def _keep(self, frames: Tensor, before: Tensor | None, cache: KVCache) -> None:
+        """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
+        earlier = self.config.n_earlier
+        if before is None:
+            before = frames.new_zeros(len(frames), earlier, frames.shape[2])
+        used = frames.shape[1] - frames.shape[1] % self.config.n_stacked
+        last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
+        cache.at(_FRAMES).remember(last, last)
+        if self.pace.kept is not None:
             extra = cache.length - self.pace.kept
             cache.forget(max(0, extra - extra % self.pace.step))
-        return self.head(x)
 
     def _check_piece(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
         if lengths is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from clearhead.data.ctc import SpeechBatch, compared, written
+from clearhead.data.ctc import compared, written
 from clearhead.data.task import Split
 from clearhead.errors import ConfigError
 from clearhead.models import SpeechEncoder
@@ -40,7 +41,7 @@ class Heard:
 
 
 @torch.no_grad()
-def hear(model: nn.Module, split: Split[SpeechBatch], n: int | None = None, rows: int = 64) -> Heard:
+def hear(model: nn.Module, split: Split[Any], n: int | None = None, rows: int = 64) -> Heard:
     """Listens to the first `n` recordings of a part (None: all). A digit is written down when the likeliest class
     becomes it, and known when all that its moment sees has been heard."""
     assert isinstance(model, SpeechEncoder)
