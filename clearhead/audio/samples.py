@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,8 @@ from clearhead.values import Count, checked, did_you_mean
 
 __all__ = ["KINDS", "Sound", "Stream", "read"]
 
-KINDS = {"u8": "u1", "s16": "<i2", "s32": "<i4", "f32": "<f4", "f64": "<f8"}
+# Of samples, little-endian as all machines are that torch runs on.
+KINDS = {"u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 Bytes = io.BufferedIOBase | io.RawIOBase
 _UNKNOWN_SIZE = 0x7FFF0000  # writers into a pipe put 0 or something near 2³¹ or 2³² in place of a size
 _LONGEST_CHUNK = 1 << 20  # before the samples
@@ -131,21 +131,20 @@ class Stream:
             )
         return said
 
-    def _mixed(self, block: np.ndarray) -> Tensor:
+    def _mixed(self, block: Tensor) -> Tensor:
         """(N, channels) → (N,)"""
-        finite = np.isfinite(block).all(-1)
-        if not finite.all():
-            place = (self._count + int(finite.argmin())) / self._own
+        if not bool((finite := block.isfinite().all(-1)).all()):
+            place = (self._count + int(finite.int().argmin())) / self._own
             raise DataError(f"{self._name} holds a sample that is no number, at {place:.3f} s; is it of another kind?")
-        size = np.abs(block).max(-1, initial=0.0)
+        loudest = block.abs().amax(-1)
         self._count += len(block)
-        self._peak = max(self._peak, float(size.max(initial=0.0)))
-        self._loud += int((size >= _LOUD).sum())
-        return torch.from_numpy(block.mean(-1, dtype=np.float32))
+        self._peak = max(self._peak, float(loudest.max()))
+        self._loud += int((loudest >= _LOUD).sum())
+        return block.mean(-1)
 
-    def _plain(self, file: Bytes, form: _Form, start: bytes) -> Iterator[np.ndarray]:
+    def _plain(self, file: Bytes, form: _Form, start: bytes) -> Iterator[Tensor]:
         """Blocks (N, channels) of bytes as they come, `start` before them, in whole samples of all channels."""
-        dtype = np.dtype(KINDS[form.kind or "s16"])
+        dtype = KINDS[form.kind or "s16"]
         width, left, kept = dtype.itemsize * form.channels, form.size, start
         most = max(1, round(self._seconds * form.rate)) * width
         some = getattr(file, "read1", file.read)  # what is there, without waiting for more
@@ -154,11 +153,11 @@ class Stream:
             left = None if left is None else left - len(data)
             kept += data
             if whole := len(kept) // width * width:
-                block = np.frombuffer(kept[:whole], dtype).reshape(-1, form.channels)
-                if dtype.kind != "f":
-                    half = float(1 << 8 * dtype.itemsize - 1)
-                    block = (block - (half if dtype.kind == "u" else 0.0)) / half
-                yield block.astype(np.float32)
+                block = torch.frombuffer(bytearray(kept[:whole]), dtype=dtype).double().view(-1, form.channels)
+                if not dtype.is_floating_point:
+                    half = 1 << 8 * dtype.itemsize - 1
+                    block = (block - (half if dtype == torch.uint8 else 0)) / half
+                yield block.float()
             kept = kept[whole:]
             if not data:
                 break
@@ -167,7 +166,7 @@ class Stream:
         if kept:
             self._said.append(f"cut in the middle of a sample: the last {len(kept)} of {width} bytes are left out")
 
-    def _by_soundfile(self, path: Path) -> tuple[_Form, Iterator[np.ndarray]]:
+    def _by_soundfile(self, path: Path) -> tuple[_Form, Iterator[Tensor]]:
         try:
             import soundfile
         except (ImportError, OSError) as error:  # OSError: it is installed and its library is not
@@ -182,8 +181,7 @@ class Stream:
             why = str(error).rpartition(": ")[2].strip().rstrip(".")
             raise DataError(f"{path} is not a sound that can be read ({why}); expected WAV, FLAC or Ogg") from error
         size = max(1, round(self._seconds * rate))
-        blocks = (data[start : start + size] for start in range(0, len(data), size))
-        return _Form(rate, data.shape[1], None), blocks
+        return _Form(rate, data.shape[1], None), iter(torch.from_numpy(data).split(size) if len(data) else ())
 
 
 def _opened(path: Path) -> Bytes:
