@@ -100,7 +100,7 @@ class PrefixBeam:
         # By prefix (without the symbols that were given): alignments that end in a blank, after which the last symbol
         # may come again, and alignments that end in the last symbol. Likeliest first.
         self._beams: dict[tuple[int, ...], tuple[_Ways, _Ways]] = {(): (_Ways(0.0, 0.0), _Ways())}
-        self._last = -1  # the symbol that was given last
+        self._last, self._end = -1, 0  # the symbol that was given last, and its end
         self.frames = 0
 
     @property
@@ -118,11 +118,16 @@ class PrefixBeam:
 
     def end(self) -> list[Symbol]:
         """The rest of the likeliest symbols."""
-        prefix, ways = next(iter(self._beams.items()))
+        ways = next(iter(self._beams.values()))
         path = max(ways, key=lambda one: one.best).path
-        self._last = (self._last, *prefix)[-1]
         self._beams = {(): (replace(ways[0], path=()), replace(ways[1], path=()))}
-        return [Symbol(*place[:3], self.frames, place[3]) for place in path]
+        return [self._given(*place) for place in path]
+
+    def _given(self, id: int, start: int, end: int, log_prob: float) -> Symbol:
+        # Where the search gave up an alignment for another, that one may have begun the next symbol earlier.
+        start = max(start, self._end)
+        self._last, self._end = id, max(end, start + 1)
+        return Symbol(id, start, self._end, self.frames, log_prob)
 
     def _step(self, frame: Sequence[float]) -> None:
         grown: dict[tuple[int, ...], tuple[_Ways, _Ways]] = defaultdict(lambda: (_Ways(), _Ways()))
@@ -144,18 +149,16 @@ class PrefixBeam:
     def _settled(self) -> list[Symbol]:
         found: list[Symbol] = []
         while path := max(next(iter(self._beams.values())), key=lambda one: one.best).path:
-            id, start, end, log_prob = path[0]
+            id, _, end, _ = path[0]
             waited = self._patience is not None and self.frames - end > self._patience
-            agreed = end < self.frames and all(
-                prefix[:1] == (id,) for prefix, ways in self._beams.items() if _total(ways) > -math.inf
-            )
+            possible = [prefix for prefix, ways in self._beams.items() if _total(ways) > -math.inf]
+            agreed = end < self.frames and all(prefix[:1] == (id,) for prefix in possible)
             if not waited and not agreed:
                 break
-            found.append(Symbol(id, start, end, self.frames, log_prob))
-            chosen = {prefix[1:]: ways for prefix, ways in self._beams.items() if prefix[:1] == (id,)}
-            for silent, said in chosen.values():
+            found.append(self._given(*path[0]))
+            self._beams = {prefix[1:]: ways for prefix, ways in self._beams.items() if prefix[:1] == (id,)}
+            for silent, said in self._beams.values():
                 silent.path, said.path = silent.path[1:], said.path[1:]
-            self._beams, self._last = chosen, id
         return found
 
 
