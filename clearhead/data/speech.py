@@ -38,6 +38,7 @@ _FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
 _NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav$")
 _QUIET = 10**-3.5  # of a recording's loudest hundredth of a second, in power: below it nobody speaks
 _TAIL = 0.32  # seconds that a stream goes on after its last digit
+_NEVER = 1 << 40  # where a recording begins that does not come
 _FADE = 0.004  # seconds in which a recording comes in and goes out again
 
 
@@ -151,7 +152,7 @@ class _Plan:
     """What has been drawn for each row of a batch, on the CPU."""
 
     clips: Int[Tensor, "B S"]
-    starts: Int[Tensor, "B S"]  # where each begins in the stream; beyond its end where there is none
+    starts: Int[Tensor, "B S"]  # where each begins in the stream
     speeds: Float[Tensor, "B S"]
     counts: Int[Tensor, " B"]
     lengths: Int[Tensor, " B"]  # of the streams, in samples
@@ -175,8 +176,11 @@ class StreamSplit(Split[SpeechBatch]):
         self._noise = _noises(mel.sample_rate)
         self._sound = recordings.samples  # batches are made where these lie
         self._clips = torch.stack((recordings.starts, recordings.lengths))
-        self._of, self._many = _by_speaker(recordings)
         self._rms = _loudness(recordings)
+
+    @functools.cached_property
+    def _by_speaker(self) -> tuple[Tensor, Tensor]:
+        return _by_speaker(self.recordings)
 
     def __len__(self) -> int:
         return self.n
@@ -221,13 +225,14 @@ class StreamSplit(Split[SpeechBatch]):
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
         how, rate, most = self.streams, self.mel.sample_rate, max(1, self.streams.digits[1])
         u = draws.uniform(_DRAWS, self.seed, epoch, rows[:, None], torch.arange(16 + 4 * most))  # (B, n)
-        speaker, kind, many, gain, noise, clean = u[:, :6].unbind(1)
+        speaker, kind, count, gain, noise, clean = u[:, :6].unbind(1)
         digit, clip, pause, speed = u[:, 16:].unflatten(1, (4, most)).unbind(1)  # (B, S) each
         low, high = how.digits
-        counts = low + (many * (high - low + 1)).long()
+        counts = low + (count * (high - low + 1)).long()
         counts = torch.where(kind < how.none + how.one, (kind >= how.none).long(), counts)
-        speaker, digit = (speaker * len(self._many)).long()[:, None], (digit * 10).long()
-        clips = self._of[speaker, digit, (clip * self._many[speaker, digit]).long()]
+        known, many = self._by_speaker
+        speaker, digit = (speaker * len(many)).long()[:, None], (digit * 10).long()
+        clips = known[speaker, digit, (clip * many[speaker, digit]).long()]
         speeds = 1 + how.speed * (2 * speed - 1)
         taken = (self.recordings.lengths[clips] / speeds).long() + 1
         pauses = (rate * (how.pause[0] + pause * (how.pause[1] - how.pause[0]))).long()
@@ -240,7 +245,7 @@ class StreamSplit(Split[SpeechBatch]):
         else:
             lengths = tail + ends.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]
         there = torch.arange(most) < counts[:, None]
-        starts = torch.where(there, ends - taken, lengths.max())
+        starts = torch.where(there, ends - taken, _NEVER)
         loudness = self._rms[clips].mean(1)
         below = 10 ** (-(how.noise[0] + noise * (how.noise[1] - how.noise[0])) / 20)
         size = torch.where(clean < how.clean, 0.0, loudness * below)
@@ -273,9 +278,9 @@ class StreamSplit(Split[SpeechBatch]):
                 continue
             at = torch.arange(frames.shape[axis], device=frames.device)
             for column in (first, first + 2):
-                width = u[:, column, None] * (widest + 1)
-                start = u[:, column + 1, None] * (frames.shape[axis] - width)
-                hidden = (at >= start.floor()) & (at < (start + width).floor())  # (B, T or F)
+                width = (u[:, column, None] * (widest + 1)).floor()
+                start = (u[:, column + 1, None] * (frames.shape[axis] - width)).floor()
+                hidden = (at >= start) & (at < start + width)  # (B, T or F)
                 frames = torch.where(hidden[:, None] if axis == 2 else hidden[..., None], frames.mean(), frames)
         return frames
 
@@ -364,9 +369,11 @@ class Speech:
         n_train: int = 4096,
         n_validation: int = 200,
         seed: int = 0,
+        only_heard: bool = False,
     ) -> Speech:
         """Recordings with numbers from 10 on are trained on and those below are for validation; `without` a speaker,
-        all recordings of that one are for validation."""
+        all recordings of that one are for validation. Where nothing is to be trained (`only_heard`), one of the parts
+        may be missing: the other is then heard."""
         found = Recordings.load(path, mel.sample_rate)
         train, held = found.numbers >= _FIRST_TRAINED, found.numbers < _FIRST_TRAINED
         if without is not None:
@@ -374,6 +381,8 @@ class Speech:
                 raise DataError(f"there is no speaker {without!r} in {path}; {did_you_mean(without, found.names)}")
             held = found.speakers == found.names.index(without)
             train = train & ~held
+        if only_heard:
+            held = train = held if held.any() else train
         for part, what in ((train, "train on (numbers from 10 on)"), (held, "validate with (numbers below 10)")):
             if not part.any():
                 raise DataError(f"{path} has no recordings to {what}")

@@ -25,7 +25,7 @@ from clearhead.pretrained.hear import hear
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
 from clearhead.training.loss import scores
-from clearhead.training.tasks import DataConfig, TranslationData
+from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
 
 _GREEDY = Greedy()
 
@@ -96,6 +96,8 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
         return split, Translation(split, split, trained.tokenizer)
     has_text = (trained.folder / "tokenizer.json").is_file()
     settings: DataConfig = recipe.data.at(data)
+    if isinstance(settings, SpeechData):
+        settings = settings.replace(only_heard=True)
     task = settings.load(seed=recipe.train.seed, tokenizer=trained.tokenizer if has_text else None)
     size, wanted = getattr(task, "image_size", None), getattr(trained.model.config, "image_size", None)
     if data is None and size is not None and wanted is not None and size != wanted:

@@ -6,7 +6,6 @@ command line with `--set`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from clearhead.data.augment import Affine, Contrast, PerImage
@@ -355,16 +354,27 @@ HEARD = Streams(
 
 
 def speech_small() -> Recipe:
-    """A small causal encoder: two minutes on two CPU cores."""
+    """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
+    heard = Streams(
+        seconds=1.62,
+        digits=(1, 4),
+        none=0.04,
+        one=0.4,
+        pause=(0.0, 0.5),
+        noise=(20.0, 45.0),
+        clean=0.2,
+        gain=6.0,
+        speed=0.08,
+    )
     return Recipe(
         preset="small",
         about="a small causal encoder on spoken digits, three layers",
-        data=SpeechData(streams=dataclasses.replace(HEARD, seconds=2.0, digits=(1, 4)), n_validation=60),
-        model=SpeechConfig(d_model=64, n_heads=4, n_layers=3, n_stacked=3, dropout=0.05, init=Xavier()),
+        data=SpeechData(streams=heard, n_validation=60),
+        model=SpeechConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
         train=TrainConfig(
             steps=1200,
-            batch=ByCount(32),
-            schedule=WarmupCosine(3e-3, 100),
+            batch=ByCount(16),
+            schedule=WarmupCosine(4e-3, 100),
             averaging=EMA(0.99),
             eval_every=600,
             checkpoint_every=600,

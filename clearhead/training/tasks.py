@@ -181,6 +181,7 @@ class SpeechData(DataConfig):
     delay: NotNegative | None = 0.2  # seconds after its end in which a digit has to be written down; None: whenever
     n_train: Count = 4096  # streams to an epoch; every epoch has new ones
     n_validation: Count = 200
+    only_heard: bool = False  # nothing is trained: recordings of any number will do
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Speech:
         if self.path is None:
@@ -194,6 +195,7 @@ class SpeechData(DataConfig):
             n_train=self.n_train,
             n_validation=self.n_validation,
             seed=seed,
+            only_heard=self.only_heard,
         )
 
 
