@@ -85,7 +85,10 @@ class Stream:
         self._name, self._seconds = name if path is None else str(path), seconds
         self._said: list[str] = []
         self._count, self._peak, self._loud = 0, 0.0, 0
-        file = source if isinstance(source, Bytes) else _opened(Path(source))
+        try:
+            file = source if isinstance(source, Bytes) else Path(source).open("rb")  # noqa: SIM115 (as long as this)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         start = _exactly(file, 12)
         form = _header(start, file, self._name)
         if form is not None and form.kind is not None:
@@ -126,9 +129,8 @@ class Stream:
         if self._count and self._peak < _SILENT:
             said.append("silence: nothing in it is louder than −80 dB")
         if self._loud > _CLIPPED * self._count:
-            said.append(
-                f"clipped: {self._loud / self._count:.1%} of the samples are at full scale; record more quietly"
-            )
+            share = self._loud / self._count
+            said.append(f"clipped: {share:.1%} of the samples are at full scale; record more quietly")
         return said
 
     def _mixed(self, block: Tensor) -> Tensor:
@@ -174,7 +176,6 @@ class Stream:
                 f"{path} is no plain WAV, and other sounds are read by soundfile, which is not installed: "
                 "pip install 'clearhead[audio]'"
             ) from error
-
         try:
             data, rate = soundfile.read(path, dtype="float32", always_2d=True)
         except soundfile.SoundFileError as error:
@@ -182,13 +183,6 @@ class Stream:
             raise DataError(f"{path} is not a sound that can be read ({why}); expected WAV, FLAC or Ogg") from error
         size = max(1, round(self._seconds * rate))
         return _Form(rate, data.shape[1], None), iter(torch.from_numpy(data).split(size) if len(data) else ())
-
-
-def _opened(path: Path) -> Bytes:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _header(start: bytes, file: Bytes, name: str) -> _Form | None:

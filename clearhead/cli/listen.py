@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from clearhead.pretrained import Event, Listener, Trained
 
-_LOOKED_INTO = 60.0  # seconds at most
+_SHOWN = 60.0  # seconds that are looked into at most
 
 
 @app.command()
@@ -52,13 +52,9 @@ def listen(
 
     torch.set_num_threads(1)  # pieces are small, and the real-time factor is one core's
     trained = pretrained.load(model, **placed(device, dtype))
-    source: Any = sound
-    if sound == "-":
-        source = getattr(sys.stdin, "buffer", None)
+    source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
     if source is None or (sound == "-" and sys.stdin.isatty()):
-        raise DataError(
-            "nothing is piped in: give a file, or pipe a recorder into this, such as arecord -f S16_LE -r 8000"
-        )
+        raise DataError("nothing is piped in: give a file, or pipe a recorder, such as arecord -f S16_LE -r 8000")
     trained.listen().feed(torch.zeros(8_000))  # what is computed first takes longest
     ear = _Ear(trained.listen(beam=beam), json=json, keep=look or html is not None)
     stream = Stream(source, rate=ear.listener.rate, raw_rate=rate, kind=kind, channels=channels)
@@ -68,7 +64,7 @@ def listen(
     ear.hear(None)
     ear.finish(stream.notes)
     if ear.kept:
-        name = "standard input" if sound == "-" else Path(sound).name
+        name = ("standard input" if sound == "-" else Path(sound).name) + ", its first minute" * (ear.seconds > _SHOWN)
         _look(trained, torch.cat(ear.kept), name, html, drawn=look and not json)
 
 
@@ -86,7 +82,7 @@ class _Ear:
     def hear(self, piece: Tensor | None) -> None:
         """The next piece of the sound; None is its end."""
         if piece is not None:
-            if self.keep and self.seconds < _LOOKED_INTO:
+            if self.keep and self.seconds < _SHOWN:
                 self.kept.append(piece)
             self.seconds += len(piece) / self.listener.rate
         began = time.perf_counter()
@@ -106,7 +102,9 @@ class _Ear:
 
     def finish(self, notes: list[str]) -> None:
         """The last line: how long all of it took."""
-        factor = self.computing / self.seconds if self.seconds else 0.0
+        factor, shortest = self.computing / self.seconds if self.seconds else 0.0, self.listener.seconds(1)
+        if self.seconds < shortest:
+            notes = [*notes, f"too short to hear anything in it: a moment takes {shortest:.3f} s"]
         if self.json:
             figures = {"seconds": self.seconds, "computing": self.computing, "real_time_factor": factor}
             print(jsonlib.dumps(figures | {"notes": notes}), flush=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError, DataError, ShapeError
+from clearhead.errors import DataError, ShapeError
 from clearhead.values import Count, Natural, checked
 
 __all__ = ["GreedyCTC", "PrefixBeam", "Symbol", "decode"]
@@ -179,12 +179,10 @@ def decode(log_probs: Float[Tensor, "T V"], *, width: int = 1, blank: int = 0) -
 
 
 def _checked(log_probs: Tensor, blank: int) -> Tensor:
-    if log_probs.dim() != 2 or not log_probs.is_floating_point():
+    if log_probs.dim() != 2 or log_probs.shape[1] <= blank:
         raise ShapeError(
-            f"got {log_probs.dtype} of shape {tuple(log_probs.shape)}; expected log-probabilities (frames, symbols)"
+            f"got {tuple(log_probs.shape)}; expected log-probabilities (frames, symbols), of which {blank} is the blank"
         )
-    if not blank < log_probs.shape[1]:
-        raise ConfigError(f"blank is {blank} and there are {log_probs.shape[1]} symbols; expected one of them")
     if bool(log_probs.isnan().any()):
         raise DataError("the log-probabilities hold NaN; expected log_softmax of a model's logits")
     return log_probs.detach()

@@ -41,11 +41,6 @@ class Event:
     known: float
     log_prob: float
 
-    @property
-    def latency(self) -> float:
-        """Seconds of sound between its end and the moment at which it was told."""
-        return self.known - self.end
-
 
 class Listener:
     """Hears one sound after another: `feed` it samples at `rate` Hz, (N,) from −1 to 1, and call `end` after the last.
@@ -85,24 +80,22 @@ class Listener:
         config = self.model.config
         self._mel, self._frames = config.mel.stream(), torch.zeros(0, config.mel.n_mels)
         self._cache = KVCache() if self._streams else None
-        blank = config.blank
-        self._search = GreedyCTC(blank) if self._beam == 1 else PrefixBeam(self._beam, blank=blank)
+        self._search = GreedyCTC(config.blank) if self._beam == 1 else PrefixBeam(self._beam, blank=config.blank)
 
     @torch.no_grad()
     def _run(self, frames: Tensor) -> list[Symbol]:
         if len(frames) < self.model.config.n_stacked:
             return []
-        weight = self.model.head.weight
-        logits = self.model(frames[None].to(weight), cache=self._cache)[0]
+        logits = self.model(frames[None].to(self.model.head.weight), cache=self._cache)[0]
         return self._search.feed(logits.float().log_softmax(-1))
 
     def _told(self, symbols: list[Symbol]) -> list[Event]:
-        moment, step, told = self.model.config.moment, self._step, self._seconds
+        moment, step, told = self.model.config.moment, self._step, self.seconds
         return [
             Event(str(one.id), one.start * moment, told(one.end), told(-(-one.known // step) * step), one.log_prob)
             for one in symbols
         ]
 
-    def _seconds(self, moments: int) -> float:
-        """When so many moments are known: as soon as the last frame of the last of them has come."""
+    def seconds(self, moments: int) -> float:
+        """How long a sound has so many moments: the last frame of the last of them has come."""
         return self.model.config.mel.end(moments * self.model.config.n_stacked - 1) / self.rate

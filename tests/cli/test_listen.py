@@ -155,7 +155,10 @@ def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypa
 def test_a_sound_too_short_for_a_moment_says_nothing(cli, tiny, monkeypatch):
     ran = piped(cli, monkeypatch, bytes(100), "--model", tiny, "--json")
     assert ran.code == 0
-    assert lines(ran.out)[0]["notes"] == ["silence: nothing in it is louder than −80 dB"]
+    assert lines(ran.out)[0]["notes"] == [
+        "silence: nothing in it is louder than −80 dB",
+        "too short to hear anything in it: a moment takes 0.045 s",
+    ]
 
 
 def test_digits_are_printed_while_the_sound_still_comes_and_ctrl_c_ends_it_cleanly(tiny):
