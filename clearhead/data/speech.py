@@ -14,7 +14,7 @@ import functools
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,26 @@ class Recordings:
         return replace(self, **parts)
 
     @classmethod
-    @functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
     def load(cls, path: Path | str, rate: int) -> Recordings:
         """From a folder, or a tar archive, of files that are named digit_speaker_number.wav."""
+        path = Path(path)
+        if path.is_dir() and not any(path.rglob("*.wav")):
+            path = next(iter(sorted(path.glob("*.tar*"))), path)
+        if not path.exists():
+            raise StorageError(f"there is no file or folder {path}: check the path, or see `clearhead data`")
+        if path.is_dir():
+            return cls._of(path, _in_folder(path), rate)
+        return cls._unpacked(path, rate, path.stat().st_mtime_ns)
+
+    @classmethod
+    @functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
+    def _unpacked(cls, path: Path, rate: int, changed: int) -> Recordings:
+        return cls._of(path, _in_archive(path), rate)
+
+    @classmethod
+    def _of(cls, path: Path, files: Iterable[tuple[str, bytes]], rate: int) -> Recordings:
         found = []
-        for name, content in _files(Path(path)):
+        for name, content in files:
             if match := _NAME.search(name):
                 samples = torch.cat(list(Stream(io.BytesIO(content), rate=rate, name=name)))
                 found.append((match[2], int(match[1]), int(match[3]), samples))
@@ -89,15 +104,11 @@ class Recordings:
         )
 
 
-def _files(path: Path) -> Iterator[tuple[str, bytes]]:
-    if path.is_dir():
-        sounds = sorted(path.rglob("*.wav"))
-        yield from ((file.name, file.read_bytes()) for file in sounds)
-        for archive in [] if sounds else sorted(path.glob("*.tar*")):
-            yield from _files(archive)
-        return
-    if not path.is_file():
-        raise StorageError(f"there is no file or folder {path}: check the path, or see `clearhead data`")
+def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:
+    return ((file.name, file.read_bytes()) for file in sorted(path.rglob("*.wav")))
+
+
+def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(path) as tar:
             for member in tar:
