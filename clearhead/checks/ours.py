@@ -169,15 +169,17 @@ def _run_speech(model: Any, batch: Batch) -> Any:
 
 
 def _speech(module: Any, kind: SpeechEncoder) -> Subject:
-    """A moment's frames, side by side, are its token; those of a few moments before it are its business, too."""
+    """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
     config = kind.config
+    earlier = window(-(-config.n_earlier // config.n_stacked), 0)
     return Subject(
         module=module,
         name="SpeechEncoder",
         inputs=Embeddings(config.n_stacked * config.mel.n_mels),
         run=_run_speech,
-        sees=config.mask | window(-(-config.n_earlier // config.n_stacked), 0),
-        layers=config.n_layers,
+        sees=config.mask | earlier,
+        layers=config.n_layers + 1,
+        in_turn=(earlier, *[config.mask] * config.n_layers),
         positions=True,
         caching=None if looks_ahead(config.mask, 1, 16) else Caching(new=KVCache, truncate=None),
     )
