@@ -4,6 +4,7 @@
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
+# make speech  10,000 ways to cut a sound, each heard as the whole
 # make documents  every command that answers a question of the five documents, run as a person would
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -68,6 +69,10 @@ variants: setup
 
 documents: setup
 	WHOLE=1 $(BIN)/python -m pytest tests/documents
+
+# Streams of sound in 10,000 random pieces against the whole: some minutes; `make test` tries a few dozen.
+speech: setup
+	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/pretrained/test_listen.py
 
 bench: setup
 	$(BIN)/clearhead bench core

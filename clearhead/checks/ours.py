@@ -10,7 +10,7 @@ from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
-from clearhead.masks import Mask, causal, full, padding
+from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.models.autoencoder import Autoencoder
 from clearhead.models.convnet import ConvNet
 from clearhead.models.decoder import Decoder
@@ -19,6 +19,7 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.linear import LogisticRegression
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
+from clearhead.models.speech import SpeechEncoder
 from clearhead.models.vision import VisionTransformer
 from clearhead.positions import Learned, NoPositions
 
@@ -162,6 +163,28 @@ def _vision(module: Any, kind: VisionTransformer) -> Subject:
     return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
 
 
+def _run_speech(model: Any, batch: Batch) -> Any:
+    n_mels = model.config.mel.n_mels
+    return model(batch.x.unflatten(-1, (-1, n_mels)).flatten(1, 2), cache=batch.cache)
+
+
+def _speech(module: Any, kind: SpeechEncoder) -> Subject:
+    """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
+    config = kind.config
+    earlier = window(-(-config.n_earlier // config.n_stacked), 0)
+    return Subject(
+        module=module,
+        name="SpeechEncoder",
+        inputs=Embeddings(config.n_stacked * config.mel.n_mels),
+        run=_run_speech,
+        sees=config.mask | earlier,
+        layers=config.n_layers + 1,
+        in_turn=(earlier, *[config.mask] * config.n_layers),
+        positions=True,
+        caching=None if looks_ahead(config.mask, 1, 16) else Caching(new=KVCache, truncate=None),
+    )
+
+
 def _convnet(module: Any, kind: ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
     return Subject(module=module, name="ConvNet", inputs=Values(shape), run=_run_plain)
@@ -227,6 +250,7 @@ _KNOWN: tuple[tuple[type, Any], ...] = (
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
     (VisionTransformer, _vision),
+    (SpeechEncoder, _speech),
     (ConvNet, _convnet),
     (Recurrent, _recurrent),
     (RecurrentSeq2Seq, _recurrent_pair),

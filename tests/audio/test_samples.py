@@ -165,9 +165,10 @@ BAD = {
     "a header alone": (b"RIFF\0\0\0\0WAVE", "its header ends early"),
     "no samples": (wav(noise(0)), "holds no samples"),
     "a long way to no samples": (b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff" + bytes(99), "its header ends early"),
-    "flac": (wav(noise(), form="FLAC"), "is FLAC, which cannot be read as it comes; give it as a file"),
-    "mp3": (b"ID3\x04" + bytes(99), "is MP3, which cannot"),
-    "compressed": (wav(noise(), subtype="ULAW"), "is compressed WAV, which cannot"),
+    "flac": (wav(noise(), form="FLAC"), "is fLaC, which cannot be read as it comes; give it as a file"),
+    "mp3": (b"ID3\x04" + bytes(99), "is ID3., which cannot"),
+    "compressed": (wav(noise(), subtype="ULAW"), "is WAV that is not plain, which cannot"),
+    "of three bytes": (wav(noise(), subtype="PCM_24"), "is WAV that is not plain, which cannot"),
     "not a number": (wav(np.array([0, 0.5, np.nan]), subtype="FLOAT"), "no number, at 0.000 s"),
 }
 
