@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import Batch
+from clearhead.layers import ExpertsFeedForward
 from clearhead.training.averaging import borrowed
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, blocks_of, inner
@@ -38,8 +39,9 @@ class Passes:
         self._shared = world.share(LossOf(self.model, objective))
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
-        # What is recomputed puts the random numbers of dropout back, which a recording cannot.
-        if config.compile and rows is not None and alone and not config.recompute:
+        routed = any(isinstance(part, ExpertsFeedForward) for part in model.modules())
+        # What is recomputed puts the random numbers of dropout back, and experts count their tokens: a recording cannot.
+        if config.compile and rows is not None and alone and not config.recompute and not routed:
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> None:

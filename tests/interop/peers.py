@@ -85,6 +85,10 @@ class Peer:
         """What comes back to the same bits: everything."""
         return model.state_dict()
 
+    def gradients(self, model: nn.Module) -> dict[str, Tensor]:
+        """What a backward pass left, by the names in memory."""
+        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
     def n_weights(self, model: nn.Module) -> int:
         """How many numbers the model has learnt."""
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -102,6 +106,29 @@ class Eager(Peer):
         model = super().reload(folder)
         model.set_attn_implementation("eager")
         return model
+
+
+class Routed(Peer):
+    """Mixtral, which keeps its experts' matrices as one in memory, and apart in files."""
+
+    def build(self) -> nn.Module:
+        return self._plain(super().build())
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._plain(super().reload(folder))
+
+    def _plain(self, model: nn.Module) -> nn.Module:
+        model.set_experts_implementation("eager")  # the other ways do not know float64
+        return model
+
+    def gradients(self, model: nn.Module) -> dict[str, Tensor]:
+        found = {name.replace(".mlp.", ".block_sparse_moe."): g for name, g in super().gradients(model).items()}
+        for name in [name for name in found if "experts" in name]:
+            place, _, kind = name.rpartition(".")
+            for i, gradient in enumerate(found.pop(name)):
+                apart = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
+                found |= {f"{place}.{i}.{part}.weight": piece for part, piece in apart.items()}
+        return found
 
 
 class OneBlock(Peer):
@@ -353,6 +380,12 @@ PEERS: dict[str, Peer] = {
     ),
     "mistral": Peer(
         "MistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 5, "head_dim": 10}, in_float32=True
+    ),
+    "mixtral": Routed(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5},
+        in_float32=True,
     ),
     "llama 3.1": Peer(
         "LlamaForCausalLM",

@@ -10,6 +10,7 @@ from clearhead.interop.families.gpt2 import GPT2
 from clearhead.interop.families.gpt_neox import GPT_NEOX
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.mixtral import MIXTRAL
 from clearhead.interop.families.phi3 import PHI3
 from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.t5 import T5
@@ -19,7 +20,7 @@ from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-_DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
+_DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
 _ENCODERS = (BERT, ROBERTA, ALBERT)
 _ENCODER_DECODERS = (BART, MARIAN, T5)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
