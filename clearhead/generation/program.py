@@ -285,6 +285,7 @@ def _layer(block: Block) -> _Layer:
     norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
     own, cross, last = (None, None, None) if after else norms
     feed = block.feed_forward
+    assert isinstance(feed, FeedForward), "why_not refuses the others"
     gate = feed.gate
     up = Product(
         feed.up.weight.detach(),

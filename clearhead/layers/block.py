@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +150,7 @@ def _after(config: BlockConfig) -> nn.Module | None:
 
 def _feed_forward(config: BlockConfig) -> FeedForward | ExpertsFeedForward:
     width = 4 * config.d_model if config.d_ff is None else config.d_ff
-    how = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
+    how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
     make = partial(FeedForward, config.d_model, width, config.activation, **how)
     return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
 

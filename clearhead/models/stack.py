@@ -125,9 +125,9 @@ class Stack(nn.Module):
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        rotary = rotary or ((positions,) if isinstance(positions, Rotary) else (None,))
+        turns: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
-        kinds = [config.block(turn) for turn in rotary]
+        kinds = [config.block(turn) for turn in turns]
         self.blocks = nn.ModuleList(Block(kinds[i % len(kinds)], cross=cross) for i in range(n_blocks))
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()

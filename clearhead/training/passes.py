@@ -40,7 +40,7 @@ class Passes:
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
         routed = any(isinstance(part, ExpertsFeedForward) for part in model.modules())
-        # What is recomputed puts the random numbers of dropout back, and experts count their tokens: a recording cannot.
+        # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
         if config.compile and rows is not None and alone and not config.recompute and not routed:
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 

@@ -313,6 +313,15 @@ BERT = {
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
 ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
+MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"} | {
+    "num_hidden_layers": 5,
+    "local_attention": 6,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
@@ -460,6 +469,16 @@ PEERS: dict[str, Peer] = {
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
     "albert": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **TOKENS, options={"add_pooling_layer": False}),
     "albert pooled": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **POOLED),
+    "modernbert": Peer("ModernBertModel", "ModernBertConfig", MODERN, **TOKENS, in_float32=True),
+    "modernbert biased": Peer(
+        "ModernBertModel",
+        "ModernBertConfig",
+        MODERN
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu"}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_hidden_layers": 3},
+        **TOKENS,
+        in_float32=True,
+    ),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",

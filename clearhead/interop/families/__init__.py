@@ -11,6 +11,7 @@ from clearhead.interop.families.gpt_neox import GPT_NEOX
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
 from clearhead.interop.families.mixtral import MIXTRAL
+from clearhead.interop.families.modernbert import MODERNBERT
 from clearhead.interop.families.phi3 import PHI3
 from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.t5 import T5
@@ -21,7 +22,7 @@ from clearhead.interop.family import Family
 __all__ = ["FAMILIES"]
 
 _DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
-_ENCODERS = (BERT, ROBERTA, ALBERT)
+_ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)
 _ENCODER_DECODERS = (BART, MARIAN, T5)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
 _ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION)

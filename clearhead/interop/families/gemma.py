@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.attention import Biases, Capped, Scaled
 from clearhead.errors import StorageError
 from clearhead.interop.families.llama import FIELDS, IGNORED, rows, write_blocks
-from clearhead.interop.families.words import read_rotary
+from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import GeGLU, RMSNorm, Sandwich
@@ -56,21 +56,15 @@ GEMMA = Family(
 
 # ---------------------------------------------------------------------- Gemma 2
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-
 
 def _read_2(keys: Keys) -> dict[str, Any]:
-    n = keys("num_hidden_layers")
-    types = keys("layer_types", None) or [_FULL if i % 2 else _SLIDING for i in range(n)]
-    if len(types) != n or not set(types) <= {_SLIDING, _FULL}:
-        raise StorageError(f"layer_types is {types}; expected {n} of {_SLIDING!r} and {_FULL!r}")
-    period = next(p for p in range(1, n + 1) if all(kind == types[i % p] for i, kind in enumerate(types)))
-    seen = {_SLIDING: window(keys("sliding_window", 4096) - 1, 0), _FULL: full()}
+    kinds = read_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
+    seen = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
     scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
     return _read(keys) | {
         "residual": Sandwich(),
         "scores": Scaled(scale) if cap is None else Capped(cap, scale),
-        "layer_masks": tuple(seen[kind] for kind in types[:period]),
+        "layer_masks": tuple(seen[kind] for kind in kinds),
     }
 
 
@@ -83,7 +77,7 @@ def _write_2(config: DecoderConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": getattr(scores, "cap", None),
         "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
-        "layer_types": [_FULL if masks[i % len(masks)] == full() else _SLIDING for i in range(config.n_layers)],
+        "layer_types": [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)],
     }
 
 

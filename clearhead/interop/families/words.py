@@ -1,8 +1,8 @@
-"""What several families say with the same words: activations, rotary angles."""
+"""What several families say with the same words: activations, kinds of layers, rotary angles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clearhead.errors import StorageError
@@ -29,6 +29,18 @@ def word_for(choice: object, words: Mapping[str, Any]) -> str:
         if meaning == choice:
             return word
     raise StorageError(f"there is no word for {choice} in a transformers configuration")
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
+    """The fewest kinds of layers that, taken in turn, are all of them; `usual` is a layer's where none are listed."""
+    n = keys("num_hidden_layers")
+    kinds = keys("layer_types", None) or [usual(i) for i in range(n)]
+    if len(kinds) != n or not set(kinds) <= {SLIDING, FULL}:
+        raise StorageError(f"layer_types is {kinds}; expected {n} of {SLIDING!r} and {FULL!r}")
+    return kinds[: next(p for p in range(1, n + 1) if all(kind == kinds[i % p] for i, kind in enumerate(kinds)))]
 
 
 # The keys of each way to stretch rotary angles, and our fields for them.
