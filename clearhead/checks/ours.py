@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.attention import KVCache, MultiHeadAttention
@@ -14,6 +15,7 @@ from clearhead.masks import Mask, causal, full, padding
 from clearhead.models.autoencoder import Autoencoder
 from clearhead.models.convnet import ConvNet
 from clearhead.models.decoder import Decoder
+from clearhead.models.dual_encoder import DualEncoder
 from clearhead.models.encoder import Encoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.linear import LogisticRegression
@@ -90,6 +92,12 @@ def _run_masked(model: Any, batch: Batch) -> Any:
     return model(batch.x, mask=_hidden(batch.keep))
 
 
+def _run_dual(model: Any, batch: Batch) -> Tensor:
+    """The factors of the logits side by side: every text meets every picture in those, so that no row is its own."""
+    texts = model.logit_scale.exp() * model.embed_texts(batch.x)
+    return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
+
+
 def _room(config: Any) -> int | None:
     return config.max_len if isinstance(config.positions, Learned) else None
 
@@ -162,6 +170,12 @@ def _vision(module: Any, kind: VisionTransformer) -> Subject:
     return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
 
 
+def _dual(module: Any, kind: DualEncoder) -> Subject:
+    text, image = kind.config.text, kind.config.image
+    reads: dict[str, Any] = {"inputs": Ids(text.vocab_size), "source": Values((image.n_channels, *image.image_size))}
+    return Subject(module=module, name="DualEncoder", run=_run_dual, **reads, max_len=_room(text))
+
+
 def _convnet(module: Any, kind: ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
     return Subject(module=module, name="ConvNet", inputs=Values(shape), run=_run_plain)
@@ -227,6 +241,7 @@ _KNOWN: tuple[tuple[type, Any], ...] = (
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
     (VisionTransformer, _vision),
+    (DualEncoder, _dual),
     (ConvNet, _convnet),
     (Recurrent, _recurrent),
     (RecurrentSeq2Seq, _recurrent_pair),

@@ -182,6 +182,8 @@ def settled(config: Config) -> Config:
             changes[name] = value(config)
     if hasattr(config, "biases"):
         changes["bias"] = config.biases
+    halves = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    changes |= {name: settled(half) for name, half in halves if isinstance(half, Config)}
     plain = {field.name: field.default for field in dataclasses.fields(config)}
     training = ("dropout", "attention_dropout", "feed_forward_dropout", "init")
     changes |= {name: plain[name] for name in training if name in plain}

@@ -89,6 +89,11 @@ class Peer:
         """What a backward pass left, by the names in memory."""
         return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
+    def tokens(self) -> int | tuple[int, int] | None:
+        """How long a text is, as `cost` takes it; None for pictures."""
+        example = self.example()[0]
+        return example.shape[1] if example.dim() == 2 else None
+
     def n_weights(self, model: nn.Module) -> int:
         """How many numbers the model has learnt."""
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -169,9 +174,33 @@ class TwoSided(Peer):
         }
         return {path.format(i): w for path, layers in found.items() for i, w in enumerate(layers)}
 
+    def tokens(self) -> tuple[int, int]:
+        source, target = self.example()
+        return source.shape[1], target.shape[1]
+
     def n_weights(self, model: nn.Module) -> int:
         # transformers keeps the bias of the logits where it is not trained.
         return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+
+
+class Towers(Peer):
+    """CLIP, which reads texts and pictures."""
+
+    def example(self) -> tuple[Tensor, ...]:
+        return self.inputs(), squares()[:1].expand(3, -1, -1, -1) * torch.arange(1, 4).reshape(3, 1, 1, 1)
+
+    def run(self, model: nn.Module, ids: Tensor, images: Tensor) -> Tensor:
+        return getattr(model(ids, images), self.output)
+
+    def weights(self, model: nn.Module, ids: Tensor, images: Tensor) -> dict[str, Tensor]:
+        for part in (model, model.text_model, model.vision_model):
+            part.set_attn_implementation("eager")
+        out = model(ids, images, output_attentions=True)
+        halves = {"text": out.text_model_output, "image": out.vision_model_output}
+        return {f"{half}.blocks.{i}.attention": w for half in halves for i, w in enumerate(halves[half].attentions)}
+
+    def tokens(self) -> int:
+        return T
 
 
 class T5Peer(TwoSided):
@@ -270,6 +299,14 @@ def words() -> Tensor:
     return torch.randint(2, V, (B, T))
 
 
+def ended() -> Tensor:
+    """Ids with the end of a text, V − 2, at places of its own in each, once more behind it in one, and larger ids."""
+    ids = torch.randint(2, V - 2, (B, T))
+    ids[0, 4] = ids[0, 7] = ids[1, 9] = V - 2
+    ids[:, 2] = V - 1
+    return ids
+
+
 def squares() -> Tensor:
     return torch.randn(B, 2, 9, 9, dtype=torch.float64)
 
@@ -360,6 +397,25 @@ T5 = {
     "num_heads": H,
     "relative_attention_num_buckets": 6,
     "relative_attention_max_distance": 8,
+}
+CLIP = {
+    "text_config": {
+        **{key: LLAMA[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+        "num_attention_heads": H,
+        "max_position_embeddings": MAX_LEN,
+        "bos_token_id": 1,
+        "eos_token_id": V - 2,
+    },
+    "vision_config": {
+        "hidden_size": 20,
+        "intermediate_size": 19,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 9,
+        "patch_size": 3,
+        "num_channels": 2,
+    },
+    "projection_dim": 7,
 }
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
     "image_size": 9,
@@ -509,6 +565,15 @@ PEERS: dict[str, Peer] = {
         "Dinov2WithRegistersConfig",
         DINO | {"num_register_tokens": 2},
         squares,
+    ),
+    "clip": Towers("CLIPModel", "CLIPConfig", CLIP, ended, output="logits_per_image"),
+    "clip largest": Towers(
+        "CLIPModel",
+        "CLIPConfig",
+        CLIP
+        | {"text_config": CLIP["text_config"] | {"eos_token_id": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-4}}
+        | {"vision_config": CLIP["vision_config"] | {"hidden_act": "gelu_new"}},
+        output="logits_per_image",
     ),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

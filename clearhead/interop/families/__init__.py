@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clearhead.interop.families.bart import BART, MARIAN
 from clearhead.interop.families.bert import ALBERT, BERT, ROBERTA
+from clearhead.interop.families.clip import CLIP
 from clearhead.interop.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from clearhead.interop.families.gemma import GEMMA, GEMMA2
 from clearhead.interop.families.gpt2 import GPT2
@@ -25,5 +26,5 @@ _DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA
 _ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)
 _ENCODER_DECODERS = (BART, MARIAN, T5)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
-_ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION)
+_ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION, CLIP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -11,7 +11,7 @@ from clearhead.interop.families.mistral import MISTRAL, read_window
 from clearhead.interop.families.words import read_rotary
 from clearhead.interop.family import Keys
 from clearhead.interop.table import Row
-from clearhead.layers import Experts
+from clearhead.layers import Experts, RMSNorm
 from clearhead.models import DecoderConfig
 
 
@@ -20,6 +20,7 @@ def _read(keys: Keys) -> dict[str, Any]:
         "experts": Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2)),
         "mask": read_window(keys("sliding_window", None)),
         "positions": read_rotary(keys, base=1e6),
+        "norm": RMSNorm(eps=keys("rms_norm_eps", 1e-5)),
     }
 
 

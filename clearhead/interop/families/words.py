@@ -31,6 +31,24 @@ def word_for(choice: object, words: Mapping[str, Any]) -> str:
     raise StorageError(f"there is no word for {choice} in a transformers configuration")
 
 
+# What older versions of transformers wrote into every part of a configuration, for generation and other models.
+OLD = (
+    *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
+    *(
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_*",
+    ),
+    *("exponential_decay_length_penalty", "finetuning_task", "forced_*", "is_encoder_decoder"),
+    *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_return_sequences"),
+    *("output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
+    *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "tf_legacy_loss", "tie_*"),
+    *("tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16"),
+)
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
