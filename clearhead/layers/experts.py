@@ -52,8 +52,6 @@ class ExpertsFeedForward(nn.Module):
         shares = torch.zeros_like(x[..., :1]).expand(*x.shape[:-1], len(self.experts)).scatter(-1, chosen, shares)
         return (torch.stack([expert(x) for expert in self.experts], dim=-1) * shares[..., None, :]).sum(-1)
 
-    # How many tokens an expert gets is known when it runs: a compiled graph ends here and goes on behind it.
-    @torch.compiler.disable
     def _each_for_its_own(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """The same, where an expert reads the tokens that picked it and no others."""
         order = chosen.flatten().argsort(stable=True)  # (N · k,): the first expert's tokens, the second's, …
@@ -66,6 +64,6 @@ class ExpertsFeedForward(nn.Module):
     def _loads(self, chosen: Tensor) -> list[int]:
         """How many tokens each expert gets; an even share of them where there are no numbers, as for `cost`."""
         n, total = len(self.experts), chosen.numel()
-        if has_numbers(chosen) and not chosen.is_meta:
+        if torch.compiler.is_compiling() or (has_numbers(chosen) and not chosen.is_meta):  # a graph ends here
             return chosen.flatten().bincount(minlength=n).tolist()
         return [total * (i + 1) // n - total * i // n for i in range(n)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from clearhead._version import __version__
 from clearhead.config import Config
@@ -219,12 +220,22 @@ def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
 
     counting = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Numberless():
             return config.build()
     except (ConfigError, RuntimeError, TypeError) as error:
         raise StorageError(f"{where} describes a model that cannot be built: {str(error).splitlines()[0]}") from error
     finally:
         counting.remove()
+
+
+class _Numberless(TorchFunctionMode):
+    """Nothing is drawn for tensors that hold no numbers: for that torch would import its compiler, which takes longer
+    than reading a model of 100 million weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -35,17 +35,21 @@ class Passes:
         objective = Objective(smoothing=config.label_smoothing, consistency=config.consistency)
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
+        self._routed = [part for part in model.modules() if isinstance(part, ExpertsFeedForward)]
         self._prepare(blocks_of(model))
         self._shared = world.share(LossOf(self.model, objective))
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
-        routed = any(isinstance(part, ExpertsFeedForward) for part in model.modules())
         # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
-        if config.compile and rows is not None and alone and not config.recompute and not routed:
+        fixed = not config.recompute and not self._routed
+        if config.compile and rows is not None and alone and fixed:
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> None:
         dynamic = self._rows is None  # one graph then serves batches of every shape
+        for routed in self._routed if self._config.compile else ():
+            # Experts get other numbers of tokens every time, and a graph for each would be a new one.
+            routed.forward = torch.compiler.disable(routed.forward)  # type: ignore[method-assign]
         if not self._config.recompute:
             for part in (blocks or [self.model]) if self._config.compile else ():
                 part.compile(dynamic=dynamic)

@@ -13,13 +13,17 @@ from clearhead.positions import Rotary
 
 # What transformers 4.16 wrote into each half of CLIP besides its sizes.
 OLD = dict.fromkeys(
-    "_name_or_path add_cross_attention bad_words_ids chunk_size_feed_forward cross_attention_hidden_size "
-    "decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size finetuning_task "
-    "forced_bos_token_id forced_eos_token_id is_decoder is_encoder_decoder length_penalty max_length min_length "
-    "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states "
-    "output_scores prefix problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate "
-    "sep_token_id task_specific_params temperature tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p "
-    "torch_dtype torchscript transformers_version typical_p use_bfloat16".split()
+    (
+        *("_name_or_path", "add_cross_attention", "bad_words_ids", "chunk_size_feed_forward"),
+        *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample"),
+        *("early_stopping", "encoder_no_repeat_ngram_size", "finetuning_task", "forced_bos_token_id"),
+        *("forced_eos_token_id", "is_decoder", "is_encoder_decoder", "length_penalty", "max_length", "min_length"),
+        *("no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions"),
+        *("output_hidden_states", "output_scores", "prefix", "problem_type", "remove_invalid_values"),
+        *("repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "task_specific_params"),
+        *("temperature", "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p"),
+        *("torch_dtype", "torchscript", "transformers_version", "typical_p", "use_bfloat16"),
+    )
 ) | {"pruned_heads": {}, "dropout": 0.0, "initializer_factor": 1.0, "projection_dim": 512}
 
 
