@@ -5,6 +5,7 @@ reading it, and reads one at a time, memory-mapped, to the device that is wanted
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -47,8 +48,11 @@ class Source(ABC):
         """The settings of generation that came with the weights, by transformers' keys."""
 
     @abstractmethod
-    def reading(self, device: str | torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
-        """Inside this context, a function from a name to its tensor on a device."""
+    def reading(
+        self, device: str | torch.device, *, kept: bool = False
+    ) -> AbstractContextManager[Callable[[str], Tensor]]:
+        """Inside this context, a function from a name to its tensor on a device, in memory of the file's own where it
+        is `kept` as it is; what is made something else of takes no memory once it is let go."""
 
 
 class Folder(Source):
@@ -103,10 +107,23 @@ class Folder(Source):
         return {**self.config, **(read_json(path) if path.is_file() else {})}
 
     @contextmanager
-    def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:
+    def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
+        sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        maps: dict[Path, Any] = {}
+        taken, most = 0, max(sizes.values()) // 4
+
+        def get(name: str) -> Tensor:
+            nonlocal taken
+            if (taken := taken + sizes[name]) > most and not kept:
+                stack.close()  # what was read of a map stays in memory until it is closed
+                maps.clear()
+                taken = sizes[name]
+            if (file := self._file_of[name]) not in maps:
+                maps[file] = stack.enter_context(_opened(file, device))
+            return maps[file].get_tensor(name)
+
         with ExitStack() as stack:
-            files = {file: stack.enter_context(_opened(file, device)) for file in set(self._file_of.values())}
-            yield lambda name: files[self._file_of[name]].get_tensor(name)
+            yield get
 
 
 # Under safetensors' names.
