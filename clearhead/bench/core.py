@@ -2,22 +2,28 @@
 
 The peers are `scaled_dot_product_attention` called directly, and `torch.nn.MultiheadAttention` in training (it is given
 `need_weights=False`, its fastest way). Two rows are about starting: a new process that imports clearhead, and one that
-translates a sentence, each against one that imports torch.
+translates a sentence, each against one that imports torch. The last is about loading somebody's model.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead import interop
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.bench.results import Comparison, compare
+from clearhead.layers import RMSNorm, SwiGLU
 from clearhead.masks import Mask, causal, padding
+from clearhead.models import DecoderConfig
+from clearhead.positions import Rotary
 
 SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 
@@ -25,7 +31,7 @@ SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Comparison]:
     """Every comparison, each `repeats` rounds."""
     parts = (_fused, _fused_causal, _fused_padding, _training, _training_causal)
-    starts = (_import, _translate)
+    starts = (_import, _translate, _load)
     few = min(repeats, 5)  # a process takes a second or more to start, and varies little
     done = 0
 
@@ -94,6 +100,24 @@ def _import(repeats: int, tick: Callable[[], None]) -> Comparison:
 def _translate(repeats: int, tick: Callable[[], None]) -> Comparison:
     name = "clearhead translate 'Good morning.' / a process that imports torch"
     return _start(name, ["-m", "clearhead.cli", "translate", "Good morning."], 4.0, repeats, tick)
+
+
+def _load(repeats: int, tick: Callable[[], None]) -> Comparison:
+    """Until every page of the weights has been touched, against the plain bytes of their file."""
+    sizes = {"d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30, "d_ff": 1536, "vocab_size": 49152}
+    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tied": True}
+    with torch.device("meta"):
+        model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as place:
+        interop.export(model.to_empty(device="cpu"), Path(place, "model"))
+        return compare(
+            "loading a model of 135 million weights / reading its file",
+            lambda: [weight.view(-1)[::512].sum() for weight in interop.load(Path(place, "model")).parameters()],
+            lambda: Path(place, "model", "model.safetensors").read_bytes(),
+            bound=1.3,
+            repeats=repeats,
+            on_round=tick,
+        )
 
 
 def _start(name: str, ours: list[str], bound: float, repeats: int, tick: Callable[[], None]) -> Comparison:
