@@ -128,7 +128,8 @@ class Family:
             ) from error
 
     def keys(self, config: Config) -> dict[str, Any]:
-        """Their configuration for ours."""
+        """Their configuration for ours, whose own defaults are written out first."""
+        config = spelt_out(config)
         same = {
             key: getattr(config, field if isinstance(field, str) else field[0]) for key, field in self.fields.items()
         }
@@ -170,18 +171,18 @@ class Family:
         return list(made.values())
 
 
+def spelt_out(config: Any) -> Any:
+    """A configuration with the sizes written out that it leaves to those of others."""
+    if not hasattr(config, "head_width"):
+        return config
+    sizes = {"d_ff": 4 * config.d_model, "n_kv_heads": config.n_heads, "d_head": config.head_width}
+    return config.replace(**{name: size for name, size in sizes.items() if getattr(config, name, 0) is None})
+
+
 def settled(config: Config) -> Config:
-    """A configuration with its defaults written out and what matters in training alone put aside, to compare by."""
-    changes: dict[str, Any] = {}
-    for name, value in (
-        ("d_ff", lambda c: 4 * c.d_model),
-        ("n_kv_heads", lambda c: c.n_heads),
-        ("d_head", lambda c: c.head_width),
-    ):
-        if getattr(config, name, 0) is None:
-            changes[name] = value(config)
-    if hasattr(config, "biases"):
-        changes["bias"] = config.biases
+    """A configuration that is spelt out, without what matters in training alone, to compare by."""
+    config = spelt_out(config)
+    changes: dict[str, Any] = {"bias": config.biases} if hasattr(config, "biases") else {}
     halves = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     changes |= {name: settled(half) for name, half in halves if isinstance(half, Config)}
     plain = {field.name: field.default for field in dataclasses.fields(config)}

@@ -21,8 +21,7 @@ def _read_half(keys: Keys) -> dict[str, Any]:
 
 
 def _write_half(config: EncoderConfig | VisionConfig) -> dict[str, Any]:
-    act, eps = word_for(config.activation, ACTIVATIONS), config.norm.eps
-    return {"hidden_act": act, "layer_norm_eps": eps, "intermediate_size": config.d_ff or 4 * config.d_model}
+    return {"hidden_act": word_for(config.activation, ACTIVATIONS), "layer_norm_eps": config.norm.eps}
 
 
 def _read_text(keys: Keys) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from clearhead.attention import Biases, Capped, Scaled
 from clearhead.errors import StorageError
-from clearhead.interop.families.llama import FIELDS, IGNORED, rows, write_blocks
+from clearhead.interop.families.llama import rows, write_blocks
+from clearhead.interop.families.mistral import MISTRAL
 from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.family import Keys
 from clearhead.interop.table import Row
 from clearhead.layers import GeGLU, RMSNorm, Sandwich
 from clearhead.masks import Window, full, window
@@ -41,16 +42,13 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | acts | {"attention_bias": config.biases.q}
 
 
-GEMMA = Family(
+GEMMA = dataclasses.replace(
+    MISTRAL,
     name="gemma",
     architecture="GemmaForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS | {"head_dim": ("d_head", 256), "tie_word_embeddings": ("tied", True)},
+    fields={**MISTRAL.fields, "head_dim": ("d_head", 256), "tie_word_embeddings": ("tied", True)},
     read=_read,
     write=_write,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
 )
 
 

@@ -62,7 +62,6 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "norm_bias": getattr(config.norm, "bias", False),
         "attention_bias": config.biases.q,
         "mlp_bias": config.biases.ff,
-        "intermediate_size": config.d_ff or 4 * config.d_model,
         "layer_types": kinds,
         "local_attention": next((2 * mask.before for mask in masks if isinstance(mask, Window)), 128),
         "rope_parameters": written,

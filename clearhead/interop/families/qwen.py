@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from clearhead.attention import Biases
-from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, rows, write_blocks
-from clearhead.interop.families.mistral import read_window, write_window
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.llama import read_blocks, write_blocks
+from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
+from clearhead.interop.family import Keys
 from clearhead.masks import causal
 from clearhead.models import DecoderConfig
 
@@ -56,25 +57,12 @@ def _write3(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | _write_mask(config) | {"attention_bias": config.biases.q}
 
 
-QWEN2 = Family(
-    name="qwen2",
-    architecture="Qwen2ForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS,
-    read=_read2,
-    write=_write2,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
-)
-QWEN3 = Family(
+QWEN2 = dataclasses.replace(MISTRAL, name="qwen2", architecture="Qwen2ForCausalLM", read=_read2, write=_write2)
+QWEN3 = dataclasses.replace(
+    MISTRAL,
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS | {"head_dim": ("d_head", 128)},
+    fields={**MISTRAL.fields, "head_dim": ("d_head", 128)},
     read=_read3,
     write=_write3,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
 )
