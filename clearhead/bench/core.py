@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,45 +45,28 @@ def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda don
     return [part(repeats, tick) for part in parts] + [start(few, tick) for start in starts]
 
 
-def _fused(repeats: int, tick: Callable[[], None]) -> Comparison:
+def _attend(name: str, mask: Mask | None, plain: dict[str, Any], repeats: int, tick: Callable[[], None]) -> Comparison:
     q, k, v = _qkv()
-    return compare(
-        "attend, fused / scaled_dot_product_attention",
-        lambda: attend(q, k, v, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
+    ours = partial(attend, q, k, v, mask, impl="fused")
+    peer = partial(F.scaled_dot_product_attention, q, k, v, **plain)
+    return compare(name, ours, peer, bound=1.03, repeats=repeats, on_round=tick)
+
+
+def _fused(repeats: int, tick: Callable[[], None]) -> Comparison:
+    return _attend("attend, fused / scaled_dot_product_attention", None, {}, repeats, tick)
 
 
 def _fused_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
-    q, k, v = _qkv()
-    mask = causal()
-    return compare(
-        "attend, fused, causal() / the same with is_causal",
-        lambda: attend(q, k, v, mask, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
+    name = "attend, fused, causal() / the same with is_causal"
+    return _attend(name, causal(), {"is_causal": True}, repeats, tick)
 
 
 def _fused_padding(repeats: int, tick: Callable[[], None]) -> Comparison:
-    q, k, v = _qkv()
-    B, _, _, T = SHAPE[0], SHAPE[1], SHAPE[3], SHAPE[2]
+    B, _, T, _ = SHAPE
     lengths = torch.linspace(T // 2, T, B).long()
-    mask = padding(lengths)
     row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
-    return compare(
-        "attend, fused, padding / the same with a (B, 1, 1, S) mask",
-        lambda: attend(q, k, v, mask, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=row),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
+    name = "attend, fused, padding / the same with a (B, 1, 1, S) mask"
+    return _attend(name, padding(lengths), {"attn_mask": row}, repeats, tick)
 
 
 def _training(repeats: int, tick: Callable[[], None]) -> Comparison:

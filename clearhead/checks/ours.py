@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def _room(config: Any) -> int | None:
     return config.max_len if isinstance(config.positions, Learned) else None
 
 
-def _encoder(module: Any, kind: Encoder) -> Subject:
+def _encoder(module: Any, kind: Encoder | Decoder) -> Subject:
     config = kind.config
     mask = config.seen(config.mask)
     return Subject(
@@ -121,25 +122,11 @@ def _encoder(module: Any, kind: Encoder) -> Subject:
 
 
 def _decoder(module: Any, kind: Decoder) -> Subject | None:
-    config = kind.config
-    if config.cross_attention:
+    if kind.config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
-    mask = config.seen(config.mask)
-    ahead = looks_ahead(mask, 1, 16)
-    return Subject(
-        module=module,
-        name="Decoder",
-        inputs=Ids(config.vocab_size),
-        run=_run_decoder,
-        sees=mask,
-        layers=config.n_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not mask.depends_on_length,
-        left=speaks_of_distance_only(mask),
-        caching=None if ahead else Caching(new=KVCache),
-        max_len=_room(config),
-    )
+    read = _encoder(module, kind)
+    ahead = looks_ahead(kind.config.seen(kind.config.mask), 1, 16)
+    return replace(read, name="Decoder", run=_run_decoder, caching=None if ahead else Caching(new=KVCache))
 
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
@@ -165,20 +152,15 @@ def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     )
 
 
-def _vision(module: Any, kind: VisionTransformer) -> Subject:
+def _pictures(module: Any, kind: VisionTransformer | ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
+    return Subject(module=module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
 
 
 def _dual(module: Any, kind: DualEncoder) -> Subject:
     text, image = kind.config.text, kind.config.image
     reads: dict[str, Any] = {"inputs": Ids(text.vocab_size), "source": Values((image.n_channels, *image.image_size))}
     return Subject(module=module, name="DualEncoder", run=_run_dual, **reads, max_len=_room(text))
-
-
-def _convnet(module: Any, kind: ConvNet) -> Subject:
-    shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="ConvNet", inputs=Values(shape), run=_run_plain)
 
 
 def _recurrent(module: Any, kind: Recurrent) -> Subject:
@@ -232,17 +214,16 @@ def _attention(module: Any, kind: MultiHeadAttention) -> Subject:
 def _block(module: Any, kind: Block) -> Subject | None:
     if getattr(kind, "cross_attention", None) is not None:
         return None
-    found = _attention(module, kind.attention)
-    return Subject(**{**vars(found), "name": "Block"})
+    return replace(_attention(module, kind.attention), name="Block")
 
 
 _KNOWN: tuple[tuple[type, Any], ...] = (
     (Encoder, _encoder),
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
-    (VisionTransformer, _vision),
+    (VisionTransformer, _pictures),
     (DualEncoder, _dual),
-    (ConvNet, _convnet),
+    (ConvNet, _pictures),
     (Recurrent, _recurrent),
     (RecurrentSeq2Seq, _recurrent_pair),
     (LogisticRegression, _features),

@@ -19,6 +19,7 @@ from clearhead.data.pieces import Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
+from clearhead.models import storage
 
 __all__ = ["CONFIG", "GENERATION", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
 
@@ -65,14 +66,14 @@ class Folder(Source):
         shapes: dict[str, Shape] = {}
         dtypes: dict[str, torch.dtype | str] = {}
         for file in sorted(set(self._file_of.values())):
-            with _opened(file, "cpu") as opened:
+            with storage.opened(file, "cpu") as opened:
                 held = set(opened.keys())
                 for name in [name for name, place in self._file_of.items() if place == file]:
                     if name not in held:
                         raise StorageError(f"{INDEX} says that {file.name} holds {name}, and it does not: get it again")
                     view = opened.get_slice(name)
                     shapes[name] = tuple(view.get_shape())
-                    dtypes[name] = _DTYPES.get(view.get_dtype(), view.get_dtype())
+                    dtypes[name] = storage.FLOATS.get(view.get_dtype(), view.get_dtype())
         self.shapes, self.dtypes = shapes, dtypes
 
     def _files(self) -> dict[str, Path]:
@@ -83,7 +84,7 @@ class Folder(Source):
         file = self.path / WEIGHTS
         if not file.is_file():
             raise StorageError(_no_weights(self.path))
-        with _opened(file, "cpu") as opened:
+        with storage.opened(file, "cpu") as opened:
             return dict.fromkeys(opened.keys(), file)
 
     def _indexed(self, index: Mapping[str, Any]) -> dict[str, Path]:
@@ -119,26 +120,11 @@ class Folder(Source):
                 maps.clear()
                 taken = sizes[name]
             if (file := self._file_of[name]) not in maps:
-                maps[file] = stack.enter_context(_opened(file, device))
+                maps[file] = stack.enter_context(storage.opened(file, device))
             return maps[file].get_tensor(name)
 
         with ExitStack() as stack:
             yield get
-
-
-# Under safetensors' names.
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@contextmanager
-def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            yield file
-    except SafetensorError as error:
-        raise StorageError(f"{path} is not a whole safetensors file ({error}): get it again") from error
 
 
 def _no_weights(folder: Path) -> str:
