@@ -27,13 +27,25 @@ from clearhead.masks import Mask, causal, padding
 from clearhead.models import DecoderConfig
 from clearhead.positions import Rotary
 
+Part = Callable[[int, Callable[[], None]], Comparison]  # of the rounds, and what is called after each
 SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 
 
 def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Comparison]:
     """Every comparison, each `repeats` rounds."""
-    parts = (_fused, _fused_causal, _fused_padding, _training, _training_causal)
-    starts = (_import, _translate, _load)
+    parts: tuple[Part, ...] = (
+        partial(_attend, "attend, fused / scaled_dot_product_attention", None, {}),
+        partial(_attend, "attend, fused, causal() / the same with is_causal", causal(), {"is_causal": True}),
+        _padded,
+        partial(_train, "MultiHeadAttention, training / nn.MultiheadAttention", None),
+        partial(_train, "MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal()),
+    )
+    both, morning = ["-c", "import torch, clearhead"], ["-m", "clearhead.cli", "translate", "Good morning."]
+    starts: tuple[Part, ...] = (
+        partial(_start, "a process that imports clearhead / one that imports torch", both, 1.25),
+        partial(_start, "clearhead translate 'Good morning.' / a process that imports torch", morning, 4.0),
+        _load,
+    )
     few = min(repeats, 5)  # a process takes a second or more to start, and varies little
     done = 0
 
@@ -52,39 +64,12 @@ def _attend(name: str, mask: Mask | None, plain: dict[str, Any], repeats: int, t
     return compare(name, ours, peer, bound=1.03, repeats=repeats, on_round=tick)
 
 
-def _fused(repeats: int, tick: Callable[[], None]) -> Comparison:
-    return _attend("attend, fused / scaled_dot_product_attention", None, {}, repeats, tick)
-
-
-def _fused_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
-    name = "attend, fused, causal() / the same with is_causal"
-    return _attend(name, causal(), {"is_causal": True}, repeats, tick)
-
-
-def _fused_padding(repeats: int, tick: Callable[[], None]) -> Comparison:
+def _padded(repeats: int, tick: Callable[[], None]) -> Comparison:
     B, _, T, _ = SHAPE
     lengths = torch.linspace(T // 2, T, B).long()
     row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
     name = "attend, fused, padding / the same with a (B, 1, 1, S) mask"
     return _attend(name, padding(lengths), {"attn_mask": row}, repeats, tick)
-
-
-def _training(repeats: int, tick: Callable[[], None]) -> Comparison:
-    return _train("MultiHeadAttention, training / nn.MultiheadAttention", None, repeats, tick)
-
-
-def _training_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
-    return _train("MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal(), repeats, tick)
-
-
-def _import(repeats: int, tick: Callable[[], None]) -> Comparison:
-    name = "a process that imports clearhead / one that imports torch"
-    return _start(name, ["-c", "import torch, clearhead"], 1.25, repeats, tick)
-
-
-def _translate(repeats: int, tick: Callable[[], None]) -> Comparison:
-    name = "clearhead translate 'Good morning.' / a process that imports torch"
-    return _start(name, ["-m", "clearhead.cli", "translate", "Good morning."], 4.0, repeats, tick)
 
 
 def _load(repeats: int, tick: Callable[[], None]) -> Comparison:

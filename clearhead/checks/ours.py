@@ -54,13 +54,9 @@ def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
     return extra
 
 
-def _run_encoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, **_stack_extra(model, batch.keep))
-    return out
-
-
-def _run_decoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, cache=batch.cache, **_stack_extra(model, batch.keep))
+def _run_stack(model: Any, batch: Batch) -> Tensor:
+    cache = {} if batch.cache is None else {"cache": batch.cache}
+    out: Tensor = model(batch.x, **cache, **_stack_extra(model, batch.keep))
     return out
 
 
@@ -110,7 +106,7 @@ def _encoder(module: Any, kind: Encoder | Decoder) -> Subject:
         module=module,
         name="Encoder",
         inputs=Ids(config.vocab_size),
-        run=_run_encoder,
+        run=_run_stack,
         sees=mask,
         layers=config.n_layers,
         in_turn=config.layer_masks,
@@ -126,7 +122,7 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
         return None  # it is half of a model: check the EncoderDecoder
     read = _encoder(module, kind)
     ahead = looks_ahead(kind.config.seen(kind.config.mask), 1, 16)
-    return replace(read, name="Decoder", run=_run_decoder, caching=None if ahead else Caching(new=KVCache))
+    return replace(read, name="Decoder", caching=None if ahead else Caching(new=KVCache))
 
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:

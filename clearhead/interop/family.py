@@ -22,29 +22,11 @@ __all__ = ["Family", "Keys"]
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
-    "_name_or_path",
-    "_attn_implementation*",
-    "architectures",
-    "attn_implementation",
+    *("_name_or_path", "_attn_implementation*", "architectures", "attn_implementation", "bos_token_id", "dtype"),
+    *("eos_token_id", "gradient_checkpointing", "id2label", "initializer_range", "label2id", "model_type"),
+    *("output_attentions", "output_hidden_states", "output_past", "pad_token_id", "sep_token_id"),
+    *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "pad_token_id",
-    "sep_token_id",
-    "task_specific_params",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "use_cache",
 )
 _REQUIRED = object()
 

@@ -41,8 +41,7 @@ class Passes:
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
         # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
-        fixed = not config.recompute and not self._routed
-        if config.compile and rows is not None and alone and fixed:
+        if config.compile and rows is not None and alone and not (config.recompute or self._routed):
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> None:

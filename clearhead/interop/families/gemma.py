@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 from clearhead.attention import Biases, Capped, Scaled
-from clearhead.errors import StorageError
 from clearhead.interop.families.llama import rows, write_blocks
 from clearhead.interop.families.mistral import MISTRAL
 from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary
@@ -68,8 +67,6 @@ def _read_2(keys: Keys) -> dict[str, Any]:
 
 def _write_2(config: DecoderConfig) -> dict[str, Any]:
     masks, scores = config.layer_masks or (full(),), config.scores
-    if not all(mask == full() or (isinstance(mask, Window) and mask.after == 0) for mask in masks):
-        raise StorageError(f"layer_masks are {', '.join(map(str, masks))}; expected full() and windows that look back")
     scale = getattr(scores, "scale", None) or config.head_width**-0.5
     return _write(config) | {
         "query_pre_attn_scalar": round(scale**-2),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from clearhead.errors import StorageError
 from clearhead.interop.families.llama import rows
 from clearhead.interop.families.mistral import MISTRAL, read_window
 from clearhead.interop.families.words import read_rotary
@@ -25,12 +24,8 @@ def _read(keys: Keys) -> dict[str, Any]:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    if config.experts is None:
-        raise StorageError("experts is None; expected Experts(n, top_k)")
-    return MISTRAL.write(config) | {
-        "num_local_experts": config.experts.n,
-        "num_experts_per_tok": config.experts.top_k,
-    }
+    experts = config.experts or Experts(1, 1)
+    return MISTRAL.write(config) | {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
 
 
 def _rows(config: DecoderConfig) -> tuple[Row, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.attention import Biases
-from clearhead.errors import StorageError
 from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary, word_for, write_rotary
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row, Split
@@ -22,18 +21,11 @@ def _read(keys: Keys) -> dict[str, Any]:
     every = keys("global_attn_every_n_layers", 3)  # as transformers 4 says it, and the angles of both kinds
     theta = {FULL: keys("global_rope_theta", 160_000.0), SLIDING: keys("local_rope_theta", 10_000.0)}
     keys.only("rope_scaling", None)
-    angles, length = keys("rope_parameters", None) or {}, keys("max_position_embeddings")
-    turns = {
-        kind: read_rotary(Keys({"rope_parameters": angles.get(kind), "max_position_embeddings": length}), theta[kind])
-        for kind in theta
-    }
+    angles, length = keys("rope_parameters", None) or {}, {"max_position_embeddings": keys("max_position_embeddings")}
+    turns = {kind: read_rotary(Keys(length | {"rope_parameters": angles.get(kind)}), theta[kind]) for kind in theta}
     half = keys("local_attention", 128) // 2
     seen = {FULL: full(), SLIDING: window(half, half)}
     cycle = read_cycle(keys, lambda i: SLIDING if i % every else FULL)
-    in_turn: dict[str, Any] = {
-        "layer_masks": tuple(seen[kind] for kind in cycle),
-        "layer_rotary": tuple(turns[kind] for kind in cycle),
-    }
     attention, ff = keys("attention_bias", False), keys("mlp_bias", False)
     return {
         "activation": keys.word("hidden_activation", _GATES, "gelu"),
@@ -42,16 +34,13 @@ def _read(keys: Keys) -> dict[str, Any]:
         "positions": turns[cycle[0]],
         "embedding_norm": True,
         "first_norm": False,
-        **({} if cycle == [FULL] else in_turn),
+        "layer_masks": tuple(seen[kind] for kind in cycle) if cycle != [FULL] else (),
+        "layer_rotary": tuple(turns[kind] for kind in cycle) if cycle != [FULL] else (),
     }
 
 
 def _write(config: EncoderConfig) -> dict[str, Any]:
     masks, turns = config.layer_masks or (full(),), config.layer_rotary or (config.positions,)
-    if not all(mask == full() or (isinstance(mask, Window) and mask.before == mask.after) for mask in masks):
-        raise StorageError(
-            f"layer_masks are {', '.join(map(str, masks))}; expected full() and windows with equal sides"
-        )
     kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
     angles: dict[str, Positions] = {FULL: turns[0], SLIDING: turns[0]}
     angles |= {kind: turns[i % len(turns)] for i, kind in enumerate(kinds)}
