@@ -49,12 +49,15 @@ OLD = (
     *("tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16"),
 )
 
+_MOST = 10_000  # layers whose kinds are listed
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
     """The fewest kinds of layers that, taken in turn, are all of them; `usual` is a layer's where none are listed."""
     n = keys("num_hidden_layers")
+    if n > _MOST:
+        raise StorageError(f"num_hidden_layers is {n}; expected at most {_MOST:,}")
     kinds = keys("layer_types", None) or [usual(i) for i in range(n)]
     if len(kinds) != n or not set(kinds) <= {SLIDING, FULL}:
         raise StorageError(f"layer_types is {kinds}; expected {n} of {SLIDING!r} and {FULL!r}")
