@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from clearhead.errors import StorageError
-from clearhead.interop import FAMILIES
+from clearhead.interop import FAMILIES, tokenizer_of
 from clearhead.interop.family import Keys
 from clearhead.layers import GELU, Experts, GeGLU, SiLU
 from clearhead.masks import full, window
@@ -93,3 +95,12 @@ def test_mixtral_as_transformers_4_wrote_it():
 def test_a_half_that_is_not_understood(data, said):
     with pytest.raises(StorageError, match=said):
         read(data)
+
+
+@pytest.mark.bad_input
+def test_a_tokenizer_that_does_not_fit_the_half_that_reads_text():
+    source = SimpleNamespace(
+        path="clip", config={"text_config": {"vocab_size": 3}}, tokenizer=lambda: SimpleNamespace(vocab_size=5)
+    )
+    with pytest.raises(StorageError, match="ids up to 4 and the model's vocabulary ends at 2"):
+        tokenizer_of(source)

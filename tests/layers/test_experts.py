@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.checks import check
 from clearhead.costs import cost
 from clearhead.errors import ConfigError
 from clearhead.generation.program import why_not
@@ -80,6 +81,14 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
     model = mixed.build()
     assert model.blocks[0].feed_forward.experts[0].down.weight.std() < 0.02
     assert why_not(model) == "its tokens go to different experts"
+
+
+def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():
+    assert check(config(Experts(16, 2)).build()).ok
+    # A single expert's share is 1 whatever its score, so that its router learns nothing, and that is said.
+    (failure,) = check(config(Experts(3, 1)).build()).failures
+    assert failure.property == "gradients reach every parameter"
+    assert "blocks.0.feed_forward.router.weight, blocks.1.feed_forward.router.weight" in failure.where
 
 
 @pytest.mark.bad_input
