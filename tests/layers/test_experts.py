@@ -10,6 +10,7 @@ from clearhead.costs import cost
 from clearhead.errors import ConfigError
 from clearhead.generation.program import why_not
 from clearhead.layers import DepthScaled, Experts, ExpertsFeedForward, FeedForward, SwiGLU
+from clearhead.look import walk
 from clearhead.models import DecoderConfig
 
 M, F, N = 6, 7, 5
@@ -81,6 +82,13 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
     model = mixed.build()
     assert model.blocks[0].feed_forward.experts[0].down.weight.std() < 0.02
     assert why_not(model) == "its tokens go to different experts"
+
+
+def test_a_walk_stops_at_what_the_experts_say_together():
+    found = walk(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
+    said = [station for station in found.stations if station.branch == "feed-forward"]
+    assert [(s.role, s.where) for s in said] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
+    assert said[0].formula == "feed_forward(h) = Σ share · expert(h)"
 
 
 def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():
