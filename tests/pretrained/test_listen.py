@@ -152,6 +152,17 @@ def test_a_listener_begins_anew_after_the_end():
     assert first == second
 
 
+def test_silence_after_the_end_is_heard_and_is_no_part_of_the_sound():
+    model, samples = speech(MASKS["window"]), sound(2_003)
+    rate = model.config.mel.sample_rate
+    plain, patient = Listener(model), Listener(model, silence=0.1)
+    wanted = [*plain.feed(torch.cat((samples, torch.zeros(rate // 10)))), *plain.end()]
+    found = [*patient.feed(samples), *patient.end()]
+    assert [one.text for one in found] == [one.text for one in wanted]
+    assert max(one.known for one in found) <= 2_003 / rate
+    assert patient.end() == []
+
+
 @pytest.mark.parametrize("n", [0, 1, 49, 50, 69])
 def test_what_is_too_short_for_a_moment_says_nothing(n):
     listener = Listener(speech(MASKS["window"]))
