@@ -89,7 +89,7 @@ def _cell(x: Any, digits: int) -> str:
     if isinstance(x, bool) or not isinstance(x, int | float):
         return f"<td>{escape(str(x))}</td>"
     shown = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
-    return f'<td class="number">{shown}</td>'
+    return f'<td class="number">{shown.replace("-", "−")}</td>'
 
 
 def heat(
