@@ -74,7 +74,9 @@ def number(x: Any, digits: int = 2) -> str:
         return str(x)
     if x != x or abs(x) == float("inf"):
         return {True: r"\infty", False: r"-\infty"}[x > 0] if x == x else r"\mathrm{NaN}"
-    return str(int(x)) if x == int(x) and abs(x) < 1e15 else f"{x:.{digits}f}"
+    if abs(x - round(x)) < 1e-9:
+        return str(round(x))
+    return f"{x:.{digits}f}" if round(x, digits) else f"{0:.{digits}f}"
 
 
 def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], digits: int = 3) -> Drawn:
@@ -111,7 +113,7 @@ def heat(
     longest = max(map(len, columns))
     turned = 7 * longest > side
     left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if turned else 22
-    width = left + S * side + (8 + 4 * longest if turned else 8)
+    width = max(left + S * side + (8 + 4 * longest if turned else 8), left + 7 * len(title))
     height = above + T * side + (24 if title else 4)
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
