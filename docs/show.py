@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 INK = "#010203"  # stands for the page's own colour, and is replaced by it
@@ -207,6 +209,11 @@ def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", *
     if len(groups) > 1:
         ax.legend()
     return drawn(figure)
+
+
+def results(name: str) -> Any:
+    """A committed results file, such as "study-positions": what a command measured that takes longer than a page."""
+    return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def say(message: object) -> None:
