@@ -228,7 +228,7 @@ def run(command: str, *, lines: int | None = None) -> None:
     import rich.console
 
     rich.console._is_jupyter = lambda: False  # type: ignore[attr-defined]  # plain text, as in a terminal
-    os.environ.setdefault("COLUMNS", "80")
+    os.environ["COLUMNS"] = "80"
     from clearhead.cli import main
 
     words = shlex.split(command)
