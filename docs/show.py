@@ -1,6 +1,6 @@
 """What the pages draw with: small pictures that take the colour of the page, numbers as matrices, commands as typed.
 
-    from show import bars, heat, lines, matrices, run, table
+    from show import bars, heat, lines, matrices, run, say, table
 
 Nothing here computes anything that a page explains. What is drawn uses `currentColor` for ink, so that one picture
 reads on a light page, a dark one and paper.
@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -89,7 +90,7 @@ def _cell(x: Any, digits: int) -> str:
     if isinstance(x, bool) or not isinstance(x, int | float):
         return f"<td>{escape(str(x))}</td>"
     shown = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
-    return f'<td class="number">{shown}</td>'
+    return f'<td class="number">{shown.replace("-", "−")}</td>'
 
 
 def heat(
@@ -204,6 +205,11 @@ def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", *
     if len(groups) > 1:
         ax.legend()
     return drawn(figure)
+
+
+def say(message: object) -> None:
+    """Prints a sentence, such as an error's, in lines that fit the page."""
+    print(textwrap.fill(str(message), 88))
 
 
 def run(command: str, *, lines: int | None = None) -> None:
