@@ -78,6 +78,7 @@ SITE := docs/_build
 	@touch $@
 
 docs: .venv/.docs
+	WHOLE=1 $(BIN)/python -m pytest -q tests/docs
 	rm -rf $(SITE)/html $(SITE)/doctrees $(SITE)/jupyter_execute
 	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d $(SITE)/doctrees docs $(SITE)/html
 	@echo "$(SITE)/html/index.html"
