@@ -34,7 +34,7 @@ def pytest_configure(config):
             config.torchvision_names.define(schema)
 
 
-SHAPED = ("attention", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
+SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 

@@ -31,6 +31,7 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "listen",
     "look",
     "walk",
     "explore",

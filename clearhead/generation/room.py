@@ -22,25 +22,12 @@ from torch import Tensor
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
 from clearhead.generation.program import Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
-from clearhead.masks import Mask
+from clearhead.masks import Causal, reach
 from clearhead.masks.geometry import Region
-from clearhead.masks.operators import And, Or
-from clearhead.masks.structural import Causal, Window
 
-__all__ = ["Room", "reach"]
+__all__ = ["Room"]
 
 _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
-
-
-def reach(mask: Mask) -> int | None:
-    """How far back a token sees at most, itself counted; None: to the beginning."""
-    if isinstance(mask, (And, Or)):
-        found = [reach(part) for part in mask.parts]
-        known = [n for n in found if n is not None]
-        if isinstance(mask, And):
-            return min(known, default=None)
-        return max(known) if len(known) == len(found) else None
-    return mask.before + 1 if isinstance(mask, Window) else None
 
 
 class Room:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.export import export
+from clearhead.pretrained.listen import Event, Listener
 from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
 from clearhead.pretrained.translate import Translated, translate, translations
 
 __all__ = [
     "BOX",
     "Evaluation",
+    "Event",
+    "Listener",
     "Trained",
     "Translated",
     "cards",

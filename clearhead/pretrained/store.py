@@ -23,8 +23,9 @@ from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
 from clearhead.generation import Greedy, How, Sample
 from clearhead.interop import Source, is_foreign, open_source, pooling_of, read, stops_of, tokenizer_of
-from clearhead.models import Decoder, Encoder, VisionTransformer, storage
+from clearhead.models import Decoder, Encoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
+from clearhead.pretrained.listen import Listener
 from clearhead.training.recipe import Recipe
 from clearhead.values import did_you_mean
 
@@ -34,7 +35,7 @@ GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
-_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures"}
+_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures", SpeechEncoder: "speech"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,12 @@ class Trained:
         """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
         vectors = speak.embed(self, [texts] if isinstance(texts, str) else texts, batch=batch)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def listen(self, *, beam: int = 1) -> Listener:
+        """What hears with a model of speech: feed it samples as they come."""
+        self.require("speech")
+        assert isinstance(self.model, SpeechEncoder)
+        return Listener(self.model, beam=beam)
 
     @property
     def card(self) -> dict[str, Any]:

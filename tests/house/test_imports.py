@@ -21,6 +21,7 @@ HOUSE = (
     ("masks",),
     ("positions",),
     ("attention",),
+    ("audio",),
     ("layers",),
     ("models",),
     ("data",),
