@@ -127,19 +127,18 @@ class Room:
 
     def step(self, ids: Tensor) -> Tensor:
         """The logits (R, V) after one more token (R,) a row."""
-        positions = self.length.reshape(1) if self.before is None else self.length - self.before  # (R or 1,)
-        added = None if self.added is None else F.embedding(positions, self.added)
+        x, used = self.program.enter(ids, self.added, self.length, self.before)
         self._turn = None
         if self.cos is not None and self.sin is not None:
             # Padding in front moves a whole row alike, and turns speak of distances only.
             at = self.length.reshape(1)
             self._turn = Turn(F.embedding(at, self.cos), F.embedding(at, self.sin))
         slot = self.length % self.places if self.rings else self.length
-        count = (self.length + 1).clamp(max=self.places) if self.rings else self.length + 1
+        count = used.clamp(max=self.places) if self.rings else used
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
         self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(ids, added, self, self._multiply)
+        logits = self.program.step(x, self, self._multiply)
         self.length += 1
         self.n += 1
         return logits

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._numbers import runs_triton
 from clearhead._shapes import Float, Int
 from clearhead.data.batch import Batch
 from clearhead.data.ragged import round_up
@@ -217,12 +218,20 @@ def _walk(
         if bias is not None:
             logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
         ys, ws = ys.flatten(), ws.flatten()
-        found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
+        if runs_triton(logits) and not objective.consistency and logits.dtype != torch.float64:
+            from clearhead.training.loss_triton import loss_and_gradient
+
+            found, by_logits = loss_and_gradient(logits, ys, ws, V, objective.smoothing)
+        else:
+            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
         del logits
         total += found
         if learns:
             into.copy_((by_logits @ matrix).unflatten(0, (halves, -1)))
-            by_matrix += by_logits.T @ some
+            if x.is_cuda and by_logits.dtype != wide:  # added up in float32 by the product itself
+                torch.addmm(by_matrix, by_logits.T, some, out_dtype=wide, out=by_matrix)
+            else:
+                by_matrix += by_logits.T @ some
             by_bias += by_logits.sum(0, dtype=wide) if bias is not None else 0
     return total, [by_x, by_matrix, *([] if bias is None else [by_bias])]
 
