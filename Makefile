@@ -59,7 +59,7 @@ real: setup
 
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
-	$(BIN)/python -m pytest -m browser tests/explore
+	$(BIN)/python -m pytest -m browser tests/explore tests/docs
 
 siege: setup
 	$(BIN)/python tools/siege.py

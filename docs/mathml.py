@@ -20,7 +20,7 @@ def mathml(tex: str, *, block: bool) -> str:
     for name, known in ALIASES.items():
         plain = plain.replace(name, known)
     found: str = latex2mathml.tex2mathml(plain, as_block=block)
-    return found.replace("<math ", f'<math aria-label="{escape(tex)}" ', 1)
+    return found
 
 
 def _made(node: Any, *, block: bool) -> str:

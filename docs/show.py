@@ -119,7 +119,7 @@ def heat(
     height = above + T * side + (24 if title else 4)
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
-    step = max(1, 14 // side)
+    step = -(-18 // side)  # how many squares a label needs
     for j in range(0, S, step):
         x, y = left + j * side + side / 2, above - 8
         place = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if turned else 'text-anchor="middle"'
