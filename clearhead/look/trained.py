@@ -168,14 +168,16 @@ def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Al
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
     heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}
+    names = [f"{n * model.config.moment:.2f} s" for n in range(len(logits))]
+    names = [f"{heard[n]} {name}" if n in heard else name for n, name in enumerate(names)]
     shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low notes below
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
     made = album(
         t,
-        [" ".join((*heard.get(n, ""), f"{n * model.config.moment:.2f} s")) for n in range(len(logits))],
+        names,
         title=f"{name} → {' '.join(heard.values()) or 'nothing'}",
         facts=_facts(trained)
-        | {"mask": str(model.config.mask), "sound": f"{len(samples) / model.config.mel.sample_rate:.2f} s"},
+        | {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"},
         image=image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0),
         grid=(1, len(logits)),
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
-from clearhead import masks
-from clearhead.audio import Mel
+from clearhead import masks, pretrained
+from clearhead.audio import Mel, read
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.models import SpeechConfig, SpeechEncoder
@@ -99,6 +100,16 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     largest = float(wanted.abs().max()) if wanted.numel() else 0.0
     bound = 64 * torch.finfo(wanted.dtype).eps * max(largest, 1.0)
     torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.skipif("spoken-digits" not in pretrained.names(), reason="spoken-digits is not in the box yet")
+def test_the_model_in_the_box_hears_the_recording_in_any_pieces():
+    model = pretrained.load("spoken-digits").model
+    samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
+    events, logits = heard(model, samples, [1_009, 160, 37, 4_001])
+    assert "".join(event.text for event in events) == "314159"
+    assert told(events) == told(heard(model, samples, [len(samples)])[0])
+    same(logits, whole(model, samples))
 
 
 @pytest.mark.parametrize("beam", [1, 4])
