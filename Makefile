@@ -4,6 +4,7 @@
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
+# make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
 # make documents  every command that answers a question of the five documents, run as a person would
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents docs docs-pdf readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -68,6 +69,22 @@ variants: setup
 
 documents: setup
 	WHOLE=1 $(BIN)/python -m pytest tests/documents
+
+# The site is built without network from a clean tree, and a warning stops it. The PDF prints the pages as they were run for the site.
+SITE := docs/_build
+
+.venv/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs,browser]"
+	@touch $@
+
+docs: .venv/.docs
+	rm -rf $(SITE)/html $(SITE)/doctrees $(SITE)/jupyter_execute
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d $(SITE)/doctrees docs $(SITE)/html
+	@echo "$(SITE)/html/index.html"
+
+docs-pdf: docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b singlehtml -d $(SITE)/doctrees docs $(SITE)/single
+	$(BIN)/python docs/pdf.py $(SITE)/single/index.html $(SITE)/clearhead.pdf
 
 bench: setup
 	$(BIN)/clearhead bench core
