@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn
@@ -21,7 +22,8 @@ app = typer.Typer(
     help="Transformers with nothing hidden: the textbook, the laboratory and the engine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    # Boxes cut long words where they have no room; help without them is broken at any width, and nothing is lost.
+    rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 60 else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
