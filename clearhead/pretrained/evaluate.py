@@ -45,6 +45,7 @@ class Evaluation:
     exact_match: float | None = None  # of whole outputs
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead evaluate --json` prints it."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

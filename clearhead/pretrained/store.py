@@ -63,6 +63,7 @@ class Trained:
 
     @property
     def task(self) -> str:
+        """What it was trained for, or what a model of its kind can do."""
         return _TASKS.get(type(self.model), "other") if self.own is None else self.own.task
 
     @property
