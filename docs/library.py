@@ -148,8 +148,9 @@ def signature(name: str, value: Any) -> str:
         p if p.annotation is empty else p.replace(annotation=_Raw(p.annotation)) for p in found.parameters.values()
     ]
     found = found.replace(parameters=[p for p in parts if p.name not in ("self", "cls")])
-    if found.return_annotation not in (empty, None, "None"):
-        found = found.replace(return_annotation=_Raw(found.return_annotation))
+    returned = found.return_annotation
+    silent = returned in (empty, None, "None")
+    found = found.replace(return_annotation=empty if silent else _Raw(returned))
     line = f"{name}{found}"
     if len(line) <= 100:
         return line
@@ -161,15 +162,16 @@ def signature(name: str, value: Any) -> str:
 
 
 @cache
-def examples(room: str) -> list[str]:
-    """The blocks of a room's examples, each a few lines of Python that run by themselves."""
+def examples(room: str) -> tuple[str, list[str]]:
+    """What the examples of a room begin with, and the examples: a few lines of Python each, apart by empty lines."""
     path = EXAMPLES / f"{room}.py"
-    return [block.strip() for block in path.read_text(encoding="utf-8").split("\n\n")] if path.exists() else []
+    opening, _, rest = path.read_text(encoding="utf-8").strip().partition("\n\n\n")
+    return opening, rest.split("\n\n")
 
 
 def example_of(room: str, name: str) -> str:
     """The shortest example that uses a name; empty where there is none."""
-    using = [block for block in examples(room) if re.search(rf"\b{name}\b", block)]
+    using = [block for block in examples(room)[1] if re.search(rf"\b{name}\b", block)]
     return min(using, key=len, default="")
 
 
@@ -178,6 +180,7 @@ def rooms() -> Iterator[tuple[str, str]]:
     for room in ROOMS:
         module = importlib.import_module(f"clearhead.{room}")
         parts = [f"# `clearhead.{room}`", prose(inspect.getdoc(module) or "")]
+        parts += ["The examples below begin with:", fence(examples(room)[0], "python")]
         for name, value in public(room).items():
             if not inspect.ismodule(value):
                 parts += _entry(room, name, value)

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = '''"""Names for torchvision's operators, whose build does not fit this torch's. Made by clearhead's tools/peers.py."""
+HOOK = '''"""Names for torchvision's operators, whose build does not fit this torch's (by tools/peers.py)."""
 
 import sys
 
