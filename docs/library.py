@@ -351,11 +351,19 @@ def prose(text: str) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text):
         if all(line.startswith("    ") or not line for line in block.split("\n")) or block.lstrip().startswith(">>>"):
-            blocks.append(fence(textwrap.dedent(block), "python"))
+            code = textwrap.dedent(block)
+            blocks.append(fence(code, "python" if _is_python(code) else "text"))
         else:
             pieces = re.split(r"(`[^`]*`)", block)
             blocks.append("".join(p if p.startswith("`") else re.sub(r"([<>*$_\[\]#|~])", r"\\\1", p) for p in pieces))
     return "\n\n".join(blocks).strip()
+
+
+def _is_python(code: str) -> bool:
+    try:
+        return bool(ast.parse(code))
+    except SyntaxError:
+        return False
 
 
 def write(app: Sphinx | None = None) -> None:

@@ -38,11 +38,11 @@ targets = data.encode_targets(data.train_bpe(book, 300), ["or not"])
 task = data.Translation.load(pairs, vocab_size=300)  # parts are PairSplit, batches PairBatch or PackedPairBatch
 batch = next(iter(Batches(task.train, data.Packed(rows=2, width=64))))
 
-pixels, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
+pixels, labels = torch.zeros(4, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
 images = data.Images(pixels, labels)
 split = data.ImageSplit(images, data.PerImage(), augment=[data.Shift(1), data.Affine(), data.Contrast()])  # gives ImageBatch
 
-data.prepare(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), data.PerSet(0.5, 0.2)).shape  # → torch.Size([2, 1, 8, 8])
+data.prepare(torch.zeros(2, 8, 8, dtype=torch.uint8), data.PerSet(0.5, 0.2)).shape  # → torch.Size([2, 1, 8, 8])
 
 data.normalisation_from_dict(data.normalisation_to_dict(data.PerImage()))
 

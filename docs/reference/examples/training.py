@@ -11,7 +11,7 @@ picture = training.draw_schedule(WarmupCosine(lr_max=1e-3, warmup_steps=10, tota
 
 Recipe.from_toml(recipe("sort-dedup").to_toml()).task  # → 'sort-dedup'
 
-TrainConfig(steps=100, schedule=Constant(1e-3), average=training.EMA(0.99)).steps  # → 100
+TrainConfig(steps=100, schedule=Constant(1e-3), averaging=training.EMA(0.99)).steps  # → 100
 
 (InverseRoot(warmup_steps=4000), training.LastK(k=5), training.EarlyStopping(patience=3))
 
