@@ -60,7 +60,7 @@ real: setup
 
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
-	$(BIN)/python -m pytest -m browser tests/explore
+	$(BIN)/python -m pytest -m browser tests/explore tests/docs
 
 siege: setup
 	$(BIN)/python tools/siege.py
@@ -80,6 +80,7 @@ SITE := docs/_build
 	@touch $@
 
 docs: .venv/.docs
+	WHOLE=1 $(BIN)/python -m pytest -q tests/docs
 	rm -rf $(SITE)/html $(SITE)/doctrees $(SITE)/jupyter_execute
 	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d $(SITE)/doctrees docs $(SITE)/html
 	@echo "$(SITE)/html/index.html"

@@ -39,4 +39,4 @@ html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 pygments_style = "tango"
-pygments_dark_style = "native"
+pygments_dark_style = "github-dark"

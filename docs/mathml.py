@@ -8,19 +8,31 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.application import Sphinx
-from sphinx.errors import SphinxError
+from sphinx.util import logging
+
+# What docutils' reader of LaTeX does not know, as it knows it.
+ALIASES = {r"\dots": r"\ldots", r"\mathrm{E}": r"\operatorname{E}", r"\!": ""}
 
 
-def _mathml(tex: str, *, block: bool) -> str:
+def mathml(tex: str, *, block: bool) -> str:
+    """An equation in LaTeX as MathML; a `MathError` where it cannot be read."""
+    plain = tex
+    for name, known in ALIASES.items():
+        plain = plain.replace(name, known)
+    found: str = latex2mathml.tex2mathml(plain, as_block=block)
+    return found
+
+
+def _made(node: Any, *, block: bool) -> str:
     try:
-        found = latex2mathml.tex2mathml(tex, as_block=block)
+        return mathml(node.astext(), block=block)
     except MathError as error:
-        raise SphinxError(f"the equation {tex!r} cannot be read: {error}") from error
-    return found.replace("<math ", f'<math aria-label="{escape(tex)}" ', 1)
+        logging.getLogger(__name__).warning("%r cannot be read: %s", node.astext(), error, location=node)
+        return f"<code>{escape(node.astext())}</code>"
 
 
 def _inline(translator: Any, node: nodes.math) -> None:
-    translator.body.append(_mathml(node.astext(), block=False))
+    translator.body.append(_made(node, block=False))
     raise nodes.SkipNode
 
 
@@ -28,7 +40,7 @@ def _display(translator: Any, node: nodes.math_block) -> None:
     name = node.get("ids") or []
     where = f' id="{escape(name[0])}"' if name else ""
     number = f'<span class="eqno">({node["number"]})</span>' if node.get("number") else ""
-    translator.body.append(f'<div class="math"{where}>{_mathml(node.astext(), block=True)}{number}</div>\n')
+    translator.body.append(f'<div class="math"{where}>{_made(node, block=True)}{number}</div>\n')
     raise nodes.SkipNode
 
 

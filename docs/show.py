@@ -1,6 +1,6 @@
 """What the pages draw with: small pictures that take the colour of the page, numbers as matrices, commands as typed.
 
-    from show import bars, heat, lines, matrices, run, table
+    from show import bars, heat, lines, matrices, run, say, table
 
 Nothing here computes anything that a page explains. What is drawn uses `currentColor` for ink, so that one picture
 reads on a light page, a dark one and paper.
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 INK = "#010203"  # stands for the page's own colour, and is replaced by it
@@ -73,7 +76,9 @@ def number(x: Any, digits: int = 2) -> str:
         return str(x)
     if x != x or abs(x) == float("inf"):
         return {True: r"\infty", False: r"-\infty"}[x > 0] if x == x else r"\mathrm{NaN}"
-    return str(int(x)) if x == int(x) and abs(x) < 1e15 else f"{x:.{digits}f}"
+    if abs(x - round(x)) < 1e-9:
+        return str(round(x))
+    return f"{x:.{digits}f}" if round(x, digits) else f"{0:.{digits}f}"
 
 
 def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], digits: int = 3) -> Drawn:
@@ -89,7 +94,7 @@ def _cell(x: Any, digits: int) -> str:
     if isinstance(x, bool) or not isinstance(x, int | float):
         return f"<td>{escape(str(x))}</td>"
     shown = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
-    return f'<td class="number">{shown}</td>'
+    return f'<td class="number">{shown.replace("-", "−")}</td>'
 
 
 def heat(
@@ -110,11 +115,11 @@ def heat(
     longest = max(map(len, columns))
     turned = 7 * longest > side
     left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if turned else 22
-    width = left + S * side + (8 + 4 * longest if turned else 8)
+    width = max(left + S * side + (8 + 4 * longest if turned else 8), left + 7 * len(title))
     height = above + T * side + (24 if title else 4)
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
-    step = max(1, 14 // side)
+    step = -(-18 // side)  # how many squares a label needs
     for j in range(0, S, step):
         x, y = left + j * side + side / 2, above - 8
         place = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if turned else 'text-anchor="middle"'
@@ -206,6 +211,16 @@ def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", *
     return drawn(figure)
 
 
+def results(name: str) -> Any:
+    """A committed results file, such as "study-positions": what a command measured that takes longer than a page."""
+    return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def say(message: object) -> None:
+    """Prints a sentence, such as an error's, in lines that fit the page."""
+    print(textwrap.fill(str(message), 88))
+
+
 def run(command: str, *, lines: int | None = None) -> None:
     """Runs a command line as a terminal of 80 columns would, in this process, and prints what it prints.
 
@@ -213,7 +228,7 @@ def run(command: str, *, lines: int | None = None) -> None:
     import rich.console
 
     rich.console._is_jupyter = lambda: False  # type: ignore[attr-defined]  # plain text, as in a terminal
-    os.environ.setdefault("COLUMNS", "80")
+    os.environ["COLUMNS"] = "80"
     from clearhead.cli import main
 
     words = shlex.split(command)

@@ -13,7 +13,7 @@ settings.register_profile("clearhead", deadline=None, derandomize=True, suppress
 settings.load_profile("clearhead")
 
 
-SHAPED = ("attention", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
+SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 

@@ -33,6 +33,7 @@ class KVCache:
         self._v: Tensor | None = None
         self._length = 0
         self._fixed = False
+        self.forgotten = 0  # tokens that were seen and are kept no more
 
     def at(self, part: int | str) -> KVCache:
         """The cache of one part of the model, made on first use."""
@@ -42,7 +43,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """How many tokens have been seen (a memory that cross-attention keeps does not count)."""
+        """How many tokens are kept: all that were seen, but for those that were forgotten (and a memory's)."""
         if self._k is not None:
             return 0 if self._fixed else self._length
         for part in self._parts.values():
@@ -126,6 +127,26 @@ class KVCache:
             self._k, self._v = (None if x is None else x[..., :length, :] for x in (self._k, self._v))
         for part in self._parts.values():
             part._truncate(length)
+
+    def forget(self, n: int) -> None:
+        """Lets go of the oldest `n` tokens, and of their memory: a mask that is a window sees them no more.
+
+        Masks and biases are read from the oldest token that is kept, so this is for those that know distances only;
+        under `blocks(size)` for multiples of the size.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.length:
+            raise ShapeError(f"cannot forget {n!r} of the {self.length} tokens of this cache")
+        self._forget(n)
+
+    def _forget(self, n: int) -> None:
+        if not self._fixed:
+            self.forgotten += n
+            if self._k is not None and self._v is not None:
+                # Copied, because a view would hold on to the memory.
+                self._k, self._v = (x[..., n : self._length, :].clone() for x in (self._k, self._v))
+                self._length -= n
+        for part in self._parts.values():
+            part._forget(n)
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:

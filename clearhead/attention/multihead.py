@@ -104,8 +104,9 @@ class MultiHeadAttention(nn.Module):
         if offset is not None and as_mask(mask).depends_on_length:
             raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         with nullcontext() if cache is None else cache.undone_on_error():
-            q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, offset)  # (B, H, T, D)
-            k, v = self._keys_values(query, key, value, offset, cache)  # (B, K, S, D)
+            place = None if offset is None or cache is None else offset + cache.forgotten
+            q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, place)  # (B, H, T, D)
+            k, v = self._keys_values(query, key, value, place, cache)  # (B, K, S, D)
             learns = q.requires_grad or (bias is not None and bias.requires_grad)
             if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
                 # Backward wants them as they are, and the cache will write on beside them.

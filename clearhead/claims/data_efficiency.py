@@ -18,6 +18,7 @@ from clearhead.claims.sources import HOMEWORK
 from clearhead.claims.study import WHOLE, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
+LEARNED = 0.25  # right answers: naming the commonest digit every time gives 0.18
 REDRAWN = (
     "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
     "smallest network in part on a CPU); "
@@ -152,7 +153,8 @@ def cnn_better_on_little(t: Trial) -> None:
     method=REDRAWN
     + f"The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the "
     "errors of the Transformer for each error of the convolutional network.",
-    when="the gap is counted in points of accuracy; as a ratio of errors it can widen all the same",
+    when="the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a size on at "
+    f"which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time",
 )
 def gap_narrows(t: Trial) -> None:
     sizes = study().sizes(["vit", "cnn"])
@@ -163,8 +165,9 @@ def gap_narrows(t: Trial) -> None:
         change = change_of_lead(n, last)
         first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
         got = f"{first:.1f} → {second:.1f} points, a change of {change}"
-        t.case(f"lead with {n:,} → {pictures_of(last)}", got, change.below)
-        if not change.below:
+        learned = mean("vit", n) > LEARNED
+        t.case(f"lead with {n:,} → {pictures_of(last)}", got, change.below, inside=learned)
+        if learned and not change.below:
             t.instead(f"From {n:,} to {pictures_of(last)} it does not narrow: {change}.", not change.below)
     for n in sizes:
         if n <= SMALL:

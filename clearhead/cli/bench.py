@@ -200,6 +200,8 @@ def study(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: whether it runs, not what comes of it.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Where the data lie, for a study that reads any.")] = None,
+    jobs: Annotated[int, typer.Option(help="So many processes share the work.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
@@ -218,6 +220,8 @@ def study(
             out,
             seeds=seeds,
             quick=quick,
+            data=data,
+            jobs=jobs,
             on_row=lambda row: None if json else print(row, flush=True),
         )
     except KeyboardInterrupt:

@@ -20,13 +20,17 @@ def evaluate(
     beam: BeamWidth = None,
     length_penalty: LengthPenalty = None,
     limit: Annotated[int | None, typer.Option(help="Only the first examples.", min=1)] = None,
+    streams: Annotated[
+        bool, typer.Option("--streams", help="For speech: streams of digits rather than single ones.")
+    ] = False,
     device: Device = AUTO,
     dtype: Dtype = FLOAT32,
     json: Json = False,
 ) -> None:
     """Loss, perplexity and accuracy on data that the model has not seen; BLEU and chrF for translation.
 
-    For translation a file of pairs is used whole; a folder's dev part otherwise.
+    For translation a file of pairs is used whole; a folder's dev part otherwise. For speech: single recordings, or
+    streams of 3 to 12 with their digit error rate and latency.
     """
     from rich.progress import Progress
 
@@ -42,6 +46,7 @@ def evaluate(
             data,
             how=how,
             limit=limit,
+            streams=streams,
             on_done=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     if json:

@@ -15,7 +15,7 @@ from clearhead.cli.output import Json, console, show_json, table
 
 @app.command()
 def train(
-    task: Annotated[str | None, typer.Argument(help="translation, text, digits or sort-dedup.")] = None,
+    task: Annotated[str | None, typer.Argument(help="translation, text, digits, sort-dedup or speech.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A recipe of the task; without it a small one for a CPU minute.")
     ] = None,

@@ -41,6 +41,14 @@ class Batch(ABC):
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "... V"]:
         """The model's scores for every label, from the inputs of this batch."""
 
+    def own_loss(self, logits: Float[Tensor, "..."]) -> Float[Tensor, ""] | None:
+        """The summed loss, where it is not cross-entropy label by label; `right` then counts the right labels."""
+        return None
+
+    def right(self, logits: Float[Tensor, "..."]) -> int:
+        """How many labels are right, where there is a loss of its own."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
         return len(self.labels)
 

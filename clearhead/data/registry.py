@@ -206,6 +206,26 @@ KNOWN: tuple[DataSet, ...] = (
         ),
     ),
     DataSet(
+        name="spoken-digits",
+        task="speech",
+        description="spoken English digits, 8 kHz: six speakers, each digit 50 times; numbers 0 to 4 are for testing",
+        licence="CC BY-SA 4.0 (Free Spoken Digit Dataset)",
+        origin="Jakobovski/free-spoken-digit-dataset on GitHub; also on Zenodo",
+        remotes=(
+            Remote(
+                url="https://codeload.github.com/Jakobovski/free-spoken-digit-dataset/tar.gz/refs/heads/master",
+                name="free-spoken-digit-dataset.tar.gz",
+            ),
+        ),
+        copies=(
+            KnownFile(
+                name="recordings-5-to-49.tar.xz",
+                size=12_189_264,
+                sha256="7bd861ab9b480f18afcfb944c96130a74208aa43a05de7e602de79e345d05e8a",
+            ),
+        ),
+    ),
+    DataSet(
         name="sklearn-digits",
         task="digits",
         description="handwritten digits, 8×8 grey: 1,797, the last fifth to validate",

@@ -37,6 +37,10 @@ class Split(ABC, Generic[B_co]):
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
         """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
 
+    def answers(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "..."]:
+        """What the examples of these numbers should be answered with: data are told apart by it."""
+        return self.batch(rows).labels
+
     def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:
         """Rows of `width` tokens a side, each with the examples of these numbers end to end (−1 is no example).
 

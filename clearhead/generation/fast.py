@@ -20,12 +20,13 @@ from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, quick_kernels
 from clearhead.generation.prompts import padded
 from clearhead.generation.quiet import evaluating, parts_of
-from clearhead.generation.recorded import Kept, Replay, bucket
+from clearhead.generation.recorded import Kept, Reading, Replay, bucket
 from clearhead.generation.room import Room
-from clearhead.masks import padding
+from clearhead.masks import Causal, padding
 
 __all__ = ["EVERYTHING_AFTER", "Fast", "Search"]
 
+_LONG, _READ_AT_ONCE = 1024, 8192  # tokens: from which on attention counts; beyond, starting kernels costs nothing
 EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 
 
@@ -80,6 +81,14 @@ class Fast:
 
     def begin(self) -> Float[Tensor, "B V"]:
         quick = quick_kernels() if self._ids.is_cuda else nullcontext()
+        if width := self._recorded_width():
+            # cuDNN's attention prepares itself for a shape; that pays where there are few of them, for long prompts.
+            with evaluating(self._parts), torch.inference_mode(), quick if width < _LONG else nullcontext():
+                key = ("reading", len(self._ids), width)
+                reading = self.kept.take(key) or Reading(self.program, len(self._ids), width)
+                logits, self._kept_tokens = reading(self._ids)
+                self.kept.give_back(key, reading)
+                return logits
         with evaluating(self._parts), torch.inference_mode(), quick:
             if self._source is not None:
                 self._read_source(self._source)
@@ -121,6 +130,15 @@ class Fast:
         self._share, self._beams = width, True
 
     # ------------------------------------------------------------------ rooms and recordings
+
+    def _recorded_width(self) -> int | None:
+        """How long prompts are rounded up to where reading them is recorded: of one length, each token seeing what is
+        before it alone."""
+        B, T = self._ids.shape
+        longest = getattr(self.program.decoder.positions, "length", None)
+        width = max(16, bucket(T)) if longest is None else min(max(16, bucket(T)), longest)
+        plain = self._source is None and self._before is None and isinstance(self.program.mask, Causal)
+        return width if self.recordable and plain and T and B * width <= _READ_AT_ONCE else None
 
     def session(self, key: Hashable, search: Search) -> tuple[Search, Callable[[], None], Callable[[], None]]:
         """The search to go on with, how to advance it, and what to call when it is over.

@@ -13,6 +13,7 @@ from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
 from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
+from clearhead.generation.fast import Fast
 from clearhead.generation.prompts import Prompt
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.result import Generated, Step
@@ -54,7 +55,7 @@ def generate(
     check_max_new(max_new)
     stop_ids(stop)
     stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
-    with evaluating(parts_of(model)):
+    with evaluating(() if isinstance(stepper, Fast) else parts_of(model)):  # a `Fast` calls no part in its steps
         return search(stepper, how=how, max_new=max_new, stop=stop)
 
 

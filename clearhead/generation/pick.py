@@ -30,7 +30,9 @@ def likeliest(
         from clearhead.generation.pick_triton import launch
 
         return launch(logits, k)
-    if recordable:
+    if recordable and k == 1:
+        places = logits.argmax(1, keepdim=True)  # of equals the first
+    elif recordable:
         places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     else:
         places = _best(logits, k)

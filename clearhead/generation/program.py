@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
+from clearhead._numbers import runs_triton
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
 from clearhead.attention.weights import Softmax
@@ -28,7 +29,7 @@ from clearhead.layers import Block, FeedForward, Parallel, PostNorm, PreNorm, To
 from clearhead.layers.few_rows import Product, few_rows, normed
 from clearhead.layers.few_rows import few_rows_reference as many_rows
 from clearhead.layers.norms import PlusOneRMSNorm
-from clearhead.masks import Mask
+from clearhead.masks import Causal, Mask
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.stack import both
@@ -163,14 +164,13 @@ class Program:
         self.d_head = config.head_width
         self.mask = config.mask
 
-    def step(self, ids: Tensor, added: Tensor | None, store: Store, rows: Rows = few_rows) -> Tensor:
-        """One token (R,) a row; `added` are its rows of positions, where those are added. The next logits (R, V).
+    def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
+        """One token a row, as a vector at its place (R, M): the next logits (R, V).
 
         `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
         """
-        x = self._placed(F.embedding(ids, self.embedding.weight), added)
         x = self._through(
-            x,
+            x if self.entrance is None else normed(x, self.entrance),
             rows,
             lambda i, own, qkv: store.attend(i, qkv, own.scale),
             lambda i, cross, q: store.attend_memory(i, q, cross.scale),
@@ -178,9 +178,16 @@ class Program:
         return self._finished(rows(x, self.logits))
 
     def read(
-        self, ids: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None, memory: Memory | None = None
+        self,
+        ids: Tensor,
+        *,
+        mask: Mask | None = None,
+        positions: Tensor | None = None,
+        memory: Memory | None = None,
+        last: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """A prompt (B, T): the logits (B, V) after it, and each layer's keys and values (B, K, T, D)."""
+        """A prompt (B, T): the logits (B, V) after it, or after place `last` (1,) of it, and each layer's keys and
+        values (B, K, T, D)."""
         B, T = ids.shape
         kept: list[tuple[Tensor, Tensor]] = []
         decoder = self.decoder
@@ -196,7 +203,11 @@ class Program:
             if self.rotary is not None:
                 q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
             kept.append((k, v))
-            out = attend(q, k, v, everything, bias=bias, scores=part.scores)
+            if q.is_cuda and isinstance(everything, Causal) and bias is None:  # as `attend` would, sooner
+                grouped = part.n_heads != part.n_kv_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=part.scale, enable_gqa=grouped)
+            else:
+                out = attend(q, k, v, everything, bias=bias, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
         def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
@@ -207,7 +218,9 @@ class Program:
 
         x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
         x = self._through(x, many_rows, own, cross)
-        return self._finished(many_rows(x.view(B, T, -1)[:, -1].contiguous(), self.logits)), kept
+        x = x.view(B, T, -1)
+        x = x[:, -1].contiguous() if last is None else x.index_select(1, last).squeeze(1)
+        return self._finished(many_rows(x, self.logits)), kept
 
     def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
         """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
@@ -242,12 +255,19 @@ class Program:
         scale = self.decoder.config.logit_scale
         return self.decoder.finished(products if scale == 1 else products * scale)
 
-    def _placed(self, x: Tensor, added: Tensor | None) -> Tensor:
-        if self.embedding.scaled:
-            x = x * self.embedding.scale
-        if added is not None:
-            x = x + added
-        return x if self.entrance is None else normed(x, self.entrance)
+    def enter(self, ids: Tensor, table: Tensor | None, length: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The newest tokens (R,) as vectors (R, M) at their places, and how many tokens there are with them. `table`:
+        the rows that positions add; `before`: the padding in front of each row."""
+        scale, weight = (self.embedding.scale if self.embedding.scaled else None), self.embedding.weight
+        if runs_triton(ids) and self.dtype != torch.float64:
+            from clearhead.generation.note_triton import enter
+
+            return enter(ids, weight, scale, table, length, before)
+        x = F.embedding(ids, weight)
+        x = x if scale is None else x * scale
+        if table is not None:
+            x = x + F.embedding(length.reshape(1) if before is None else length - before, table)
+        return x, length + 1
 
 
 @dataclass(frozen=True, eq=False)

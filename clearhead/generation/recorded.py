@@ -17,9 +17,9 @@ from clearhead.generation.program import Program
 from clearhead.generation.quiet import parts_of
 from clearhead.models.decoder import Decoder
 
-__all__ = ["Kept", "Replay", "bucket", "kept_of"]
+__all__ = ["Kept", "Reading", "Replay", "bucket", "kept_of"]
 
-_RECORDINGS = 6  # of one model; each holds a cache
+_RECORDINGS = 8  # of one model; each holds a cache, or what reading a prompt takes
 
 
 class Replay:
@@ -40,6 +40,29 @@ class Replay:
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._run()
         self._graph.replay()
+
+
+class Reading:
+    """Prompts (B, up to `width`) read by one recording. What is to their right is read too: no token sees it."""
+
+    def __init__(self, program: Program, B: int, width: int) -> None:
+        self._program, device = program, program.device
+        self._ids = torch.zeros(B, width, dtype=torch.int64, device=device)
+        self._last = torch.zeros(1, dtype=torch.int64, device=device)
+        self._read = Replay(self._run, device)
+
+    def _run(self) -> None:
+        self._logits, kept = self._program.read(self._ids, last=self._last)
+        self._kept = torch.stack([x for pair in kept for x in pair])  # (2 · layers, B, K, width, D)
+
+    def __call__(self, ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The logits (B, V) after the prompts (B, T), and each layer's keys and values: copies, for others read too."""
+        T = ids.shape[1]
+        self._ids[:, :T] = ids
+        self._last.fill_(T - 1)
+        self._read()
+        kept = self._kept[..., :T, :].clone().unbind()
+        return self._logits.clone(), list(zip(kept[::2], kept[1::2], strict=True))
 
 
 class Kept:

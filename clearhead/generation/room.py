@@ -22,25 +22,12 @@ from torch import Tensor
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
 from clearhead.generation.program import Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
-from clearhead.masks import Mask
+from clearhead.masks import Causal, reach
 from clearhead.masks.geometry import Region
-from clearhead.masks.operators import And, Or
-from clearhead.masks.structural import Causal, Window
 
-__all__ = ["Room", "reach"]
+__all__ = ["Room"]
 
 _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
-
-
-def reach(mask: Mask) -> int | None:
-    """How far back a token sees at most, itself counted; None: to the beginning."""
-    if isinstance(mask, (And, Or)):
-        found = [reach(part) for part in mask.parts]
-        known = [n for n in found if n is not None]
-        if isinstance(mask, And):
-            return min(known, default=None)
-        return max(known) if len(known) == len(found) else None
-    return mask.before + 1 if isinstance(mask, Window) else None
 
 
 class Room:
@@ -140,19 +127,18 @@ class Room:
 
     def step(self, ids: Tensor) -> Tensor:
         """The logits (R, V) after one more token (R,) a row."""
-        positions = self.length.reshape(1) if self.before is None else self.length - self.before  # (R or 1,)
-        added = None if self.added is None else F.embedding(positions, self.added)
+        x, used = self.program.enter(ids, self.added, self.length, self.before)
         self._turn = None
         if self.cos is not None and self.sin is not None:
             # Padding in front moves a whole row alike, and turns speak of distances only.
             at = self.length.reshape(1)
             self._turn = Turn(F.embedding(at, self.cos), F.embedding(at, self.sin))
         slot = self.length % self.places if self.rings else self.length
-        count = (self.length + 1).clamp(max=self.places) if self.rings else self.length + 1
+        count = used.clamp(max=self.places) if self.rings else used
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
         self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(ids, added, self, self._multiply)
+        logits = self.program.step(x, self, self._multiply)
         self.length += 1
         self.n += 1
         return logits

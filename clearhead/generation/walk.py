@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from clearhead._numbers import runs_triton
 from clearhead.data import draws
 from clearhead.generation.choices import Greedy, Sample
 from clearhead.generation.fast import Fast
@@ -103,6 +104,12 @@ class Walk:
 
     def _note(self, ids: Tensor, log_probs: Tensor) -> None:
         """Writes the step down, and sees who goes on."""
+        if self.rows is None and self.runs_ahead and runs_triton(ids) and log_probs.dtype == torch.float32:
+            from clearhead.generation.note_triton import launch
+
+            state = self.running, self.newest, self.at, self.ids, self.log_probs, self.ran
+            launch(ids, log_probs, state, self.stop_ids, self.filler)
+            return
         self._write(self.ids, torch.where(self.running, ids, self.filler))
         self._write(self.log_probs, torch.where(self.running, log_probs, 0.0))
         self._write(self.ran, self.running)
@@ -132,7 +139,7 @@ class Walk:
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.how, Sample):
-            ids, log_probs = likeliest(logits, 1)
+            ids, log_probs = likeliest(logits, 1, recordable=True)
             return ids.squeeze(1), log_probs.squeeze(1)
         luck = self.luck.index_select(0, self.at).squeeze(0)
         ids = draw(probabilities(logits, self.how), luck if self.rows is None else luck[self.rows])

@@ -6,7 +6,7 @@ the rest are modules.
 from __future__ import annotations
 
 from clearhead.layers.block import Block, BlockConfig, BlockParts
-from clearhead.layers.embeddings import PatchEmbedding, TokenEmbedding
+from clearhead.layers.embeddings import FrameEmbedding, PatchEmbedding, TokenEmbedding
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
@@ -20,6 +20,7 @@ __all__ = [
     "BlockParts",
     "DepthScaled",
     "FeedForward",
+    "FrameEmbedding",
     "GeGLU",
     "Init",
     "LayerNorm",

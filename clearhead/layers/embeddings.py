@@ -1,6 +1,6 @@
-"""How tokens and images enter the residual stream: a row of a table for each id, a projection for each patch.
+"""How tokens, images and sounds enter the residual stream: a row of a table for each id, a projection for each patch.
 
-Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches.
+Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame.
 """
 
 from __future__ import annotations
@@ -116,3 +116,36 @@ class PatchEmbedding(nn.Module):
         if bias is not None:
             convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         return convolution
+
+
+class FrameEmbedding(nn.Module):
+    """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
+    of time, which overlap where `earlier` is above 0.
+
+    Frames at the end that do not fill a stack are left out.
+    """
+
+    def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
+        super().__init__()
+        self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
+        self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
+        self.earlier = whole(earlier, "FrameEmbedding: earlier", least=0)
+        self.projection = nn.Linear(
+            n_features * (stacked + earlier), whole(d_model, "FrameEmbedding: d_model", least=1)
+        )
+
+    def forward(
+        self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None
+    ) -> Float[Tensor, "B N M"]:
+        """(B, T, F) to (B, T // stacked, M). `before` are the frames before the first; None: zeros."""
+        if frames.ndim != 3 or frames.shape[2] != self.n_features:
+            raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {self.n_features}).")
+        if not frames.is_floating_point():
+            raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")
+        N = frames.shape[1] // self.stacked
+        if before is None:
+            before = frames.new_zeros(len(frames), self.earlier, self.n_features)
+        x = torch.cat((before, frames[:, : N * self.stacked]), 1)
+        if not N:
+            return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
+        return self.projection(x.unfold(1, self.earlier + self.stacked, self.stacked).flatten(2))

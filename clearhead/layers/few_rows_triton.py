@@ -171,7 +171,7 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
     N = product.weight.shape[0]
     norm = product.norm
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
-    kernel, BN, BK, warps, stages = _shape(R, N, M, norm is not None, product.gate is not None)
+    kernel, BN, BK, warps, stages = _shape(R, N, M, norm is not None, product.gate is not None, _shared(x))
     shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
     number = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
     kernel[(triton.cdiv(N, BN),)](
@@ -195,7 +195,16 @@ def _eps(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if norm.eps is None else norm.eps
 
 
-def _shape(R: int, N: int, M: int, whole: bool, gated: bool):
+def _shared(x: Tensor) -> int:
+    """How many numbers of x's dtype fit into a multiprocessor's own memory, with a quarter left over."""
+    room = 232_448  # an H200's
+    if x.is_cuda:
+        found = torch.cuda.get_device_properties(x.device)
+        room = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return 3 * room // (4 * x.element_size())
+
+
+def _shape(R: int, N: int, M: int, whole: bool, gated: bool, shared: int):
     """Which kernel, and its tile: strips so narrow that there are enough of them for every multiprocessor."""
     if R <= _FEW:
         BK = triton.next_power_of_2(M) if whole else min(triton.next_power_of_2(M), 4096)
@@ -206,4 +215,7 @@ def _shape(R: int, N: int, M: int, whole: bool, gated: bool):
     BN, BK = 64, min(256, max(16, triton.next_power_of_2(M)))
     while BN > 16 and triton.cdiv(N, BN) < _TILES:
         BN //= 2
-    return _by_tile, BN, BK, 4, 3 if BN == 64 or gated else 4
+    stages = 3 if BN == 64 or gated else 4
+    while BK > 16 and stages * BK * (BN * (2 if gated else 1) + triton.next_power_of_2(R)) > shared:
+        BK //= 2
+    return _by_tile, BN, BK, 4, stages

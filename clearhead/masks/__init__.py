@@ -35,7 +35,7 @@ from clearhead.masks.structural import (
     stride,
     window,
 )
-from clearhead.masks.walk import Atom, fold, leaves
+from clearhead.masks.walk import Atom, fold, leaves, reach
 
 __all__ = [
     "Allow",
@@ -72,6 +72,7 @@ __all__ = [
     "padding",
     "parse",
     "prefix",
+    "reach",
     "scattered",
     "stride",
     "window",

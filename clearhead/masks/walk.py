@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.geometry import Grid, Keys
 from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.structural import Window
 
 V = TypeVar("V")
 
@@ -85,3 +86,14 @@ def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
 
     fold(mask, leaf=note, both=nothing, either=nothing, inverse=nothing, swapped=swapped)
     return list(found)
+
+
+def reach(mask: Mask) -> int | None:
+    """How far back a token sees at most, itself counted; None: to the beginning."""
+    if isinstance(mask, (And, Or)):
+        found = [reach(part) for part in mask.parts]
+        known = [n for n in found if n is not None]
+        if isinstance(mask, And):
+            return min(known, default=None)
+        return max(known) if len(known) == len(found) else None
+    return mask.before + 1 if isinstance(mask, Window) else None

@@ -1,7 +1,7 @@
 """Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
 
-Four Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`), the presets of well-known ones, and the
-baselines that they have to beat. `save` and `load` keep one in a folder.
+Five Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`), the presets of
+well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from clearhead.models.presets import (
 )
 from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
+from clearhead.models.speech import Pace, SpeechConfig, SpeechEncoder
 from clearhead.models.storage import load, save
 from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
 
@@ -54,11 +55,14 @@ __all__ = [
     "LogisticRegression",
     "LogisticRegressionConfig",
     "Mean",
+    "Pace",
     "Recurrent",
     "RecurrentCache",
     "RecurrentConfig",
     "RecurrentSeq2Seq",
     "RecurrentSeq2SeqConfig",
+    "SpeechConfig",
+    "SpeechEncoder",
     "VisionConfig",
     "VisionTransformer",
     "bert_base",

@@ -1,7 +1,8 @@
 """How good a trained model is, on data that it has not seen: the numbers on its card.
 
 Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by
-sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs."""
+sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs. Speech
+has single recordings, of which all digits must be right, or streams with an error rate and latencies instead."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ import torch
 
 from clearhead.data.batch import Batch
 from clearhead.data.sort_dedup import SortDedup
+from clearhead.data.speech import Speech
 from clearhead.data.task import Split
 from clearhead.data.translation import PairSplit, Translation, read_pairs
 from clearhead.errors import ConfigError, DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
+from clearhead.pretrained.hear import hear
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
 from clearhead.training.loss import scores
-from clearhead.training.tasks import DataConfig, TranslationData
+from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
 
 _GREEDY = Greedy()
 
@@ -38,11 +41,14 @@ class Evaluation:
     labels: int
     loss: float  # nats a label
     perplexity: float
-    accuracy: float  # of labels
+    accuracy: float  # of labels; for speech of recordings or streams without a mistake
     bleu: float | None = None
     chrf: float | None = None
     signature: str | None = None  # sacrebleu's, for both
     exact_match: float | None = None  # of whole outputs
+    digit_error_rate: float | None = None  # of streams: digits to be changed, added or left out, for each that is there
+    latency_median: float | None = None  # seconds from the end of a digit until it is written down
+    latency_95: float | None = None  # that 95 % of the digits do not exceed
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead evaluate --json` prints it."""
@@ -55,13 +61,19 @@ def evaluate(
     *,
     how: How = _GREEDY,
     limit: int | None = None,
+    streams: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Measure a model on its task's validation part, or for translation on a whole file of pairs.
 
-    `data` is where the data are (a task that makes its own needs none). `limit` takes only the first examples.
+    `data` is where the data are (a task that makes its own needs none). `limit` takes only the first examples. For
+    speech those are single recordings or, if asked for, `streams` that are put together from them.
     """
+    if streams:
+        trained.require("speech")
     split, task = _validation(trained, data)
+    if isinstance(task, Speech) and not streams:
+        split = task.singles
     n = len(split) if limit is None else min(limit, len(split))
     if n < 1:
         raise ConfigError(f"limit is {limit}; at least 1 example is needed")
@@ -70,9 +82,11 @@ def evaluate(
     if isinstance(split, PairSplit):
         made = translate(trained, split.sources[:n], how=how, on_done=lambda done: on_done(done, n))
         extra = _bleu(made, split.targets[:n])
+    elif isinstance(task, Speech):
+        extra = _speech(trained, split, n, streams)
     elif isinstance(task, SortDedup):
         extra = {"exact_match": _exact(trained, split, n, how)}
-    return Evaluation(model=trained.name, task=trained.task, how=str(how), examples=n, **numbers, **extra)
+    return Evaluation(model=trained.name, task=trained.task, examples=n, **({"how": str(how)} | numbers | extra))
 
 
 def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch], Any]:
@@ -83,6 +97,8 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
         return split, Translation(split, split, trained.tokenizer)
     has_text = (trained.folder / "tokenizer.json").is_file()
     settings: DataConfig = recipe.data.at(data)
+    if isinstance(settings, SpeechData):
+        settings = settings.replace(only_heard=True)
     task = settings.load(seed=recipe.train.seed, tokenizer=trained.tokenizer if has_text else None)
     size, wanted = getattr(task, "image_size", None), getattr(trained.model.config, "image_size", None)
     if data is None and size is not None and wanted is not None and size != wanted:
@@ -112,6 +128,15 @@ def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, 
         "perplexity": math.exp(min(loss, 700.0)),
         "accuracy": sums[1].item() / labels,
     }
+
+
+def _speech(trained: Trained, split: Split[Any], n: int, streams: bool) -> dict[str, Any]:
+    heard = hear(trained.model, split, n)
+    how = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
+    if not streams:
+        return how
+    waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
+    return {**how, "digit_error_rate": heard.error_rate, **waits}
 
 
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:

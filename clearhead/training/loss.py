@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._numbers import runs_triton
 from clearhead._shapes import Float, Int
 from clearhead.data.batch import Batch
 from clearhead.data.ragged import round_up
+from clearhead.errors import ConfigError
 
 __all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
 
@@ -73,8 +75,16 @@ def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Fl
     if parts is not None:
         x, bias = batch.logits(parts.features), getattr(parts, "logit_bias", None)
         return chunked_loss(x, parts.vocabulary(), batch.labels, batch.weights, objective, bias)
+    logits = batch.logits(model)
+    if (own := batch.own_loss(logits)) is not None:
+        if objective.smoothing or objective.consistency:
+            raise ConfigError(
+                f"label_smoothing and consistency are for labels one by one, and a {type(batch).__name__} has a loss "
+                "of its own; leave them at 0"
+            )
+        return own
     of_logits = objective.of_logits or loss_of_logits
-    return of_logits(batch.logits(model), batch.labels, batch.weights, objective.smoothing, objective.consistency)
+    return of_logits(logits, batch.labels, batch.weights, objective.smoothing, objective.consistency)
 
 
 def parts_of(model: nn.Module) -> nn.Module | None:
@@ -115,7 +125,10 @@ def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     """The sum of losses without smoothing, and the number of labels that got the highest score."""
     parts: Any = parts_of(model)
     if parts is None:
-        return _scores_of_logits(batch.logits(model), batch.labels, batch.weights)
+        logits = batch.logits(model)
+        if (own := batch.own_loss(logits)) is not None:
+            return torch.stack((own.double(), own.new_tensor(batch.right(logits), dtype=torch.float64)))
+        return _scores_of_logits(logits, batch.labels, batch.weights)
     x, matrix = batch.logits(parts.features).flatten(0, -2), parts.vocabulary()
     bias = getattr(parts, "logit_bias", None)
     rows = _rows(len(matrix), _AT_ONCE)
@@ -205,12 +218,20 @@ def _walk(
         if bias is not None:
             logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
         ys, ws = ys.flatten(), ws.flatten()
-        found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
+        if runs_triton(logits) and not objective.consistency and logits.dtype != torch.float64:
+            from clearhead.training.loss_triton import loss_and_gradient
+
+            found, by_logits = loss_and_gradient(logits, ys, ws, V, objective.smoothing)
+        else:
+            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
         del logits
         total += found
         if learns:
             into.copy_((by_logits @ matrix).unflatten(0, (halves, -1)))
-            by_matrix += by_logits.T @ some
+            if x.is_cuda and by_logits.dtype != wide:  # added up in float32 by the product itself
+                torch.addmm(by_matrix, by_logits.T, some, out_dtype=wide, out=by_matrix)
+            else:
+                by_matrix += by_logits.T @ some
             by_bias += by_logits.sum(0, dtype=wide) if bias is not None else 0
     return total, [by_x, by_matrix, *([] if bias is None else [by_bias])]
 

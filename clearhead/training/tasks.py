@@ -1,4 +1,4 @@
-"""The four tasks as settings: what data, read how. Each is a frozen value that the run folder keeps.
+"""The five tasks as settings: what data, read how. Each is a frozen value that the run folder keeps.
 
 `settings.load(seed)` reads the data (or makes it) and gives a task of the data room; `fitted` adapts a model's
 configuration to it, since the vocabulary, the size of the pictures and the longest row are known only then."""
@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from clearhead.audio import Mel
 from clearhead.config import Config
 from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
 from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.data.digits import Digits
 from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
+from clearhead.data.speech import Speech, Streams
 from clearhead.data.task import Task
 from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.translation import Translation
 from clearhead.errors import DataError
 from clearhead.positions import Learned
-from clearhead.values import Count, Fraction, Share, require
+from clearhead.values import Count, Fraction, NotNegative, Share, require
 
-__all__ = ["DataConfig", "DigitsData", "SortDedupData", "TextData", "TranslationData", "fitted"]
+__all__ = ["DataConfig", "DigitsData", "SortDedupData", "SpeechData", "TextData", "TranslationData", "fitted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,36 @@ class SortDedupData(DataConfig):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeechData(DataConfig):
+    """Recordings of spoken digits, a folder or an archive, put together to streams."""
+
+    task: ClassVar[str] = "speech"
+    path: str | None = None
+    without: str | None = None  # a speaker who is left for validation
+    mel: Mel = Mel()
+    streams: Streams = Streams(seconds=3.2)
+    delay: NotNegative | None = 0.2  # seconds after its end in which a digit has to be written down; None: whenever
+    n_train: Count = 4096  # streams to an epoch; every epoch has new ones
+    n_validation: Count = 200
+    only_heard: bool = False  # nothing is trained: recordings of any number will do
+
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Speech:
+        if self.path is None:
+            raise _no_data(self.task, "recordings named like 7_jackson_32.wav, such as the Free Spoken Digit Dataset")
+        return Speech.load(
+            self.path,
+            mel=self.mel,
+            streams=self.streams,
+            without=self.without,
+            delay=self.delay,
+            n_train=self.n_train,
+            n_validation=self.n_validation,
+            seed=seed,
+            only_heard=self.only_heard,
+        )
+
+
 def _no_data(task: str, what: str) -> DataError:
     return DataError(
         f"the task {task} needs data and none was given: expected {what}. Run `clearhead data` to see where data sets "
@@ -195,5 +227,6 @@ def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Con
                 known["positions"] = Learned(max_len=longest)
     if (size := getattr(task, "image_size", None)) is not None:
         known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
+    known |= getattr(task, "features", {})
     names = {field.name for field in dataclasses.fields(model)}
     return model.replace(**{name: value for name, value in known.items() if name in names})

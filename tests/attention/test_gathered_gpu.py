@@ -312,6 +312,49 @@ def plan_of(case: Case) -> Plan:
     return gathered.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
 
 
+@pytest.mark.parametrize("impl", ["gathered", "fused"])
+@pytest.mark.parametrize("size", [1e30, torch.finfo(SINGLE).min], ids=["1e30", "least"])
+def test_a_bias_beyond_any_exponent_leaves_the_largest_its_weight(size, impl):
+    """A product and a sum in one rounding step would be off by more than an exponent holds."""
+    q, k, v = (torch.randn(1, 1, 70, 16, device="cuda", requires_grad=True) for _ in range(3))
+    bias = torch.full((70, 70), -abs(size), device="cuda")
+    bias.fill_diagonal_(size)
+    out = attend(q, k, v, mask=causal(), bias=bias, impl=impl)
+    out.sum().backward()
+    if size > 0:
+        torch.testing.assert_close(out, v)
+        torch.testing.assert_close(v.grad, torch.ones_like(v))
+    assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 3, 1), (1, 2, 1, 1)], ids=str)
+def test_a_bias_that_is_the_same_for_every_key(shape):
+    q, k, v = (torch.randn(1, 2, 3, 4, device="cuda") for _ in range(3))
+    bias = torch.randn(shape, device="cuda", requires_grad=True)
+    q.requires_grad_()
+    found, wanted = (attend(q, k, v, bias=bias, impl=impl) for impl in ("auto", "reference"))
+    torch.testing.assert_close(found, wanted)
+    found.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
+def test_a_mask_hides_whatever_the_scores_are(dtype):
+    """Also where the key that is seen scores less than a hidden one by more than 65,504."""
+    q = torch.full((1, 1, 1, 16), 30.0, device="cuda", dtype=dtype)
+    k = torch.cat((q, -q), dim=-2)
+    v = torch.arange(16.0, device="cuda", dtype=dtype).view(1, 1, 2, 8)
+    out = attend(q, k, v, every(1, offset=1), weights=Softmax(temperature=0.01))
+    torch.testing.assert_close(out, v[:, :, 1:])
+
+
+def test_values_without_a_width():
+    q, k = (torch.randn(1, 1, 2, 8, device="cuda", dtype=HALF, requires_grad=True) for _ in range(2))
+    v = torch.zeros(1, 1, 2, 0, device="cuda", dtype=HALF, requires_grad=True)
+    attend(q, k, v).sum().backward()
+    assert v.grad.shape == v.shape
+    assert not q.grad.any()
+
+
 def test_the_dense_cases_have_a_dense_piece():
     """Else the cases above would not show that pieces are merged rightly."""
     found = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]

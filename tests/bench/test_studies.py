@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.dummy
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from clearhead.bench import studies
-from clearhead.bench.studies import fixed_vector, gaze, heads, learning, positions, stability
+from clearhead.bench.studies import fixed_vector, gaze, heads, learning, positions, speech, stability
 from clearhead.bench.studies.engine import Outcome, Record, Sizes, Trial, carry_out
 from clearhead.bench.studies.figure import draw_study
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import DecoderConfig
 from clearhead.training import WarmupCosine
+from tests.data.recorded import recorded
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -58,9 +60,12 @@ class Toy:
 
 class TestEveryStudy:
     @pytest.mark.parametrize("name", studies.STUDIES)
-    def test_its_quick_form_runs_and_is_drawn(self, name, tmp_path):
-        study, out = studies.study(name), tmp_path / "s.json"
-        record = carry_out(study, out, seeds=1, quick=True)
+    def test_its_quick_form_runs_and_is_drawn(self, name, tmp_path, monkeypatch):
+        study, out, data = studies.study(name), tmp_path / "s.json", None
+        if study.reads:  # fewer choices, because each is a run with all its files
+            monkeypatch.setattr(speech, "SPEAKERS", ("bob",))
+            study, data = replace(study, line=("sees", tuple(speech.MASKS)[:3:2])), recorded(tmp_path / "recordings")
+        record = carry_out(study, out, seeds=1, quick=True, data=data)
         wanted = {(panel, line, 0) for panel in study.panel[1] for line in study.line[1]}
         assert {(row.panel, row.line, row.seed) for row in record.rows} == wanted
         assert all(row.curve for row in record.rows)
@@ -68,7 +73,8 @@ class TestEveryStudy:
         document = json.loads(out.read_text())
         assert document["finding"] == record.finding
         assert {"command", "machine", "versions"} <= document["runs"][0].keys()
-        assert document["runs"][0]["command"] == f"clearhead bench study {name} --seeds 1 --quick"
+        command = f"clearhead bench study {name} --seeds 1 --quick" + " --data PATH" * bool(data)
+        assert document["runs"][0]["command"] == command
         drawn = draw_study(record, tmp_path / "s.svg").read_text()
         assert all(panel in drawn for panel in study.panel[1])
         assert draw_study(record, tmp_path / "again.svg").read_text() == drawn
@@ -109,6 +115,12 @@ class TestTheFile:
         assert [run["command"][-1] for run in record.runs] == ["1", "2"]
         assert {(row.seed, row.run) for row in record.rows} == {(0, 0), (1, 1)}
 
+    def test_rows_of_many_processes_are_those_of_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(torch.multiprocessing, "get_context", lambda how: multiprocessing.dummy)
+        records = [carry_out(Toy().study, tmp_path / f"{jobs}.json", seeds=2, jobs=jobs) for jobs in (1, 3)]
+        choices = [[(row.panel, row.line, row.seed) for row in record.rows] for record in records]
+        assert choices[0] == choices[1]
+
     def test_the_callers_random_numbers_are_left_alone(self, tmp_path):
         torch.manual_seed(7)
         expected = torch.rand(3)
@@ -144,6 +156,12 @@ class TestTheFile:
     def test_other_mistakes(self, tmp_path):
         with pytest.raises(ConfigError, match="there is no study 'position'; did you mean 'positions'"):
             studies.study("position")
+        for study, data, told in (
+            (speech.STUDY, None, "speech needs data: recordings"),
+            (heads.STUDY, tmp_path, "own data"),
+        ):
+            with pytest.raises(ConfigError, match=told):
+                carry_out(study, tmp_path / "toy.json", data=data)
         with pytest.raises(ConfigError, match="seeds"):
             carry_out(Toy().study, tmp_path / "toy.json", seeds=0)
         with pytest.raises(StorageError, match="no row yet"):
@@ -260,3 +278,15 @@ class TestTasks:
         monkeypatch.setattr(stability, "fit", diverges)
         curve, _ = stability.measure(stability.STUDY.quick, "pre-norm", "no warm-up", 0)
         assert curve == {"1": 2.0, "2": 2.0, "3": 2.0, "4": None, "5": None}
+
+    def test_speech_says_what_is_paid_for_seeing_less(self):
+        rows = {
+            (speech.KNOWN, "everything"): [{speech.SINGLE: 0.01, speech.STREAMS: 0.02, speech.WAIT: None}],
+            (speech.KNOWN, "the past"): [{speech.SINGLE: 0.02, speech.STREAMS: 0.03, speech.WAIT: 0.25}],
+            (speech.NEW, "the past"): [{"george": 0.2, "theo": 0.4}],
+        }
+        assert said(speech, rows) == (
+            "What a moment sees, and what comes of it. everything: 2.0% of the digits in streams wrong and 1.0% of "
+            "single ones, written down at the end. the past: 3.0% of the digits in streams wrong and 2.0% of single "
+            "ones, written down after 0.25 s at most for 95 %; of a new speaker 30% (20% to 40%)."
+        )

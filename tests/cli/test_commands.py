@@ -304,7 +304,16 @@ class TestTrain:
 
     def test_lists_presets(self, cli):
         names = {row["preset"] for row in cli("train", "--list", "--json").json}
-        assert {"small", "en-es", "digits-vit", "digits-conv", "shakespeare", "gpt2", "sort-dedup"} == names
+        assert {
+            "small",
+            "en-es",
+            "digits-vit",
+            "digits-conv",
+            "shakespeare",
+            "gpt2",
+            "sort-dedup",
+            "spoken-digits",
+        } == names
 
     @pytest.mark.bad_input
     @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_the_list_is_complete():
     assert len({item.name for item in KNOWN}) == len(KNOWN)
     for item in KNOWN:
         assert find(item.name) is item
-        assert item.task in {"translation", "text", "digits", "sort-dedup"}
+        assert item.task in {"translation", "text", "digits", "sort-dedup", "speech"}
         assert item.description
         assert item.licence
         assert item.origin

@@ -91,8 +91,9 @@ def whole_models():
     from clearhead.generation import adapters, fast
     from tests.generation.small import decoder, prompts
 
-    model, rows = decoder(n_heads=4, n_kv_heads=2).float(), prompts(23, (3, 5))
-    for how in (Beam(2), Greedy()):
+    model = decoder(n_heads=4, n_kv_heads=2).float()
+    for how, lengths in ((Beam(2), (3, 5)), (Greedy(), (3, 5)), (Greedy(), (4, 4))):
+        rows = prompts(23, lengths)
         with torch.no_grad():
             why_not, adapters.why_not = adapters.why_not, lambda _: "the plain way"
             wanted = generate(model, rows, how=how, max_new=4, stop=7)

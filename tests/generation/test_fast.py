@@ -18,9 +18,8 @@ from clearhead.generation import adapters, fast, generate, stream
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.fast import Fast
 from clearhead.generation.recorded import bucket, kept_of
-from clearhead.generation.room import reach
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
-from clearhead.masks import blocks, causal, every, full, prefix, stride, window
+from clearhead.masks import blocks, causal, every, full, prefix, reach, stride, window
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
 from tests.generation.test_models import CONTINUING, READING, STRATEGIES, assert_equal

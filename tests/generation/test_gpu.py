@@ -46,3 +46,13 @@ def test_a_model_of_real_size(how, batch, plain):
     options = {"how": how, "max_new": 120}
     found, wanted = generate(model, ids, **options), plain(lambda: generate(model, ids, **options))
     assert (found.ids == wanted.ids).float().mean() > 0.98  # two logits may tie within float32's error, once in a while
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "alibi", "relative", "grouped-query"])
+def test_prompts_of_one_length_are_read_by_a_recording(name, plain):
+    (build,) = [build for kind, other, build in CASES if (kind, other) == ("continue", name)]
+    model = build().double().cuda()
+    for T in (5, 3, 5, 5, 16, 3):  # the same recording serves shorter ones
+        ids = torch.randint(20, (2, T), generator=torch.Generator().manual_seed(T))
+        wanted = plain(lambda ids=ids: generate(model, ids, max_new=4))
+        assert_equal(generate(model, ids, max_new=4), wanted)

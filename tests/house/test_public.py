@@ -18,6 +18,7 @@ ROOMS = (
     "attention",
     "layers",
     "models",
+    "audio",
     "data",
     "training",
     "generation",

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -177,3 +184,38 @@ def test_the_logits_are_never_all_there():
     with Watch():
         chunked_loss(x, head.weight, labels, weights, Objective(at_once=16 * 1009)).backward()
     assert largest == 16 * 1009 < 512 * 1009
+
+
+# ---------------------------------------------------------------------- the kernel, in Triton's interpreter
+
+INTERPRETED = """
+import itertools, json, torch
+from clearhead.training.loss import Objective, chunked_loss
+from tests.training.test_loss import given, gradients
+
+found = []
+for dtype, smoothing, multiple in itertools.product((torch.float32, torch.bfloat16), (0.0, 0.13), (1, 64)):
+    (x, matrix, offset), labels, weights = given(dtype, bias=True)
+    objective = Objective(smoothing=smoothing, at_once=300, multiple=multiple)
+    ours = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), (x, matrix, offset))
+    found.append([tensor.tolist() for tensor in ours])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+def test_the_kernel_errs_no_more_than_twice_as_much_as_all_logits_at_once():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = itertools.product((torch.float32, torch.bfloat16), (0.0, 0.13), (1, 64))
+    for (dtype, smoothing, _), ours in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        tensors, labels, weights = given(dtype, bias=True)
+        exact = [t.detach().double().requires_grad_() for t in tensors]
+        truth, reference = (
+            gradients(loss_of_logits(x @ matrix.T + offset, labels, weights, smoothing), (x, matrix, offset))
+            for x, matrix, offset in (exact, tensors)
+        )
+        for got, by_reference, wanted in zip(ours, reference, truth, strict=True):
+            error, allowed = (torch.tensor(got) - wanted).norm(), (by_reference - wanted).norm()
+            assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()

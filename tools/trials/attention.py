@@ -200,7 +200,10 @@ def _rounding(case: Case) -> Rounding:
     wide = case["dtype"] == "float64"
     # torch's fused kernel for CPUs has an exponential of 20 bits in float32, and the package leans on it.
     unit = max(info.eps, 2.0**-20 if case["dtype"] == "float32" else 0.0, (info.eps if wide else 2.0**-23) * terms)
-    return Rounding(unit, (info.eps if wide else 2.0**-23) * (2 + terms), info.smallest_normal * info.eps)
+    # A GPU's exponential takes what is below float32's least normal number for 0.
+    flushed = 0.0 if wide or case["device"] == "cpu" else torch.finfo(torch.float32).smallest_normal
+    least = max(info.smallest_normal * info.eps, flushed)
+    return Rounding(unit, (info.eps if wide else 2.0**-23) * (2 + terms), least)
 
 
 def _compare(case: Case, way: str, found: dict, exact: Exact, plain: dict[str, float] | None) -> dict[str, float]:

@@ -52,8 +52,8 @@ class Fused(Implementation):
             return "CUDA's kernels keep nothing for the backward pass where nothing but the bias learns"
         if 0 in (call.T, call.S, call.q.shape[-1]):
             return "there is nothing to attend to, or no width to compare by"
-        if call.q.is_cuda and 0 in call.q.shape:
-            return "CUDA's kernels pass no gradient through an empty batch"
+        if call.q.is_cuda and 0 in (*call.q.shape, call.v.shape[-1]):
+            return "CUDA's kernels pass no gradient through an empty batch, or values without a width"
         if call.q.device.type != "cpu":
             return None
         if torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)]):
@@ -129,7 +129,7 @@ def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
     if versions is None:
         return _build(call, call.mask)
     # One row serves every layer of a model: it is kept as long as its mask lives and its tensors are unchanged.
-    key = (call.S, call.q.device, versions, torch.is_inference_mode_enabled())
+    key = (call.S, call.q.device, call.q.dtype, versions, torch.is_inference_mode_enabled())
     kept = _ROWS.get(call.mask)
     if kept is None or kept[0] != key:
         kept = _ROWS[call.mask] = (key, _build(call, call.mask))
@@ -158,8 +158,13 @@ def _sees_everything(call: Call) -> bool:
 
 def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
     if call.bias is None:
-        return allowed
+        if allowed is None or not call.q.is_cuda or call.q.dtype == call.wide:
+            return allowed
+        # Given a mask of bools, cuDNN's attention hides by −65,504, which a score may be below.
+        return torch.zeros_like(allowed, dtype=call.q.dtype).masked_fill_(~allowed, -math.inf)
     # A temperature divides scores and bias together. CPU kernels add a float32 bias to half-precision scores; CUDA's
     # want the dtype of the queries.
     bias = call.cooled().to(call.q.dtype if call.q.is_cuda and not widens(call) else call.wide)
+    if call.q.is_cuda and (bias.stride()[-1:], bias.shape[-1:]) != ((1,), (call.S,)):  # CUDA's kernels read rows
+        bias = bias.expand(*bias.shape[:-1], call.S).contiguous()
     return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)

@@ -161,7 +161,7 @@ def forward(
         join_kernel[(active * heads,)](
             out, lse, part, state, work.slots, patterns, work.items if lists.rows is None else lists.rows, work.joins,
             *out.stride()[:3], x.T, x.H, lists.N, active,
-            E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"],
+            E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"], BIAS=fixed["BIAS"],
         )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _slots(work: Schedule, heads: int, M: int, width: int, like: Tensor) -> Tens
     return torch.empty(heads * work.slots * M * width, dtype=torch.float32, device=like.device) if work.slots else like
 
 
-def prepare(out: Tensor, grad: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tensor, Tensor]:
     """What both gradients ask of each query, (B, H, T) float32 each: the shift of its scores, and Σ out · grad."""
     from clearhead.attention.kernels.gathered_triton import prepare_kernel
 
@@ -179,7 +179,8 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     if delta.numel():
         M = 64
         prepare_kernel[(-(-T // M), B * H)](
-            out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H, E=E, EP=power_of_two(E), M=M
+            out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H,
+            E=E, EP=power_of_two(E), M=M, BIAS=biased,
         )  # fmt: skip
     return shift, delta
 

@@ -171,7 +171,7 @@ def _backward_triton(
     if not plan.queries:
         return dq, dk, dv
     tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
-    state = (grad, *gathered_launch.prepare(out, grad, lse))
+    state = (grad, *gathered_launch.prepare(out, grad, lse, bias is not None))
     first = found is None
     for lists in plan.queries:
         patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)

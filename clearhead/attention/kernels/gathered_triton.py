@@ -190,7 +190,7 @@ def forward_kernel(
         else:
             before = tl.load(lse_ptr + bh.to(tl.int64) * n_rows + row)
             before = tl.where(slot < 0, before, float("-inf"))  # a part begins with nothing: joining merges
-            top = before * LOG2E
+            top = before if BIAS else before * LOG2E
             weight = tl.where(before > float("-inf"), 1.0, 0.0)
             acc = tl.where(slot < 0, _tile(o_base, row, sot, E, EP, WIDE).to(tl.float32), 0.0)
         c = LOG2E if BIAS else scale * LOG2E
@@ -205,16 +205,17 @@ def forward_kernel(
                 s = _biased(s, at, scale)
             if t >= n_full // N:
                 s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-            new = tl.maximum(top, tl.max(s, 1) * c)
+            # Beside a bias of 1e38 the rounding of a product is beyond any exponent: the difference first.
+            new = tl.maximum(top, tl.max(s, 1) if BIAS else tl.max(s, 1) * c)
             base = tl.where(new == float("-inf"), 0.0, new)  # a row may have seen nothing so far
-            p = tl.math.exp2(s * c - base[:, None])
-            alpha = tl.math.exp2(top - base)
+            p = tl.math.exp2((s - base[:, None]) * c if BIAS else s * c - base[:, None])
+            alpha = tl.math.exp2((top - base) * c if BIAS else top - base)
             weight = weight * alpha + tl.sum(p, 1)
             v = _tile(v_base, index, svs, E, EP, WIDE)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
             top = new
         if slot < 0:
-            _finish(acc, top, weight, o_base, lse_ptr + bh.to(tl.int64) * n_rows, row, there, sot, E, EP)
+            _finish(acc, top, weight, o_base, lse_ptr + bh.to(tl.int64) * n_rows, row, there, sot, E, EP, BIAS)
         else:
             r = tl.arange(0, M)
             at = bh.to(tl.int64) * slots + slot
@@ -224,11 +225,14 @@ def forward_kernel(
 
 
 @triton.jit
-def _finish(acc, top, weight, o_base, lse_base, row, there, sot, E: tl.constexpr, EP: tl.constexpr):
-    """Divides by the sum of weights and stores; a row that saw nothing gets zeros and −inf."""
+def _finish(
+    acc, top, weight, o_base, lse_base, row, there, sot, E: tl.constexpr, EP: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """Divides by the sum of weights and stores; a row that saw nothing gets zeros and −inf. `top` is in units of log 2,
+    beside a bias in those of e."""
     anything = weight > 0
     out = acc * tl.where(anything, 1.0 / tl.where(anything, weight, 1.0), 0.0)[:, None]
-    lse = tl.where(anything, top * LN2 + tl.log(tl.where(anything, weight, 1.0)), float("-inf"))
+    lse = tl.where(anything, (top if BIAS else top * LN2) + tl.log(tl.where(anything, weight, 1.0)), float("-inf"))
     e = tl.arange(0, EP)
     row = row.to(tl.int64)
     at = o_base + row[:, None] * sot + e[None, :]
@@ -241,6 +245,7 @@ def join_kernel(
     o_ptr, lse_ptr, part_ptr, state_ptr, slots, patterns, rows, joins,
     sob, soh, sot, n_rows, H, n_blocks, active,
     E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
     """Merges the parts of a block that was split, and what was there before."""
     pid = tl.program_id(0)
@@ -258,7 +263,7 @@ def join_kernel(
             acc = tl.zeros([M, EP], tl.float32)
         else:
             before = tl.load(lse_base + row)
-            top = before * LOG2E
+            top = before if BIAS else before * LOG2E
             weight = tl.where(before > float("-inf"), 1.0, 0.0)
             acc = _tile(o_base, row, sot, E, EP, WIDE).to(tl.float32)
         r = tl.arange(0, M)
@@ -270,22 +275,23 @@ def join_kernel(
             part_weight = tl.load(state_ptr + at * (2 * M) + M + r)
             new = tl.maximum(top, part_top)
             base = tl.where(new == float("-inf"), 0.0, new)
-            alpha = tl.math.exp2(top - base)
-            beta = tl.math.exp2(part_top - base)
+            alpha = tl.math.exp2((top - base) * LOG2E if BIAS else top - base)
+            beta = tl.math.exp2((part_top - base) * LOG2E if BIAS else part_top - base)
             acc = acc * alpha[:, None] + part * beta[:, None]
             weight = weight * alpha + part_weight * beta
             top = new
-        _finish(acc, top, weight, o_base, lse_base, row, there, sot, E, EP)
+        _finish(acc, top, weight, o_base, lse_base, row, there, sot, E, EP, BIAS)
 
 
 @triton.jit
 def prepare_kernel(
     o_ptr, do_ptr, lse_ptr, shift_ptr, delta_ptr, sob, soh, sot, sgb, sgh, sgt, n_rows, H,
-    E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """What both gradients ask of each query.
 
-    shift = lse in units of log 2, so that p = 2^(s − shift); +inf for a query that saw nothing: its weights are 0.
+    shift = lse in units of log 2, so that p = 2^(s − shift), and beside a bias in those of e; +inf for a query that saw
+    nothing: its weights are 0.
     delta = Σ out · grad_out: the part of the softmax's gradient that all its columns share.
     """
     bh = tl.program_id(1)
@@ -301,4 +307,5 @@ def prepare_kernel(
     at = bh.to(tl.int64) * n_rows + row
     tl.store(delta_ptr + at, delta, mask=row < n_rows)
     lse = tl.load(lse_ptr + at, mask=row < n_rows, other=0.0)
-    tl.store(shift_ptr + at, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=row < n_rows)
+    shift = lse if BIAS else lse * LOG2E
+    tl.store(shift_ptr + at, tl.where(lse == float("-inf"), float("inf"), shift), mask=row < n_rows)

@@ -27,9 +27,10 @@ from clearhead.attention.kernels.gathered_triton import (
 
 
 @triton.jit
-def _weights(x, BIAS: tl.constexpr):
-    """2^x, and never more than 1: beside a bias of 1e38, the rounding of a log-sum-exp is beyond any exponent."""
-    return tl.math.exp2(tl.minimum(x, 0.0)) if BIAS else tl.math.exp2(x)
+def _weights(s, c, shift, BIAS: tl.constexpr):
+    """The weights of scores s. Beside a bias of 1e38 the rounding of a product is beyond any exponent: the difference
+    comes first, and a weight is never more than 1."""
+    return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if BIAS else tl.math.exp2(s * c - shift)
 
 
 @triton.jit
@@ -76,7 +77,7 @@ def query_kernel(
                 s = _biased(s, at, scale)
             if t >= n_full // N:
                 s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-            p = _weights(s * c - shift[:, None], BIAS)
+            p = _weights(s, c, shift[:, None], BIAS)
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         dq = dq * scale
@@ -153,7 +154,7 @@ def key_kernel(
                     s = _biased(s, at, scale)
                 if t >= n_full // N:
                     s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-                p = _weights(s * c - shift[None, :], BIAS)
+                p = _weights(s, c, shift[None, :], BIAS)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
                 if not AHEAD:
                     dp = _products(v, do, PRECISION)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clearhead.bench.studies import fixed_vector, gaze, heads, positions, stability
+from clearhead.bench.studies import fixed_vector, gaze, heads, positions, speech, stability
 from clearhead.bench.studies.engine import Record, Study, carry_out
 from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
 
 __all__ = ["STUDIES", "Record", "Study", "carry_out", "read", "study"]
 
-STUDIES = {module.STUDY.name: module.STUDY for module in (fixed_vector, positions, stability, heads, gaze)}
+STUDIES = {module.STUDY.name: module.STUDY for module in (fixed_vector, positions, stability, heads, gaze, speech)}
 
 
 def study(name: str) -> Study:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from clearhead.bench.results import Row, machine, versions
 from clearhead.disk import write_atomically
-from clearhead.errors import StorageError
+from clearhead.errors import ConfigError, StorageError
 from clearhead.values import whole
 
 Curve = dict[str, float | None]  # what was measured, by x; None where the model refused or its loss became no number
@@ -110,10 +111,11 @@ class Study:
     y: str
     sizes: Sizes
     quick: Sizes  # so small that it says whether a study runs, and nothing else
-    measure: Callable[[Sizes, str, str, int], tuple[Curve, dict[str, Any]]]
+    measure: Callable[..., tuple[Curve, dict[str, Any]]]  # of the sizes, panel, line, seed (and data, if it reads any)
     finding: Callable[[Sizes, Outcome], str]
     bars: bool = False
     log_y: bool = False
+    reads: str = ""  # what data it needs, if any
 
 
 @dataclass
@@ -185,33 +187,59 @@ def carry_out(
     *,
     seeds: int = 3,
     quick: bool = False,
+    data: Path | None = None,
+    jobs: int = 1,
     on_row: Callable[[Trial], None] = lambda row: None,
 ) -> Record:
-    """Measures what `out` lacks, seed by seed, so that a run that is stopped has every choice as often as it can."""
+    """Measures what `out` lacks, seed by seed, so that a run that is stopped has every choice as often as it can.
+
+    `jobs` processes share the work, where it is more than one."""
     whole(seeds, "seeds", least=1)
+    if (data is None) == bool(study.reads):
+        what = f"needs data: {study.reads}; give --data PATH" if study.reads else "makes its own data; leave --data out"
+        raise ConfigError(f"the study {study.name} {what}")
     record = Record.read(out, {study.name: study}) if out.exists() else Record(study, quick)
     if record.quick != quick:
         was, now = ("", " not") if record.quick else (" not", "")
         raise StorageError(f"{out} was{was} made with --quick and this run is{now}; give --out another name")
     done = {(row.panel, row.line, row.seed) for row in record.rows}
     wanted = [(panel, line, seed) for seed in range(seeds) for panel in study.panel[1] for line in study.line[1]]
-    missing = [choice for choice in wanted if choice not in done]
+    missing, order = [choice for choice in wanted if choice not in done], {c: n for n, c in enumerate(wanted)}
     command = f"clearhead bench study {study.name} --seeds {seeds}{' --quick' if quick else ''}"
+    command += " --data PATH" if study.reads else ""
     this = {"command": command, "machine": machine(), "versions": versions()}
     if missing and this not in record.runs:
         record.runs.append(this)
-    for panel, line, seed in missing:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            began = time.perf_counter()
-            curve, more = study.measure(record.sizes, panel, line, seed)
-        took = round(time.perf_counter() - began, 2)
-        record.rows.append(Trial(panel, line, seed, curve, more, took, record.runs.index(this)))
-        record.write(out)
-        on_row(record.rows[-1])
+    with ExitStack() as stack:
+        walk: Callable[..., Iterable[_Measured]] = map
+        if jobs > 1:
+            context = torch.multiprocessing.get_context("spawn")  # a GPU cannot be shared with a fork
+            walk = stack.enter_context(context.Pool(jobs)).imap_unordered
+        given = () if data is None else (data,)
+        work = [(study.measure, record.sizes, *choice, *given) for choice in missing]
+        for (panel, line, seed), curve, more, took in walk(_measured, work):
+            row = Trial(panel, line, seed, curve, more, took, record.runs.index(this))
+            record.rows.append(row)
+            if jobs > 1:  # as they would come from one process
+                record.rows.sort(key=lambda row: order.get((row.panel, row.line, row.seed), len(order)))
+            record.write(out)
+            on_row(row)
     if not missing:
         record.write(out)  # the finding as it is worded now
     return record
+
+
+_Measured = tuple[tuple[str, str, int], Curve, dict[str, Any], float]
+
+
+def _measured(work: tuple[Any, ...]) -> _Measured:
+    """One row, with a seed of its own and the seconds that it took."""
+    measure, sizes, panel, line, seed, *data = work
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        began = time.perf_counter()
+        curve, more = measure(sizes, panel, line, seed, *data)
+    return (panel, line, seed), curve, more, round(time.perf_counter() - began, 2)
 
 
 def _few(xs: list[str]) -> list[str]:

@@ -1,0 +1,151 @@
+"""An encoder that hears: frames of sound in, one score a symbol and moment out, for connectionist temporal
+classification (Graves et al., 2006).
+
+Its mask says how much of the past and of the future each moment sees, and that is all that tells a model for whole
+recordings from one for a stream: what is trained in parallel under the mask runs piece by piece with a `KVCache`.
+
+    B recordings   T frames   F features   N moments (`n_stacked` frames each)   V symbols
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._shapes import Float, Int
+from clearhead.attention import KVCache
+from clearhead.audio import Mel
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.layers import FrameEmbedding
+from clearhead.masks import Blocks, Causal, Mask, Window, causal, leaves, padding, reach, window
+from clearhead.models.stack import Stack, TransformerConfig, both
+from clearhead.positions import ALiBi, NoPositions, RelativeBias
+from clearhead.values import Count, Natural, Positive
+
+_FRAMES = "frames"  # the part of a cache that keeps the last of them
+
+__all__ = ["Pace", "SpeechConfig", "SpeechEncoder"]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a mask runs on a stream: `step` moments at a time, of which `kept` have to be remembered (None: all)."""
+
+    step: int
+    kept: int | None
+
+    @classmethod
+    def of(cls, mask: Mask) -> Pace:
+        """The pace of a mask; a `ConfigError` where it cannot be run on a stream."""
+        kinds = [atom.leaf for atom in leaves(mask)]
+        strange = [leaf for leaf in kinds if not isinstance(leaf, (Causal, Window, Blocks))]
+        step = math.lcm(*(leaf.size for leaf in kinds if isinstance(leaf, Blocks)))
+        ahead = max((leaf.after for leaf in kinds if isinstance(leaf, Window)), default=0)
+        # The expression repeats itself with every block, so one block that sees nothing after its end speaks for all.
+        if strange or mask.dense(2 * step + ahead + 1)[:step, step:].any():
+            why = (
+                f"{strange[0]} in it" if strange else f"what it sees ahead of a moment has no end at a block of {step}"
+            )
+            raise ConfigError(
+                f"the mask {mask} cannot be run on a stream, because of {why}; train a model under causal(), "
+                "causal() & window(64, 0) or (causal() | blocks(16)) & window(64, 15), or give it the whole recording"
+            )
+        far = reach(mask)
+        return cls(step, None if far is None else -(-(far - 1) // step) * step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(TransformerConfig):
+    """`SpeechEncoder`'s configuration. Features are normalised by two fixed numbers: a stream has no statistics yet.
+
+    Positions are distances: those go on for hours without losing digits."""
+
+    n_layers: Count
+    n_symbols: Count = 10
+    mel: Mel = Mel()
+    n_stacked: Count = 2  # frames to a moment
+    n_earlier: Natural = 6  # frames before them that it is made of, too
+    mask: Mask = causal() & window(64, 0)
+    positions: ALiBi | RelativeBias | NoPositions = RelativeBias()
+    mean: float = 0.0  # of the features, in training
+    std: Positive = 1.0
+
+    @property
+    def blank(self) -> int:
+        """The class that stands for no symbol: the last."""
+        return self.n_symbols
+
+    @property
+    def moment(self) -> float:
+        """Seconds from one moment to the next."""
+        return self.n_stacked * self.mel.hop / self.mel.sample_rate
+
+    def build(self) -> SpeechEncoder:
+        return SpeechEncoder(self)
+
+
+class SpeechEncoder(Stack):
+    """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
+
+    def __init__(self, config: SpeechConfig) -> None:
+        embedding = FrameEmbedding(config.mel.n_mels, config.n_stacked, config.d_model, earlier=config.n_earlier)
+        super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
+        self.config = config
+        self.head = nn.Linear(config.d_model, config.n_symbols + 1)
+        config.init.apply(self, config.n_layers)
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How this model runs on a stream; a `ConfigError` where its mask cannot."""
+        return Pace.of(self.config.mask)
+
+    def forward(
+        self,
+        frames: Float[Tensor, "B T F"],
+        lengths: Int[Tensor, " B"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "B N classes"]:
+        """Logits of the symbols and, last, of the blank, for every moment.
+
+        `lengths` counts the frames of each recording, where they differ; `mask` forbids more. With a cache, frames are
+        the next piece of a stream: a multiple of `n_stacked` of them and, where the mask has blocks, of whole blocks;
+        only the last piece may be shorter. What the mask cannot see any more is forgotten."""
+        if cache is not None:
+            self._check_piece(frames, lengths, cache)
+        elif lengths is not None:
+            mask = both(padding(lengths // self.config.n_stacked), mask)
+        frames = (frames - self.config.mean) / self.config.std
+        before = None
+        if cache is not None and (part := cache.at(_FRAMES)).holds_memory:
+            before = part.recall()[0][:, 0]
+        x = self.run(self.place(self.embedding(frames, before)), mask=both(self.config.mask, mask), cache=cache)
+        if cache is not None:
+            self._keep(frames, before, cache)
+        return self.head(x)
+
+    def _keep(self, frames: Tensor, before: Tensor | None, cache: KVCache) -> None:
+        """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
+        earlier = self.config.n_earlier
+        if before is None:
+            before = frames.new_zeros(len(frames), earlier, frames.shape[2])
+        used = frames.shape[1] - frames.shape[1] % self.config.n_stacked
+        last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
+        cache.at(_FRAMES).remember(last, last)
+        if self.pace.kept is not None:
+            extra = cache.length - self.pace.kept
+            cache.forget(max(0, extra - extra % self.pace.step))
+
+    def _check_piece(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
+        if lengths is not None:
+            raise ShapeError("got lengths with a cache; the pieces of a stream are all of one length: leave them out")
+        if cache.length % self.pace.step:
+            raise ShapeError(
+                f"the stream went on after a piece that ended inside a block of {self.pace.step} moments; give pieces "
+                f"of {self.pace.step * self.config.n_stacked} frames, or multiples of it, and only at the end fewer"
+            )

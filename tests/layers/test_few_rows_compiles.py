@@ -1,0 +1,35 @@
+"""The kernels of `few_rows`, compiled for a GPU that need not be here: every tile fits into a multiprocessor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+triton = pytest.importorskip("triton")
+
+from clearhead.layers import SwiGLU, few_rows_triton  # noqa: E402
+from clearhead.layers.few_rows import Product  # noqa: E402
+from tests.attention.test_gathered_compiles import SHARED, Compiled  # noqa: E402
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.mark.parametrize(
+    ("rows", "N", "M", "dtype", "gated"),
+    [
+        (36, 768, 768, torch.float32, False),  # nine prompts with four beams each
+        (64, 8192, 768, torch.float32, True),
+        (64, 8192, 768, torch.bfloat16, True),
+    ],
+    ids=str,
+)
+def test_a_tile_fits_into_a_multiprocessor(monkeypatch, rows, N, M, dtype, gated):
+    found = []
+    monkeypatch.setattr(few_rows_triton, "_by_tile", Compiled(few_rows_triton._by_tile, found))
+    weight = torch.empty(N, M, dtype=dtype)
+    gate = {"activation": SwiGLU(), "gate": weight} if gated else {}
+    product = Product(weight, norm=nn.LayerNorm(M, dtype=dtype), **gate)
+    few_rows_triton.launch(torch.empty(rows, M, dtype=dtype), product, None)
+    (kernel,) = found
+    assert kernel.shared <= SHARED

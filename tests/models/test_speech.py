@@ -1,0 +1,144 @@
+"""The encoder of speech: what is computed in parallel under a mask is what runs on a stream, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.attention import KVCache
+from clearhead.audio import Mel
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.layers import FrameEmbedding
+from clearhead.masks import blocks, causal, full, prefix, window
+from clearhead.models import Pace, SpeechConfig, load, save
+from clearhead.positions import ALiBi, NoPositions, RelativeBias
+
+MASKS = (
+    causal(),
+    causal() & window(5, 0),
+    blocks(3) | causal(),
+    (causal() | blocks(4)) & window(6, 3),
+    blocks(3),
+    causal() & (blocks(2) | window(3, 0)),
+)
+
+
+def tiny(mask=MASKS[1], **changes):
+    sizes = {"d_model": 12, "n_heads": 3, "n_layers": 2, "n_symbols": 4, "mel": Mel(n_mels=5), "n_stacked": 2}
+    return SpeechConfig(**(sizes | {"n_earlier": 3, "mask": mask, "mean": -2.0, "std": 1.7} | changes))
+
+
+@settings(max_examples=30)
+@given(
+    mask=st.sampled_from(MASKS),
+    positions=st.sampled_from((ALiBi(), RelativeBias(n_buckets=8, max_distance=9), NoPositions())),
+    sizes=st.lists(st.integers(0, 4), max_size=9),
+    rest=st.integers(0, 9),
+    earlier=st.sampled_from((0, 1, 5)),
+)
+def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, rest, earlier):
+    model = tiny(mask, positions=positions, n_earlier=earlier).build().double().eval()
+    step = 2 * model.pace.step
+    pieces = [size * step for size in sizes] + [rest]
+    frames = torch.randn(2, sum(pieces), 5, dtype=torch.float64)
+    with torch.no_grad():
+        whole, cache = model(frames), KVCache()
+        parts = [model(piece, cache=cache) for piece in frames.split(pieces, dim=1)]
+    heard = torch.cat(parts, 1)
+    assert heard.shape == whole.shape == (2, sum(pieces) // 2, 5)
+    assert torch.allclose(heard, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", [MASKS[1], MASKS[3]])
+def test_a_window_keeps_the_size_of_the_window(mask):
+    model, cache, held = tiny(mask).build().eval(), KVCache(), []
+    with torch.no_grad():
+        for _ in range(25):
+            model(torch.randn(1, 2 * model.pace.step, 5), cache=cache)
+            held.append((cache.length, cache.n_bytes))
+    assert held[-1] == held[10]
+    assert cache.length <= model.pace.kept + model.pace.step
+    assert cache.at(0).length + cache.at(0).forgotten == 25 * model.pace.step
+
+
+def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
+    for mask in (full(), MASKS[3]):
+        model = tiny(mask).build().double().eval()
+        frames = torch.randn(2, 26, 5, dtype=torch.float64)
+        together = model(frames, torch.tensor([14, 26]))
+        assert torch.allclose(together[0, :7], model(frames[:1, :14])[0], atol=1e-12)
+        assert torch.allclose(together[1], model(frames[1:])[0], atol=1e-12)
+
+
+def test_a_model_comes_back_from_its_folder(tmp_path):
+    model = tiny(MASKS[3]).build().eval()
+    save(model, tmp_path / "m")
+    again, frames = load(tmp_path / "m"), torch.randn(1, 20, 5)
+    assert again.config == model.config
+    assert torch.equal(again(frames), model(frames))
+    assert again.config.blank == 4
+    assert again.config.moment == 0.02
+
+
+@pytest.mark.parametrize(
+    ("mask", "pace"),
+    [
+        (causal(), Pace(1, None)),
+        (causal() & window(64, 0), Pace(1, 64)),
+        ((causal() | blocks(16)) & window(64, 15), Pace(16, 64)),
+        ((causal() | blocks(6)) & window(7, 9), Pace(6, 12)),
+        (blocks(4) | blocks(6), Pace(12, None)),
+    ],
+)
+def test_how_a_mask_runs_on_a_stream(mask, pace):
+    assert Pace.of(mask) == pace
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("mask", [full(), window(3, 1), causal() | prefix(3), ~causal(), causal() | window(0, 9)])
+def test_a_mask_that_waits_for_what_may_never_come_is_refused(mask):
+    with pytest.raises(ConfigError, match="cannot be run on a stream"):
+        tiny(mask).build()(torch.randn(1, 6, 5), cache=KVCache())
+
+
+@pytest.mark.bad_input
+def test_other_mistakes_are_told():
+    model, cache = tiny(MASKS[3]).build().eval(), KVCache()
+    with pytest.raises(ShapeError, match="leave them out"):
+        model(torch.randn(1, 8, 5), torch.tensor([8]), cache=cache)
+    model(torch.randn(1, 6, 5), cache=cache)
+    with pytest.raises(ShapeError, match=r"inside a block of 4 moments; give pieces of 8 frames"):
+        model(torch.randn(1, 8, 5), cache=cache)
+    with pytest.raises(ShapeError, match=r"expected \(B, T, 5\)"):
+        model(torch.randn(1, 8, 6))
+    with pytest.raises(DtypeError, match="such as `Mel` gives"):
+        FrameEmbedding(5, 2, 12)(torch.zeros(1, 8, 5, dtype=torch.int64))
+    with pytest.raises(ShapeError, match="cannot forget 7 of the 3 tokens"):
+        cache.forget(7)
+
+
+def test_patches_of_time_are_a_convolution():
+    embedding = FrameEmbedding(5, 3, 7, earlier=4).double()
+    frames = torch.randn(2, 17, 5, dtype=torch.float64)
+    kernel = embedding.projection.weight.unflatten(1, (5, 7))  # (M, F, earlier + stacked)
+    padded = torch.nn.functional.pad(frames.mT, (4, 0))[..., : 4 + 15]
+    expected = torch.nn.functional.conv1d(padded, kernel, embedding.projection.bias, stride=3).mT
+    assert torch.allclose(embedding(frames), expected)
+    assert embedding(frames[:, :2]).shape == (2, 0, 7)
+
+
+def test_what_is_forgotten_turns_nothing_else():
+    """Rotary positions go on counting where the oldest tokens were let go."""
+    from clearhead.attention import MultiHeadAttention
+    from clearhead.positions import Rotary
+
+    layer = MultiHeadAttention(12, 3, rotary=Rotary()).double().eval()
+    x, mask = torch.randn(1, 11, 12, dtype=torch.float64), causal() & window(3, 0)
+    with torch.no_grad():
+        whole, cache, parts = layer(x, mask=mask), KVCache(), []
+        for piece in x.split(2, dim=1):
+            parts.append(layer(piece, mask=mask, cache=cache))
+            cache.forget(max(0, cache.length - 3))
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)

@@ -1,0 +1,66 @@
+"""A run of the task speech: a tiny set is learnt by heart, and evaluation says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from clearhead.errors import DataError
+from clearhead.pretrained import evaluate, load
+from clearhead.pretrained.hear import Heard
+from clearhead.training import train
+from tests.data.recorded import recorded
+
+SETTINGS = {
+    "d_model": 24,
+    "n_heads": 2,
+    "n_layers": 1,
+    "n_stacked": 4,
+    "model.dropout": 0.0,
+    "mel.n_mels": 20,
+    "streams": '{type = "Streams", seconds = 0.6, digits = [0, 2], pause = [0.0, 0.2], clean = 0.3}',
+    "n_validation": 5,
+    "steps": 180,
+    "warmup_steps": 20,
+    "lr_max": 0.01,
+    "eval_every": 180,
+    "checkpoint_every": 181,
+    "batch.examples": 12,
+    "device": "cpu",
+}
+
+
+def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
+    data = recorded(tmp_path / "data", ("ann",), (9, 10))
+    made = train("speech", data=data, out=tmp_path / "run", set=SETTINGS)
+    assert made.train_loss < 0.3
+    trained = load(tmp_path / "run")
+    assert trained.task == "speech"
+    assert trained.model.config.mel.n_mels == 20
+    assert trained.model.config.mean != 0.0  # measured on the training part
+    single = evaluate(trained, data)
+    assert single.examples == 10
+    assert single.accuracy >= 0.9
+    for path in data.glob("*_9.wav"):
+        path.unlink()  # recordings that a run would train on are heard all the same where there are no others
+    assert evaluate(trained, data, limit=4).examples == 4
+    streams = evaluate(trained, data, streams=True)
+    assert streams.digit_error_rate < 0.5
+    assert streams.latency_median <= streams.latency_95
+    assert streams.to_dict()["how"] == "the likeliest class of every moment"
+
+
+def test_latencies_are_those_of_the_digits_that_are_right():
+    heard = Heard(exact=1, mistakes=3, digits=12, recordings=4, latencies=tuple(i / 100 for i in range(20)))
+    assert heard.accuracy == 0.25
+    assert heard.error_rate == 0.25
+    assert heard.latency(0.5) == 0.10
+    assert heard.latency(0.95) == 0.19
+    assert Heard(exact=0, mistakes=1, digits=1, recordings=1, latencies=()).latency(0.5) is None
+
+
+@pytest.mark.bad_input
+def test_mistakes_are_told(tmp_path):
+    with pytest.raises(DataError, match=r"7_jackson_32\.wav"):
+        train("speech", out=tmp_path / "run")
+    with pytest.raises(DataError, match="this needs a model for speech"):
+        evaluate(load("sort-dedup"), streams=True)
