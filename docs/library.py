@@ -33,7 +33,19 @@ OUT = HERE / "reference"
 EXAMPLES = OUT / "examples"
 RESULTS = HERE / "results"
 
-ROOMS = ("errors", "masks", "positions", "attention", "layers", "models", "data", "training", "generation", "interop")
+ROOMS = (
+    "errors",
+    "audio",
+    "masks",
+    "positions",
+    "attention",
+    "layers",
+    "models",
+    "data",
+    "training",
+    "generation",
+    "interop",
+)
 ROOMS += ("pretrained", "look", "work", "costs", "checks", "claims", "documents")
 
 # Each command once as a person would type it, in this order; it is run, and again with --json where that is known.

@@ -53,3 +53,5 @@ isinstance(causal() & full().T, masks.Mask)  # → True
 (masks.Full(), masks.Causal(), masks.Window(1, 1), masks.Every(2, 0), masks.Stride(2), masks.Prefix(2), masks.Blocks(2))
 
 (masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Block)
+
+masks.reach(causal() & window(3, 0))  # → 4

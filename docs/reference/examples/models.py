@@ -52,3 +52,9 @@ models.RecurrentSeq2Seq(models.RecurrentSeq2SeqConfig(vocab_size=50, d_model=8))
 models.LogisticRegression(models.LogisticRegressionConfig(n_features=4))(torch.zeros(3, 4))
 
 models.Autoencoder(models.AutoencoderConfig(n_features=6, d_latent=2))(torch.zeros(3, 6)).shape  # → torch.Size([3, 6])
+
+from clearhead.masks import causal, window
+models.Pace.of(causal() & window(3, 0)).kept  # → 3
+
+fields = sorted(set(models.SpeechConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))
+issubclass(models.SpeechEncoder, torch.nn.Module)  # → True
