@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
-from clearhead import masks
-from clearhead.audio import Mel
+from clearhead import masks, pretrained
+from clearhead.audio import Mel, read
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.models import SpeechConfig, SpeechEncoder
@@ -101,6 +102,16 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
 
 
+@pytest.mark.skipif("spoken-digits" not in pretrained.names(), reason="spoken-digits is not in the box yet")
+def test_the_model_in_the_box_hears_the_recording_in_any_pieces():
+    model = pretrained.load("spoken-digits").model
+    samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
+    events, logits = heard(model, samples, [1_009, 160, 37, 4_001])
+    assert "".join(event.text for event in events) == "314159"
+    assert told(events) == told(heard(model, samples, [len(samples)])[0])
+    same(logits, whole(model, samples))
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 def test_pieces_do_not_matter_to_a_beam_either(beam):
     model = speech(MASKS["window"])
@@ -174,8 +185,9 @@ def tensors(value: object, seen: set[int]) -> int:
 
 @pytest.mark.measured
 @pytest.mark.parametrize("name", ["window", "chunks"])
-def test_memory_stays_flat_for_an_hour(name):
+def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     """Of the tensors that a listener holds; the model has few moments a second here, and as many as an hour has."""
+    monkeypatch.setattr("clearhead.pretrained.listen._PIECE", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
     model = speech(MASKS[name], mel=coarse, n_stacked=2, n_layers=1)
     listener, piece, held = Listener(model), sound(9_970), []  # where pieces end repeats itself after 60 of them
