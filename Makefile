@@ -4,6 +4,7 @@
 # make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
+# make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
 # make speech  10,000 ways to cut a sound, each heard as the whole
 # make documents  every command that answers a question of the five documents, run as a person would
 
@@ -12,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech docs docs-pdf readme clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -58,7 +59,7 @@ real: setup
 
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
-	$(BIN)/python -m pytest -m browser tests/explore
+	$(BIN)/python -m pytest -m browser tests/explore tests/docs
 
 siege: setup
 	$(BIN)/python tools/siege.py
@@ -69,6 +70,23 @@ variants: setup
 
 documents: setup
 	WHOLE=1 $(BIN)/python -m pytest tests/documents
+
+# The site is built without network from a clean tree, and a warning stops it. The PDF prints the pages as they were run for the site.
+SITE := docs/_build
+
+.venv/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs,browser]"
+	@touch $@
+
+docs: .venv/.docs
+	WHOLE=1 $(BIN)/python -m pytest -q tests/docs
+	rm -rf $(SITE)/html $(SITE)/doctrees $(SITE)/jupyter_execute
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html -d $(SITE)/doctrees docs $(SITE)/html
+	@echo "$(SITE)/html/index.html"
+
+docs-pdf: docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b singlehtml -d $(SITE)/doctrees docs $(SITE)/single
+	$(BIN)/python docs/pdf.py $(SITE)/single/index.html $(SITE)/clearhead.pdf
 
 # Streams of sound in 10,000 random pieces against the whole: some minutes; `make test` tries a few dozen.
 speech: setup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ConfigError
+from clearhead.tables import Markup, html_table
 
 
 class Verdict(StrEnum):
@@ -118,15 +118,13 @@ class Report:
 
     def _repr_html_(self) -> str:
         colours = {"pass": "#1a7f37", "fail": "#cf222e", "undecided": "#9a6700", "not applicable": "#57606a"}
-        rows = "".join(
-            f"<tr><td>{html.escape(f.property)}</td>"
-            f'<td style="color:{colours[f.verdict.value]}">{f.verdict.value}</td>'
-            f"<td>{number(f.difference)}</td><td>{html.escape(f.where)}</td><td>{html.escape(f.cause)}</td>"
-            f"<td>{html.escape(f.smallest)}</td></tr>"
-            for f in self.findings
-        )
-        head = "".join(f"<th>{t}</th>" for t in ("property", "verdict", "difference", "where", "cause", "smallest"))
-        return f"<table><caption>{html.escape(self.name)}</caption><tr>{head}</tr>{rows}</table>"
+        rows: list[tuple[str, ...]] = [("property", "verdict", "difference", "where", "cause", "smallest")]
+        for f in self.findings:
+            verdict = Markup(f'<b style="color:{colours[f.verdict.value]}">{f.verdict.value}</b>')
+            rows.append((f.property, verdict, number(f.difference), f.where, f.cause, f.smallest))
+        kept = [i for i in range(6) if i < 3 or any(row[i] for row in rows[1:])]
+        rows = [tuple(row[i] for i in kept) for row in rows]
+        return html_table(rows, right=(2,), caption=str(self).partition("\n")[0])
 
 
 def number(value: float | None) -> str:

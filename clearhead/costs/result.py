@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from html import escape
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from clearhead.costs.operators import Ceiling, Kernel
 from clearhead.costs.watch import Log
 from clearhead.costs.ways import Look, plan_on
 from clearhead.masks import Mask
+from clearhead.tables import html_table, table
 
 __all__ = ["ADAM", "Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
 
@@ -331,17 +331,28 @@ class Cost:
             "no_formulas": self.why_no_formulas if formulas else "",
         }
 
-    def __str__(self) -> str:
+    @property
+    def _title(self) -> str:
         how = "training" if self.training else "inference"
-        lines = [f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"]
-        lines.append(f"{'part':<44}{'parameters':>15}{'forward':>12}{'traffic':>12}")
+        return f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("part", "parameters", "forward", "traffic")]
         for part in (*self.parts, self.total):
-            sums = f"{readable_count(part.forward.value):>12}{readable_bytes(part.traffic.value):>12}"
-            lines.append(f"{part.name:<44}{part.parameters.value:>15,}{sums}")
-        return "\n".join(lines + [f"{name:<59}{readable_bytes(n.value):>12}" for name, n in self.memory.rows()])
+            sums = (readable_count(part.forward.value), readable_bytes(part.traffic.value))
+            rows.append((part.name, f"{part.parameters.value:,}", *sums))
+        return rows
+
+    def _memory(self) -> list[tuple[str, ...]]:
+        return [("memory", "bytes"), *((name, readable_bytes(n.value)) for name, n in self.memory.rows())]
+
+    def __str__(self) -> str:
+        parts, memory = table(self._rows(), right=(1, 2, 3)), table(self._memory(), right=(1,))
+        return f"{self._title}\n{parts}\n\n{memory}"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        parts = html_table(self._rows(), right=(1, 2, 3), caption=self._title)
+        return parts + html_table(self._memory(), right=(1,))
 
 
 def _kept(log: Log) -> Terms:

@@ -8,7 +8,6 @@ Only what both traces recorded is compared. The letters are the design's.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from clearhead._shapes import Bool, Float
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.text import table
 from clearhead.look.trace import Trace
+from clearhead.tables import html_table, table
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ class Comparison:
             "logits": None if self.logits is None else self.logits.to_dict(),
         }
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str, str, str]]:
         rows = [("what", "largest", "mean", "where it is largest")]
         for moved in (*self.outputs, *self.weights):
             where = ", ".join(f"{name} {i}" for name, i in moved.where.items()) or "nowhere"
@@ -98,10 +97,13 @@ class Comparison:
             found = self.logits.to_dict()
             where = f"first choice changed at {found['top1_changed']} of {found['positions']} positions"
             rows.append(("KL of the logits, nats", f"{found['kl_largest']:.3g}", f"{found['kl_mean']:.3g}", where))
-        return table(rows, right=(1, 2))
+        return rows
+
+    def __str__(self) -> str:
+        return table(self._rows(), right=(1, 2))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return html_table(self._rows(), right=(1, 2))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ are recomputed from that with the reference equation when they are asked for, fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from types import TracebackType
 from typing import TypeVar
 
@@ -33,10 +34,11 @@ from clearhead.look.recompute import (
     weights_of,
 )
 from clearhead.look.record import Held, Run, Shelf, Tape, by_step, stitched
-from clearhead.look.text import table
 from clearhead.look.watch import Watch
+from clearhead.tables import Markup, Printed, html_table, table
 
 Kept = TypeVar("Kept")
+_SMALL = 48  # positions, beyond which a picture in a table is no help
 
 
 class Trace:
@@ -205,7 +207,7 @@ class Trace:
         says what would have been.
         """
         if not self.paths:
-            return self._why_none()
+            return Printed(self._why_none())
         lines = [("layer", "heads", "queries × keys", "what ran", "weights · values off by", "allowed")]
         for path in self.paths:
             made = self._steps(path, run)
@@ -216,7 +218,7 @@ class Trace:
             how = made.steps[-1].value.how
             lines.append((path or "the model", *sizes, how, f"{error:.1e}", f"{bound:.1e}"))
         note = "The weights are recomputed from what attention was given."
-        return table(lines, right=(1, 2, 4, 5)) + f"\n{note}"
+        return Printed(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
 
     def _why_none(self) -> str:
         """Why there is no attention layer in this trace."""
@@ -318,6 +320,33 @@ class Trace:
     def __repr__(self) -> str:
         sizes = f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
         return sizes if self.paths or self.outputs else f"{sizes}: {self._why_none()}"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what is recorded of the last run, with a small picture of each layer that is short enough."""
+        rows = [("recorded", "heads", "queries × keys", "what ran", "mean over the heads")]
+        for path in self.paths if self.runs else []:
+            if path in self._kept.attention:
+                last = self._steps(path, -1)
+                call, how = last.steps[-1].value.call, last.steps[-1].value.how
+                rows.append((path, str(call.q.shape[-3]), f"{last.length} × {call.S}", how, self._thumbnail(path)))
+        shapes = [(path, tuple(self.output(path).shape)) for path in self.outputs if path in self._kept.output]
+        rows += [(f"{path or 'the model'} output", "", str(shape), "", "") for path, shape in shapes]
+        return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
+
+    def _thumbnail(self, path: str) -> str:
+        made = self._steps(path, -1)
+        T, S = made.length, made.steps[-1].value.call.S
+        if not 0 < max(T, S) <= _SMALL:
+            return ""
+        weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0).tolist()
+        squares = "".join(
+            f'<rect x="{j}" y="{i}" width="1" height="1" fill-opacity="{x:.2f}"/>'
+            for i, row in enumerate(weights)
+            for j, x in enumerate(row)
+            if x >= 0.01
+        )
+        size = f'viewBox="0 0 {S} {T}" width="{max(48, min(2 * S, 96))}"'
+        return Markup(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
 
 
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.errors import ConfigError
 from clearhead.look.stations import Station, texts
 from clearhead.look.terminal import heatmap
-from clearhead.look.text import table
+from clearhead.tables import table
 
 if TYPE_CHECKING:
     from clearhead.look.walk import Group, Walk

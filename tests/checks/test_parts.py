@@ -285,7 +285,8 @@ def test_a_report_is_text_html_and_json():
     assert first["difference"] > 0
     assert "no causal mask" in first["cause"]
     assert "✗ future leak" in str(report)
-    assert "<td>future leak</td>" in report._repr_html_()
+    assert ">future leak</td>" in report._repr_html_()
+    assert ">fail</b>" in report._repr_html_()
 
 
 # ---------------------------------------------------------------------- refusals

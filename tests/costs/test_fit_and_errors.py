@@ -187,7 +187,10 @@ def test_a_prediction_in_words_and_in_json():
     assert json.loads(json.dumps(found.to_dict()))["parameters"]["value"] == 30752
     assert found.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
     assert "M" in found.formulas(latex=True)["parameters"]
-    assert "<pre>" in found._repr_html_()
+    shown = found._repr_html_()
+    assert "blocks.*.feed_forward.up</td>" in shown
+    assert ">30,752</td>" in shown  # the total, set to the right
+    assert ">peak</td>" in shown
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
 
 # Colours are mixed from the text's own, so that a sheet fits a light or dark page and a notebook of either kind.
 # A matrix stands between brackets, with the names of its rows and columns outside them, as on paper.
+# Notebooks stripe the rows of a table and rule off its head, by rules of two classes: `.chw.chw` has the last word.
 _CSS = """
 .chw { line-height: 1.5; max-width: 60rem; font-family: system-ui, -apple-system, "Segoe UI", sans-serif;
   --line: color-mix(in srgb, currentColor 22%, transparent);
@@ -25,27 +26,29 @@ _CSS = """
 .chw .formula { color: var(--soft); }
 .chw .pair { display: flex; flex-wrap: wrap; gap: .8em 1.4em; align-items: center; overflow-x: auto; }
 .chw .about { color: var(--soft); font-size: 1.2em; }
-.chw table { border-collapse: collapse; font-variant-numeric: tabular-nums; background: none; }
-.chw th, .chw td { padding: .16em .7em; text-align: right; min-width: 1.6em; height: 1.6em;
+.chw.chw table { border-collapse: collapse; font-variant-numeric: tabular-nums; background: none; }
+.chw.chw :is(thead, tbody, tr, tr:nth-child(n), tr:hover) { background: none; border: 0; }
+.chw.chw table { table-layout: auto; margin: 0; width: auto; box-shadow: none; border: 0; display: table; }
+.chw.chw th, .chw.chw td { padding: .16em .7em; text-align: right; min-width: 1.6em; height: 1.6em;
   border: 0; background: none; }
-.chw th { font-weight: 400; font-size: .85em; color: var(--soft); }
-.chw tbody th { text-align: right; padding-left: 0; }
-.chw tbody td:nth-child(2) { border-left: 1.5px solid currentColor; }
-.chw tbody td:last-child { border-right: 1.5px solid currentColor; }
-.chw tbody tr:is(:first-child, :last-child) td:is(:nth-child(2), :last-child) {
+.chw.chw th { font-weight: 400; font-size: .85em; color: var(--soft); }
+.chw.chw tbody th { text-align: right; padding-left: 0; }
+.chw.chw tbody td:nth-child(2) { border-left: 1.5px solid currentColor; }
+.chw.chw tbody td:last-child { border-right: 1.5px solid currentColor; }
+.chw.chw tbody tr:is(:first-child, :last-child) td:is(:nth-child(2), :last-child) {
   background: linear-gradient(currentColor, currentColor) no-repeat,
     linear-gradient(currentColor, currentColor) no-repeat;
   background-size: .45em 1.5px; }
-.chw tbody tr:first-child td:nth-child(2) { background-position: left top; }
-.chw tbody tr:last-child td:nth-child(2) { background-position: left bottom; }
-.chw tbody tr:first-child td:last-child { background-position: right top; }
-.chw tbody tr:last-child td:last-child { background-position: right bottom; }
-.chw tbody tr:first-child td:nth-child(2):last-child { background-position: left top, right top; }
-.chw tbody tr:last-child td:nth-child(2):last-child { background-position: left bottom, right bottom; }
-.chw tbody tr:only-child td:nth-child(2) { background-position: left top, left bottom; }
-.chw tbody tr:only-child td:last-child { background-position: right top, right bottom; }
-.chw tbody tr:only-child td:nth-child(2):last-child { background: none; border: 0; text-align: left; }
-.chw tbody td:empty { box-shadow: inset 0 0 0 1px var(--line); min-width: 3.2em; height: 2em; }
+.chw.chw tbody tr:first-child td:nth-child(2) { background-position: left top; }
+.chw.chw tbody tr:last-child td:nth-child(2) { background-position: left bottom; }
+.chw.chw tbody tr:first-child td:last-child { background-position: right top; }
+.chw.chw tbody tr:last-child td:last-child { background-position: right bottom; }
+.chw.chw tbody tr:first-child td:nth-child(2):last-child { background-position: left top, right top; }
+.chw.chw tbody tr:last-child td:nth-child(2):last-child { background-position: left bottom, right bottom; }
+.chw.chw tbody tr:only-child td:nth-child(2) { background-position: left top, left bottom; }
+.chw.chw tbody tr:only-child td:last-child { background-position: right top, right bottom; }
+.chw.chw tbody tr:only-child td:nth-child(2):last-child { background: none; border: 0; text-align: left; }
+.chw.chw tbody td:empty { box-shadow: inset 0 0 0 1px var(--line); min-width: 3.2em; height: 2em; }
 .chw .one { font-size: 1.15em; }
 .chw ul { margin: .3em 0; padding-left: 1.3em; }
 .chw li { margin: .15em 0; }

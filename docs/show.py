@@ -1,0 +1,250 @@
+"""What the pages draw with: small pictures that take the colour of the page, numbers as matrices, commands as typed.
+
+    from show import bars, heat, lines, matrices, run, say, table
+
+Nothing here computes anything that a page explains. What is drawn uses `currentColor` for ink, so that one picture
+reads on a light page, a dark one and paper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+INK = "#010203"  # stands for the page's own colour, and is replaced by it
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A piece of HTML that shows itself in a notebook."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A piece of LaTeX that shows itself in a notebook."""
+
+    latex: str
+
+    def _repr_latex_(self) -> str:
+        return f"$${self.latex}$$"
+
+
+def matrices(digits: int = 2, **named: Any) -> Formula:
+    """Vectors and matrices by name, as they are written on paper: `matrices(Q=q, K=k)`."""
+    return Formula(r" \qquad ".join(f"{_name(name)} = {_matrix(value, digits)}" for name, value in named.items()))
+
+
+def _name(name: str) -> str:
+    stem, _, index = name.partition("_")
+    stem = stem if len(stem) == 1 else rf"\mathrm{{{stem}}}"
+    return f"{stem}_{{{index}}}" if index else stem
+
+
+def _matrix(value: Any, digits: int) -> str:
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(rows, list | tuple):
+        return number(rows, digits)
+    rows = [row if isinstance(row, list | tuple) else [row] for row in rows] if _deep(rows) else [rows]
+    body = r" \\ ".join(" & ".join(number(x, digits) for x in row) for row in rows)
+    return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
+
+
+def _deep(rows: Sequence[Any]) -> bool:
+    return bool(rows) and isinstance(rows[0], list | tuple)
+
+
+def number(x: Any, digits: int = 2) -> str:
+    """A number for people: whole ones whole, others with so many decimals, 1/2 as it is."""
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        return str(x)
+    if x != x or abs(x) == float("inf"):
+        return {True: r"\infty", False: r"-\infty"}[x > 0] if x == x else r"\mathrm{NaN}"
+    if abs(x - round(x)) < 1e-9:
+        return str(round(x))
+    return f"{x:.{digits}f}" if round(x, digits) else f"{0:.{digits}f}"
+
+
+def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], digits: int = 3) -> Drawn:
+    """A table: numbers to the right, everything else to the left."""
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(_cell(x, digits) for x in row) + "</tr>" for row in rows)
+    return Drawn(f'<div class="numbers"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
+def _cell(x: Any, digits: int) -> str:
+    if hasattr(x, "item"):
+        x = x.item()
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        return f"<td>{escape(str(x))}</td>"
+    shown = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
+    return f'<td class="number">{shown.replace("-", "−")}</td>'
+
+
+def heat(
+    values: Any,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    digits: int = 2,
+    side: int | None = None,
+) -> Drawn:
+    """A matrix as coloured squares, positive blue and negative red, with its numbers where there is room."""
+    grid = [[float(x) for x in row] for row in (values.tolist() if hasattr(values, "tolist") else values)]
+    T, S = len(grid), len(grid[0])
+    rows = [str(x) for x in (range(T) if rows is None else rows)]
+    columns = [str(x) for x in (range(S) if columns is None else columns)]
+    side = side or max(8, min(46, 560 // S))
+    longest = max(map(len, columns))
+    turned = 7 * longest > side
+    left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if turned else 22
+    width = max(left + S * side + (8 + 4 * longest if turned else 8), left + 7 * len(title))
+    height = above + T * side + (24 if title else 4)
+    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
+    parts += [f"<title>{escape(title)}</title>"] if title else []
+    step = -(-18 // side)  # how many squares a label needs
+    for j in range(0, S, step):
+        x, y = left + j * side + side / 2, above - 8
+        place = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if turned else 'text-anchor="middle"'
+        parts.append(f'<text x="{x}" y="{y}" {place}>{escape(columns[j])}</text>')
+    for i in range(0, T, step):
+        y = above + i * side + side / 2 + 4
+        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{escape(rows[i])}</text>')
+    parts += _squares(grid, left, above, side, digits)
+    if title:
+        parts.append(f'<text x="{left}" y="{height - 6}" font-style="italic">{escape(title)}</text>')
+    return Drawn(f'<figure class="drawn">{"".join(parts)}</svg></figure>')
+
+
+def _squares(grid: list[list[float]], left: int, above: int, side: int, digits: int) -> Iterable[str]:
+    top = max((abs(x) for row in grid for x in row if abs(x) < float("inf")), default=0) or 1
+    for i, row in enumerate(grid):
+        for j, x in enumerate(row):
+            colour, share = COLOURS[x < 0], min(1.0, abs(x) / top)
+            if x == float("-inf"):
+                share = 0.0
+            box = f'x="{left + j * side}" y="{above + i * side}" width="{side - 1}" height="{side - 1}"'
+            yield f'<rect {box} fill="{colour}" fill-opacity="{0.05 + 0.8 * share:.2f}"/>'
+            if side >= 30:
+                shown = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
+                at = f'x="{left + (j + 0.5) * side}" y="{above + i * side + side / 2 + 4}"'
+                yield f'<text {at} text-anchor="middle">{shown}</text>'
+
+
+def axes(width: float = 6.4, height: float = 3.2, columns: int = 1) -> Any:
+    """A matplotlib figure and its axes, in the page's own ink; `drawn(figure)` shows it."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    settings = {
+        **ink,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": "none",
+        "axes.prop_cycle": mpl.cycler(color=COLOURS),
+        "figure.facecolor": "none",
+        "font.size": 10,
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "clearhead",
+        "figure.constrained_layout.use": True,
+    }
+    mpl.rcParams.update(settings)
+    return plt.subplots(1, columns, figsize=(width, height))
+
+
+def drawn(figure: Any) -> Drawn:
+    """A matplotlib figure as SVG in the page, in the page's colour and letters."""
+    import matplotlib.pyplot as plt
+
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    plt.close(figure)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"font: ([^;\"]*)'DejaVu Sans'[^;\"]*", r"font: \1sans-serif", svg)
+    return Drawn(f'<figure class="drawn">{svg}</figure>')
+
+
+def lines(x: Any, ys: Mapping[str, Any], *, xlabel: str = "", ylabel: str = "", **scale: Any) -> Drawn:
+    """Curves over the same x, by name; `xscale="log"` and the like go to the axes."""
+    figure, ax = axes()
+    for name, y in ys.items():
+        ax.plot(list(x), list(y), label=name, linewidth=2)
+    ax.set(xlabel=xlabel, ylabel=ylabel, **scale)
+    if len(ys) > 1:
+        ax.legend()
+    return drawn(figure)
+
+
+def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", **scale: Any) -> Drawn:
+    """Bars in groups: one group of bars for each name, one colour for each key of `groups`."""
+    figure, ax = axes()
+    width = 0.8 / len(groups)
+    for g, (label, values) in enumerate(groups.items()):
+        places = [i + (g - (len(groups) - 1) / 2) * width for i in range(len(names))]
+        ax.bar(places, [float(x) for x in values], width * 0.92, label=label)
+    ax.set_xticks(range(len(names)), names)
+    ax.set(ylabel=ylabel, **scale)
+    if len(groups) > 1:
+        ax.legend()
+    return drawn(figure)
+
+
+def results(name: str) -> Any:
+    """A committed results file, such as "study-positions": what a command measured that takes longer than a page."""
+    return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def say(message: object) -> None:
+    """Prints a sentence, such as an error's, in lines that fit the page."""
+    print(textwrap.fill(str(message), 88))
+
+
+def run(command: str, *, lines: int | None = None) -> None:
+    """Runs a command line as a terminal of 80 columns would, in this process, and prints what it prints.
+
+    `lines` stops after so many, and says how many more there are."""
+    import rich.console
+
+    rich.console._is_jupyter = lambda: False  # type: ignore[attr-defined]  # plain text, as in a terminal
+    os.environ["COLUMNS"] = "80"
+    from clearhead.cli import main
+
+    words = shlex.split(command)
+    out, before = io.StringIO(), sys.argv
+    try:
+        sys.argv = words
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            main()
+    except SystemExit as stop:
+        if stop.code not in (None, 0) and not out.getvalue():
+            raise RuntimeError(f"{command} ended with status {stop.code}") from None
+    finally:
+        sys.argv = before
+    # A kernel asks for colours, which pages show; the cursor that a progress bar hides and shows is nobody's here.
+    text = re.sub(r"\x1b\[\?25[hl]", "", out.getvalue()).rstrip("\n").split("\n")
+    print(f"$ {command}")
+    print("\n".join(line.rstrip() for line in text[:lines]))
+    if lines is not None and len(text) > lines:
+        print(f"… {len(text) - lines} more lines")

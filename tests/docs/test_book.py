@@ -1,0 +1,113 @@
+"""The pages are well-formed, what they name exists, and the first chapters run. `make docs` builds all of it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+
+import pytest
+import typer
+
+from clearhead.bench.studies import STUDIES
+from clearhead.claims import claims
+from clearhead.cli.app import _COMMANDS, app
+from clearhead.pretrained import names
+from clearhead.work import shipped
+from clearhead.work.skeleton import skeletons
+from tests.docs.pages import DOCS, pages
+
+PAGES = pages()
+CHAPTERS = [page for page in PAGES if re.match(r"book/\d\d-", page.name)]
+PLACEHOLDERS = {"NAME", "ID", "FILE", "FOLDER"}
+
+
+@pytest.fixture(scope="module")
+def command_line():
+    for name in _COMMANDS:
+        importlib.import_module(f"clearhead.cli.{name}")
+    return typer.main.get_command(app)
+
+
+def parsed(command, words):
+    """The names of the commands that these words call. Options and commands that do not exist raise."""
+    context = typer.Context(command)
+    if hasattr(command, "resolve_command") and words and not words[0].startswith("-"):
+        name, inner, rest = command.resolve_command(context, words)
+        return [name, *parsed(inner, rest)]
+    _, left, _ = command.make_parser(context).parse_args(args=list(words))
+    assert not left, f"{left} is left over"
+    return []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_well_formed(page):
+    assert page.text.count("\n# ") + page.text.startswith("# ") >= 1, "a page has a title"
+    assert len(re.findall(r"^```", page.text, re.MULTILINE)) == 2 * len(page.fences), "a fence is not closed"
+    if page.cells:
+        assert page.text.startswith("---\nfile_format: mystnb\nkernelspec:"), "a page with cells says so in its header"
+    for cell in page.cells:
+        ast.parse(cell)
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)):
+        assert (page.path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page, command_line):
+    known = set(claims())
+    for words in page.commands:
+        line = " ".join(words)
+        assert words[0] == "clearhead", line
+        called = parsed(command_line, words[1:])
+        arguments = [word for word in words[1 + len(called) :] if not word.startswith("-")]
+        if PLACEHOLDERS.intersection(words) or not arguments:
+            continue
+        if called == ["claims", "show"]:
+            assert arguments[0] in known, line
+        elif called == ["work"] and arguments[0] == "skeleton":
+            assert len(arguments) == 1 or arguments[1] in skeletons(), line
+        elif called == ["work"] and arguments[0] not in ("new", "schema") and not arguments[0].endswith(".toml"):
+            assert arguments[0] in shipped(), line
+        elif called == ["bench", "study"]:
+            assert arguments[0] in STUDIES, line
+        elif called in (["walk"], ["look"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:
+            assert arguments[0] in names(), line
+
+
+def test_a_name_that_does_not_exist_is_seen(command_line):
+    with pytest.raises(Exception, match="No such option: --sead"):
+        parsed(command_line, ["work", "sort-dedup", "--sead", "7"])
+    with pytest.raises(Exception, match="No such command 'wrok'"):
+        parsed(command_line, ["wrok", "sort-dedup"])
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
+def test_a_chapter_ends_in_exercises_and_claims(page):
+    headings = re.findall(r"^## (.+)$", page.text, re.MULTILINE)
+    assert headings[-3:] == ["Summary", "Exercises", "What was run"]
+    called = [words[1:3] for words in page.commands]
+    assert any(words[0] == "work" for words in called), "an exercise is a sheet"
+    assert ["claims", "show"] in called
+
+
+def test_the_helpers_of_pages_draw(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    show = importlib.import_module("show")
+    from xml.etree import ElementTree
+
+    grid = ElementTree.fromstring(show.heat([[1.0, -0.5], [0.0, float("-inf")]], title="a < b")._repr_html_())
+    shades = [float(square.get("fill-opacity")) for square in grid.iter("rect")]
+    assert shades[0] > shades[1] > shades[2] == shades[3]
+    assert [text.text for text in grid.iter("text")][-2:] == ["−∞", "a < b"]
+    assert show.matrices(W_Q=[[1.0, 0.25]])._repr_latex_() == r"$$W_{Q} = \begin{bmatrix} 1 & 0.25 \end{bmatrix}$$"
+    assert '<td class="number">−1,234.500</td>' in show.table([(-1234.5,)], ["x"])._repr_html_()
+    drawn = show.lines([0, 1], {"y": [0, 1]})._repr_html_()
+    assert "currentColor" in drawn
+    assert show.INK not in drawn
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        show.run("clearhead mask 'causal()' --n 3", lines=4)
+    assert out.getvalue().splitlines()[0] == "$ clearhead mask 'causal()' --n 3"
+    assert out.getvalue().splitlines()[-1].startswith("… ")

@@ -1,0 +1,56 @@
+"""What a browser makes of the displays: a notebook's own rules for tables leave a sheet's brackets as they are."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from clearhead import work
+
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine"),
+]
+
+# JupyterLab's rules for tables in outputs, with its colours in place of its variables.
+NOTEBOOK = """
+.jp-RenderedHTMLCommon table { border-collapse: collapse; border-spacing: 0; border: none; color: #000; font-size: 12px;
+  table-layout: fixed; margin-left: auto; margin-right: auto; margin-bottom: 1em; }
+.jp-RenderedHTMLCommon thead { border-bottom: 1px solid #bdbdbd; vertical-align: bottom; }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr { vertical-align: middle;
+  padding: 0.5em 0.5em; line-height: normal; white-space: normal; max-width: none; border: none; text-align: right; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(odd) { background: #ffffff; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(even) { background: #f5f5f5; }
+.jp-RenderedHTMLCommon tbody tr:hover { background: #e1f5fe; }
+"""
+STYLES = """() => [...document.querySelectorAll('.chw table')].map(table => {
+  const of = (element, name) => getComputedStyle(element)[name];
+  const first = table.querySelector('tbody td'), rows = [...table.querySelectorAll('tbody tr')];
+  return {
+    rows: rows.map(row => of(row, 'backgroundColor')), head: of(table.tHead, 'borderBottomWidth'),
+    left: of(first, 'borderLeftWidth'), hooks: of(first, 'backgroundImage'), layout: of(table, 'tableLayout'),
+  };
+})"""
+
+
+def test_a_notebooks_stripes_leave_brackets_alone():
+    from playwright.sync_api import sync_playwright
+
+    sheet = work.solve("attention-by-hand")._repr_html_()
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_content(f"<style>{NOTEBOOK}</style><div class=jp-RenderedHTMLCommon>{sheet}</div>")
+        found = tab.evaluate(STYLES)
+        browser.close()
+    assert len(found) > 5
+    for table in found:
+        assert set(table["rows"]) == {"rgba(0, 0, 0, 0)"}
+        assert table["head"] == "0px"
+        assert float(table["left"].removesuffix("px")) > 0
+        assert table["hooks"].startswith("linear-gradient")
+        assert table["layout"] == "auto"

@@ -1,0 +1,308 @@
+"""The first four chapters are enough for their exercises: a student who has read them, and has nothing but the
+functions and formulas that they give, answers every cell of every sheet right.
+
+The answers are handed in as a student's are, and marked by `clearhead.work`. Where a chapter defines a function, it is
+that very function; where it gives a formula, the formula is written out here as the chapter has it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from clearhead import masks, work
+from tests.docs.pages import execute, page_of
+
+SHEETS: dict[str, tuple[str, object]] = {}
+"""Sheet → the chapter that ends in it, and how its reader solves it."""
+
+
+WHOLE = "WHOLE" in os.environ
+SLOW = ("perturb-key-query", "softmax-jacobian", "sparse-16")
+"""Sheets that take seconds to work: `make docs` has all of them solved."""
+
+
+def solves(sheet, chapter):
+    def keep(function):
+        SHEETS[sheet] = (chapter, function)
+        return function
+
+    return keep
+
+
+@solves("softmax-temperature", "01-lookup")
+def softmax_temperature(know, z, T, c):
+    p = torch.stack([know.softmax(z[0], tau) for tau in T[0]])
+    ratio = p[:, :1] / p[:, 1:2]
+    equal = torch.stack([know.softmax(torch.full((4,), c), tau) for tau in T[0]])
+    return {"p": p, "ratio": ratio, "cold": know.hard(z[0])[None], "hot": torch.full((1, 4), 1 / 4), "equal": equal}
+
+
+@solves("permutation-by-attention", "01-lookup")
+def permutation_by_attention(know, b, P, C):
+    S = b * P
+    A, A_hard = know.softmax(S), torch.stack([know.hard(row) for row in S]).double()
+    H, H_hard = A @ C, A_hard @ C
+    return {"S": S, "A": A, "H": H, "A_hard": A_hard, "H_hard": H_hard, "identity": C, "off": (H - H_hard).abs().max()}
+
+
+@solves("attention-by-hand", "02-scores")
+def attention_by_hand(know, q, k, v):
+    S = q @ k.T
+    W = know.softmax(S / math.sqrt(q.shape[-1]))
+    return {"scores": S, "weights": W, "z": W @ v}
+
+
+@solves("score-variance", "02-scores")
+def score_variance(know, d, μ, p, ν, r):
+    variance = p**2 * r**2 + μ**2 * r**2 + ν**2 * p**2
+    return {
+        "products": torch.outer(torch.tensor([μ - p, μ + p]), torch.tensor([ν - r, ν + r])),
+        "mean": μ * ν,
+        "square": (μ**2 + p**2) * (ν**2 + r**2),
+        "variance": variance,
+        "two": 2 * variance,
+        "score_mean": d * μ * ν,
+        "score": d * variance,
+        "deviation": math.sqrt(d * variance),
+        "scaled": variance,
+        "unit": [[d, 1]],
+    }
+
+
+@solves("softmax-jacobian", "02-scores")
+def softmax_jacobian(know, s):
+    a, sharper = know.softmax(s[0]), know.softmax(4 * s[0])
+    J = know.jacobian(a)
+    epsilon, norm = 1 - a.max(), J.square().sum()
+    return {
+        "a": a[None],
+        "sums": a.sum(),
+        "J": J,
+        "rows_of_J": J.sum(-1, keepdim=True).round(decimals=9),
+        "norm": norm,
+        "epsilon": epsilon,
+        "bound": len(a) ** 2 * epsilon**2,
+        "within": norm / (len(a) ** 2 * epsilon**2),
+        "sharper": sharper[None],
+        "norm_sharper": know.jacobian(sharper).square().sum(),
+    }
+
+
+@solves("scale-key", "02-scores")
+def scale_key(know, α, i, Q, K):
+    i, longer = int(i) - 1, K.clone()
+    longer[i] *= α
+    S, S_longer = Q @ K.T, Q @ longer.T
+    score = S[:, [i]]
+    before, after = know.softmax(S), know.softmax(S_longer)
+    return {
+        "S": S,
+        "A": before,
+        "score": score,
+        "longer": longer,
+        "S_longer": S_longer,
+        "A_longer": after,
+        "gain": score.sign(),
+    }
+
+
+@solves("perturb-key-query", "02-scores")
+def perturb_key_query(know, β, i, j, Q, K, V, ε):
+    i, j, moved, other = int(i) - 1, int(j) - 1, K.clone(), Q.clone()
+    moved[i] += ε[0]
+    other[j] += ε[0]
+    A, A_key, A_query = (know.softmax(β * q @ k.T) for q, k in ((Q, K), (Q, moved), (other, K)))
+    H = A @ V
+    changed = lambda weights: ((weights @ V - H).abs().sum(-1, keepdim=True) > 1e-12).double()  # noqa: E731
+    return {
+        "A": A,
+        "H": H,
+        "moved": moved,
+        "A_key": A_key,
+        "by_key": changed(A_key),
+        "v_gap": V[i] - H,
+        "first": β * (Q @ ε[0])[:, None] * A[:, [i]] * (V[i] - H),
+        "A_query": A_query,
+        "by_query": changed(A_query),
+    }
+
+
+@solves("sparse-16", "03-masks")
+def sparse_16(know, mask, n, also):
+    n, table = int(n), masks.parse(mask).dense(int(n), int(n))
+    saving = lambda pairs: 1 - pairs / n**2  # noqa: E731
+    counts = [masks.parse(text).count(n) for text in also]
+    return {
+        "mask": table.double(),
+        "keys": table.sum(-1).double()[None],
+        "allowed": table.sum(),
+        "density": table.sum() / n**2,
+        "saving": saving(table.sum()),
+        "also": [[pairs, saving(pairs)] for pairs in counts],
+    }
+
+
+@solves("masks-by-architecture", "03-masks")
+def masks_by_architecture(know, s, u, t, v, future):
+    s, u, t, v = map(int, (s, u, t, v))
+    encoder, decoder = masks.padding([u]).dense(s, s)[0, 0], masks.causal().dense(t, t)
+    cross = masks.padding([u]).dense(t, s)[0, 0]
+    words = masks.padding([v]).dense(t, t)[0, 0]
+    leak = [[int(s > u)], [0], [int(s > u)], [0], [int(s > u)]]  # to the right of every word: causal hides it already
+    return {
+        "source_words": encoder[:1].double(),
+        "target_words": words[:1].double(),
+        "leak": leak,
+        "table": [[pad, int(ahead)] for (pad,), ahead in zip(leak, future[0], strict=True)],
+        "encoder": encoder.double(),
+        "decoder": decoder.double(),
+        "cross": cross.double(),
+        "pairs": [[s * u], [t * (t + 1) // 2], [t * u]],
+        "same_rows": (decoder & ~words)[:v].sum(),
+        "left": 1,
+    }
+
+
+@solves("convolution-by-attention", "03-masks")
+def convolution_by_attention(know, w, X):
+    n = len(X)
+    distance = torch.arange(n)[None] - torch.arange(n)[:, None] + 1
+    C = torch.where(masks.window(1, 1).dense(n, n), w[0][distance.clamp(0, 2)], 0.0)
+    A = torch.softmax(C.log(), -1)
+    share = C.sum(-1, keepdim=True)
+    H, Y = A @ X, C @ X
+    return {
+        "S": C.log(),
+        "A": A,
+        "H": H,
+        "C": C,
+        "Y": Y,
+        "inside": (H - Y)[1:-1].round(decimals=9),
+        "shares": share,
+        "ends": Y / share,
+    }
+
+
+@solves("multi-head-shapes", "04-heads")
+def multi_head_shapes(know, h, d, n, m):
+    h, d, n, m = map(int, (h, d, n, m))
+    D = d // h
+    shapes = [(n, d), (m, d), (n, D), (m, D), (m, D), (n, m), (n, m), (n, D), (n, d), (n, d)]
+    return {
+        "width": D,
+        "shapes": shapes,
+        "per_head": 3 * d * D,
+        "heads": 3 * d * d,
+        "total": 4 * d * d,
+        "biased": 4 * d * d + 4 * d,
+        "weights": h * n * m,
+        "one_head": 4 * d * d,
+    }
+
+
+@solves("eight-heads", "04-heads")
+def eight_heads(know, d, h, n):
+    d, h = int(d), int(h)
+    D, projection, products = d // h, f"{2 * d * d}*n", f"{2 * d}*n^2"
+    return {
+        "d_head": D,
+        "per_head": 3 * d * D,
+        "parameters": [[d * d]] * 4,
+        "parameters_total": 4 * d * d,
+        "stored": [[f"{3 * d}*n"], [f"{h}*n^2"], [f"{d}*n"]],
+        "stored_total": f"{h}*n^2 + {4 * d}*n",
+        "weights_bytes": f"{4 * h}*n^2",
+        "operations": [[x] for x in (projection, projection, projection, products, products, projection)],
+        "operations_total": f"{8 * d * d}*n + {4 * d}*n^2",
+    }
+
+
+@solves("receptive-field", "04-heads")
+def receptive_field(know, heads, layers, tokens):
+    sizes = [[(k + 1) ** n for n in range(1, layers + 1)] for k in heads]
+    return {
+        "branching": [[k + 1] for k in heads],
+        "formula": [[f"{k + 1}^n"] for k in heads],
+        "sizes": sizes,
+        "capped": [[min(size, tokens) for size in row] for row in sizes],
+    }
+
+
+def given_by(sheet):
+    """What the sheet gives, by name: numbers, matrices, words."""
+    found = {}
+    for step in sheet.steps:
+        if step.given:
+            cells = step.grid.cells
+            if step.key == "given":
+                found |= {row: line[0] for row, line in zip(step.grid.rows, cells, strict=True)}
+            else:
+                found[step.key] = torch.tensor([[float(x) for x in line] for line in cells], dtype=torch.float64)
+    numbers = {
+        k: float(x) if not isinstance(x, str) and x.is_number else x for k, x in found.items() if not torch.is_tensor(x)
+    }
+    found |= numbers
+    if sheet.kind == "receptive-field":
+        found |= {name: sheet.problem[name] for name in ("heads", "layers", "tokens")}
+    if "also" in sheet.problem:
+        found["also"] = sheet.problem["also"]
+    return found
+
+
+def written(answer):
+    """As a student writes it, who has a calculator: whole numbers whole, others with six digits."""
+    if torch.is_tensor(answer):
+        answer = answer.tolist()
+    if isinstance(answer, list | tuple):
+        return f"[{', '.join(map(written, answer))}]"
+    if isinstance(answer, str):
+        return json.dumps(answer)
+    near = answer == 0 or (0.5 < abs(answer) < math.inf and abs(answer - round(answer)) < 1e-12)
+    return f"{answer:.0f}" if near else f"{answer:.6g}"
+
+
+class Known:
+    """What a chapter defines."""
+
+    def __init__(self, chapter):
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.__dict__.update(execute(page_of(f"book/{chapter}.md")))
+
+
+@pytest.fixture(scope="module")
+def know():
+    """The chapters that have been read, each once."""
+    read = {}
+
+    def chapter_of(name):
+        if name not in read:
+            read[name] = Known(name)
+        return read[name]
+
+    return chapter_of
+
+
+@pytest.mark.parametrize("name", [name for name in SHEETS if WHOLE or name not in SLOW])
+def test_the_chapter_is_enough_for_its_exercise(name, know):
+    chapter, solution = SHEETS[name]
+    assert f"clearhead work {name} --seed 7" in page_of(f"book/{chapter}.md").text
+    sheet = work.solve(work.variant(name, 7))
+    answers = solution(know(chapter), **given_by(sheet))
+    marks = work.mark_text(sheet, "\n".join(f"{key} = {written(answer)}" for key, answer in answers.items()))
+    assert marks.is_right, str(marks)
+    assert not marks.unanswered
+
+
+def test_every_sheet_of_the_first_four_chapters_is_solved():
+    named = {}
+    for chapter in ("01-lookup", "02-scores", "03-masks", "04-heads"):
+        for words in page_of(f"book/{chapter}.md").commands:
+            if words[1] == "work" and "--seed" in words:
+                named[words[2]] = chapter
+    assert named == {name: chapter for name, (chapter, _) in SHEETS.items()}
