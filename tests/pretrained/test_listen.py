@@ -102,7 +102,6 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
 
 
-@pytest.mark.skipif("spoken-digits" not in pretrained.names(), reason="spoken-digits is not in the box yet")
 def test_the_model_in_the_box_hears_the_recording_in_any_pieces():
     model = pretrained.load("spoken-digits").model
     samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
