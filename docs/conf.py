@@ -15,7 +15,7 @@ from clearhead._version import __version__  # noqa: E402 (the tree that is docum
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "PYTHONWARNINGS": "ignore::UserWarning:torch"}
 
-# A profile of their own: nobody's start-up files run in them, and that they listen on this machine's loopback is no news.
+# A profile of their own: nobody's start-up files run in them, and that they speak over loopback is no news.
 profile = HERE / "_build" / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text('get_config().IPKernelApp.log_level = "ERROR"\n', encoding="utf-8")
