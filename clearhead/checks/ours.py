@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
-from clearhead.masks import Mask, causal, full, padding
+from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.models.autoencoder import Autoencoder
 from clearhead.models.convnet import ConvNet
 from clearhead.models.decoder import Decoder
+from clearhead.models.dual_encoder import DualEncoder
 from clearhead.models.encoder import Encoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.linear import LogisticRegression
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
+from clearhead.models.speech import SpeechEncoder
 from clearhead.models.vision import VisionTransformer
 from clearhead.positions import Learned, NoPositions
 
@@ -51,13 +55,9 @@ def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
     return extra
 
 
-def _run_encoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, **_stack_extra(model, batch.keep))
-    return out
-
-
-def _run_decoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, cache=batch.cache, **_stack_extra(model, batch.keep))
+def _run_stack(model: Any, batch: Batch) -> Tensor:
+    cache = {} if batch.cache is None else {"cache": batch.cache}
+    out: Tensor = model(batch.x, **cache, **_stack_extra(model, batch.keep))
     return out
 
 
@@ -90,18 +90,24 @@ def _run_masked(model: Any, batch: Batch) -> Any:
     return model(batch.x, mask=_hidden(batch.keep))
 
 
+def _run_dual(model: Any, batch: Batch) -> Tensor:
+    """The factors of the logits side by side: every text meets every picture in those, so that no row is its own."""
+    texts = model.logit_scale.exp() * model.embed_texts(batch.x)
+    return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
+
+
 def _room(config: Any) -> int | None:
     return config.max_len if isinstance(config.positions, Learned) else None
 
 
-def _encoder(module: Any, kind: Encoder) -> Subject:
+def _encoder(module: Any, kind: Encoder | Decoder) -> Subject:
     config = kind.config
     mask = config.seen(config.mask)
     return Subject(
         module=module,
         name="Encoder",
         inputs=Ids(config.vocab_size),
-        run=_run_encoder,
+        run=_run_stack,
         sees=mask,
         layers=config.n_layers,
         in_turn=config.layer_masks,
@@ -113,25 +119,11 @@ def _encoder(module: Any, kind: Encoder) -> Subject:
 
 
 def _decoder(module: Any, kind: Decoder) -> Subject | None:
-    config = kind.config
-    if config.cross_attention:
+    if kind.config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
-    mask = config.seen(config.mask)
-    ahead = looks_ahead(mask, 1, 16)
-    return Subject(
-        module=module,
-        name="Decoder",
-        inputs=Ids(config.vocab_size),
-        run=_run_decoder,
-        sees=mask,
-        layers=config.n_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not mask.depends_on_length,
-        left=speaks_of_distance_only(mask),
-        caching=None if ahead else Caching(new=KVCache),
-        max_len=_room(config),
-    )
+    read = _encoder(module, kind)
+    ahead = looks_ahead(kind.config.seen(kind.config.mask), 1, 16)
+    return replace(read, name="Decoder", caching=None if ahead else Caching(new=KVCache))
 
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
@@ -157,14 +149,37 @@ def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     )
 
 
-def _vision(module: Any, kind: VisionTransformer) -> Subject:
+def _pictures(module: Any, kind: VisionTransformer | ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
+    return Subject(module=module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
 
 
-def _convnet(module: Any, kind: ConvNet) -> Subject:
-    shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="ConvNet", inputs=Values(shape), run=_run_plain)
+def _run_speech(model: Any, batch: Batch) -> Any:
+    n_mels = model.config.mel.n_mels
+    return model(batch.x.unflatten(-1, (-1, n_mels)).flatten(1, 2), cache=batch.cache)
+
+
+def _speech(module: Any, kind: SpeechEncoder) -> Subject:
+    """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
+    config = kind.config
+    earlier = window(-(-config.n_earlier // config.n_stacked), 0)
+    return Subject(
+        module=module,
+        name="SpeechEncoder",
+        inputs=Embeddings(config.n_stacked * config.mel.n_mels),
+        run=_run_speech,
+        sees=config.mask | earlier,
+        layers=config.n_layers + 1,
+        in_turn=(earlier, *[config.mask] * config.n_layers),
+        positions=True,
+        caching=None if looks_ahead(config.mask, 1, 16) else Caching(new=KVCache, truncate=None),
+    )
+
+
+def _dual(module: Any, kind: DualEncoder) -> Subject:
+    text, image = kind.config.text, kind.config.image
+    reads: dict[str, Any] = {"inputs": Ids(text.vocab_size), "source": Values((image.n_channels, *image.image_size))}
+    return Subject(module=module, name="DualEncoder", run=_run_dual, **reads, max_len=_room(text))
 
 
 def _recurrent(module: Any, kind: Recurrent) -> Subject:
@@ -218,16 +233,17 @@ def _attention(module: Any, kind: MultiHeadAttention) -> Subject:
 def _block(module: Any, kind: Block) -> Subject | None:
     if getattr(kind, "cross_attention", None) is not None:
         return None
-    found = _attention(module, kind.attention)
-    return Subject(**{**vars(found), "name": "Block"})
+    return replace(_attention(module, kind.attention), name="Block")
 
 
 _KNOWN: tuple[tuple[type, Any], ...] = (
     (Encoder, _encoder),
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
-    (VisionTransformer, _vision),
-    (ConvNet, _convnet),
+    (VisionTransformer, _pictures),
+    (SpeechEncoder, _speech),
+    (DualEncoder, _dual),
+    (ConvNet, _pictures),
     (Recurrent, _recurrent),
     (RecurrentSeq2Seq, _recurrent_pair),
     (LogisticRegression, _features),

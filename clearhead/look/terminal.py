@@ -34,6 +34,7 @@ __all__ = [
     "patch_map",
     "plain",
     "shade",
+    "sound_map",
 ]
 
 _SHADES = " ·░▒▓█"
@@ -152,6 +153,22 @@ def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int]
         ).rstrip()
         for left, right in zip(small.tolist(), heat.tolist(), strict=True)
     )
+
+
+def sound_map(
+    image: Tensor, weights: Float[Tensor, "R N"], rows: Sequence[str], *, width: int = 80, colour: bool = False
+) -> str:
+    """A spectrogram (height, width) of bytes; below it, along the same time, a line for each of some moments: where
+    it looks."""
+    margin = max(map(letters, rows), default=0)
+    wide = max(1, min(2 * weights.shape[1], width - margin - 1))
+    above = torch.nn.functional.adaptive_avg_pool2d(image[None].float() / 255, (12, wide))[0].square()
+    below = [adaptive_max_pool2d(row[None, None].float(), (1, wide))[0, 0] for row in weights]
+    shades = [*above, *(row / row.max().clamp(min=1e-12) for row in below)]
+    names = [""] * len(above) + list(rows)
+    lines = zip(names, (map(float, row) for row in shades), strict=True)
+    drawn = (flush_right(name, margin) + " " + "".join(_cell(v, 1, colour) for v in row) for name, row in lines)
+    return "\n".join(line.rstrip() for line in drawn)
 
 
 def contribution_table(found: Sequence[Contribution], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.positions import Sinusoidal
-from clearhead.values import Count, Natural, require, stray
+from clearhead.values import Count, Natural, require
 
 __all__ = ["Encoder", "EncoderConfig"]
 
@@ -38,6 +39,11 @@ class EncoderConfig(TextConfig):
         require(
             not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
             f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
+        )
+
+        require(
+            not self.share_layers or (self.first_norm and not self.layer_rotary),
+            f"{self.owner}: layers that share their weights are one block; leave first_norm and layer_rotary out",
         )
 
     def build(self) -> Encoder:

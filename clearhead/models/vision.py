@@ -31,6 +31,7 @@ class Cls:
     n_vectors: ClassVar[int] = 1  # of the model's width, in what `pool` returns
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """The first token's vector: (B, T, M) becomes (B, M)."""
         return x[:, 0]
 
 
@@ -42,6 +43,7 @@ class Mean:
     n_vectors: ClassVar[int] = 1
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """The mean over all tokens: (B, T, M) becomes (B, M)."""
         return x.mean(1)
 
 
@@ -53,6 +55,7 @@ class ClsAndMean:
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        """The first token's vector beside the mean of the patches: (B, T, M) becomes (B, 2M)."""
         return torch.cat((x[:, 0], x[:, 1:].mean(1)), dim=-1)
 
 
@@ -66,6 +69,7 @@ class Distilled:
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        """The class token's vector beside the teacher token's: (B, T, M) becomes (B, 2M)."""
         return x[:, :2].flatten(1)
 
 
@@ -82,6 +86,7 @@ class VisionConfig(TransformerConfig):
     n_layers: Count
     n_channels: Count = 3
     pooling: Pooling = Cls()
+    patch_bias: bool = True  # of the map that makes patches vectors
     n_registers: Natural = 0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
     positions: Positions | None = None
 
@@ -126,7 +131,7 @@ class VisionTransformer(Stack):
     """Patches in, class logits out."""
 
     def __init__(self, config: VisionConfig) -> None:
-        embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model)
+        embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
         super().__init__(config, embedding, config.chosen_positions, n_layers=config.n_layers)
         self.config = config
         n_extra = config.pooling.n_extra
