@@ -194,7 +194,9 @@ def _header(start: bytes, file: Bytes, name: str) -> _Form | None:
         chunk, size = head[:4], struct.unpack("<I", head[4:])[0]
         if chunk == b"data" and form is not None:
             return _Form(*form, size if 0 < size < _UNKNOWN_SIZE else None)
-        body = _exactly(file, min(size + size % 2, _LONGEST_CHUNK))
+        if size > _LONGEST_CHUNK:
+            return _Form(0, 1, None)
+        body = _exactly(file, size + size % 2)
         if chunk == b"fmt " and len(body) >= 16:
             code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
             code = struct.unpack("<H", body[24:26])[0] if code == 0xFFFE and len(body) >= 26 else code

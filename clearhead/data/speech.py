@@ -32,13 +32,13 @@ from clearhead.data.task import Split
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
 
-__all__ = ["Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
+__all__ = ["TAIL", "Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
 
 _DRAWS = 601
 _FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
 _NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav$")
 _QUIET = 10**-3.5  # of a recording's loudest hundredth of a second, in power: below it nobody speaks
-_TAIL = 0.32  # seconds that a stream goes on after its last digit
+TAIL = 0.32  # seconds that a stream goes on after its last digit
 _NEVER = 1 << 40  # where a recording begins that does not come
 _FADE = 0.004  # seconds in which a recording comes in and goes out again
 
@@ -256,7 +256,7 @@ class StreamSplit(Split[SpeechBatch]):
         taken = (self.recordings.lengths[clips] / speeds).long() + 1
         pauses = (rate * (how.pause[0] + pause * (how.pause[1] - how.pause[0]))).long()
         ends = (pauses + taken).cumsum(1)
-        tail = int(rate * _TAIL)
+        tail = int(rate * TAIL)
         if how.seconds is not None:
             length = int(how.seconds * rate)
             counts = torch.minimum(counts, (ends + tail <= length).sum(1))
@@ -315,7 +315,7 @@ class SingleSplit(StreamSplit):
 
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
         nothing = torch.zeros(len(rows))
-        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * _TAIL)
+        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
         where, speed = torch.zeros(len(rows), 1, dtype=torch.int64), torch.ones(len(rows), 1)
         return _Plan(
             rows[:, None], where, speed, where[:, 0] + 1, lengths, nothing + 1, nothing, torch.zeros(len(rows), 10)

@@ -14,6 +14,7 @@ from clearhead._shapes import Float
 from clearhead.attention import MultiHeadAttention
 from clearhead.data.digits import prepare
 from clearhead.data.images import grey
+from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
 from clearhead.generation.ctc import decode
@@ -162,9 +163,10 @@ def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Al
     model = trained.model
     if not isinstance(model, SpeechEncoder):
         raise nothing_to_see(trained)
-    frames, stacked = model.config.mel(samples[None]), model.config.n_stacked
-    if frames.shape[1] < stacked:
+    mel, stacked = model.config.mel, model.config.n_stacked
+    if mel.n_frames(len(samples)) < stacked:
         raise DataError(f"{name} is too short: {len(samples)} samples, and a moment of {trained.name} takes more")
+    frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL * mel.sample_rate)))[None])  # as a listener hears it
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
     heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}

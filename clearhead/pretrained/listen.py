@@ -23,7 +23,7 @@ from clearhead.attention import KVCache
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
 from clearhead.models import SpeechEncoder
-from clearhead.values import Count, checked
+from clearhead.values import Count, NotNegative, checked
 
 __all__ = ["Event", "Listener"]
 
@@ -45,10 +45,12 @@ class Event:
 class Listener:
     """Hears one sound after another: `feed` it samples at `rate` Hz, (N,) from −1 to 1, and call `end` after the last.
 
-    `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment."""
+    `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment. `silence` is how many
+    seconds of it are heard after the end: a model that writes down what has been said needs a moment to do so."""
 
-    def __init__(self, model: SpeechEncoder, *, beam: int = 1) -> None:
+    def __init__(self, model: SpeechEncoder, *, beam: int = 1, silence: float = 0.0) -> None:
         self.model, self._beam = model, checked(beam, "beam", Count)
+        self._silence = checked(silence, "silence", NotNegative)
         self.rate = model.config.mel.sample_rate
         try:
             self._step, self._streams = model.pace.step, True  # moments that are known together
@@ -70,11 +72,13 @@ class Listener:
 
     def end(self) -> list[Event]:
         """What the end of the sound decides. After it, another sound may be fed."""
-        rest = torch.cat((self._frames, self._mel.finish()))
         over = self._mel.n_samples / self.rate
-        found = self._told([*self._run(rest), *self._search.end()])
+        enough = over >= self.seconds(1)  # what is too short for a moment has said nothing
+        found = self.feed(torch.zeros(round(self._silence * self.rate))) if enough else []
+        rest = torch.cat((self._frames, self._mel.finish()))
+        found += self._told([*self._run(rest), *self._search.end()])
         self._begin()
-        return [replace(one, known=over) for one in found]
+        return [replace(one, start=min(one.start, over), end=min(one.end, over), known=over) for one in found]
 
     def _begin(self) -> None:
         config = self.model.config

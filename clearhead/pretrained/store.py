@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
@@ -95,10 +96,11 @@ class Trained:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def listen(self, *, beam: int = 1) -> Listener:
-        """What hears with a model of speech: feed it samples as they come."""
+        """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
+        after the sounds that it was trained and measured with."""
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
-        return Listener(self.model, beam=beam)
+        return Listener(self.model, beam=beam, silence=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:

@@ -152,6 +152,17 @@ def test_a_listener_begins_anew_after_the_end():
     assert first == second
 
 
+def test_silence_after_the_end_is_heard_and_is_no_part_of_the_sound():
+    model, samples = speech(MASKS["window"]), sound(2_003)
+    rate = model.config.mel.sample_rate
+    plain, patient = Listener(model), Listener(model, silence=0.1)
+    wanted = [*plain.feed(torch.cat((samples, torch.zeros(rate // 10)))), *plain.end()]
+    found = [*patient.feed(samples), *patient.end()]
+    assert [one.text for one in found] == [one.text for one in wanted]
+    assert max(one.known for one in found) <= 2_003 / rate
+    assert patient.end() == []
+
+
 @pytest.mark.parametrize("n", [0, 1, 49, 50, 69])
 def test_what_is_too_short_for_a_moment_says_nothing(n):
     listener = Listener(speech(MASKS["window"]))
@@ -174,8 +185,9 @@ def tensors(value: object, seen: set[int]) -> int:
 
 @pytest.mark.measured
 @pytest.mark.parametrize("name", ["window", "chunks"])
-def test_memory_stays_flat_for_an_hour(name):
+def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     """Of the tensors that a listener holds; the model has few moments a second here, and as many as an hour has."""
+    monkeypatch.setattr("clearhead.pretrained.listen._PIECE", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
     model = speech(MASKS[name], mel=coarse, n_stacked=2, n_layers=1)
     listener, piece, held = Listener(model), sound(9_970), []  # where pieces end repeats itself after 60 of them
