@@ -20,7 +20,7 @@ author = "the clearhead authors"
 copyright = "the clearhead authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_nb", "mathml", "notebooks"]
+extensions = ["myst_nb", "mathml", "notebooks", "library"]
 exclude_patterns = ["_build", "results", "pictures", "README.md"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]

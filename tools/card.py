@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.disk import write_atomically
+from clearhead.pretrained.box import CARD, read_card
 from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.store import CARD, Trained, load, read_card
+from clearhead.pretrained.store import Trained, load
 from clearhead.pretrained.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
