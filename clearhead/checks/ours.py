@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.attention import KVCache, MultiHeadAttention
-from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Run, Subject, Values
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding
@@ -90,26 +90,31 @@ def _run_masked(model: Any, batch: Batch) -> Any:
     return model(batch.x, mask=_hidden(batch.keep))
 
 
-def _room(config: Any) -> int | None:
-    return config.max_len if isinstance(config.positions, Learned) else None
+def _stack(module: Any, kind: Any, run: Run, mask: Mask, *, layers: int, **more: Any) -> Subject:
+    """What the three Transformers over tokens share; padding is told by the mask that sees it."""
+    config = kind.config
+    told = {"pads": not mask.depends_on_length, "left": speaks_of_distance_only(mask)}
+    return Subject(
+        module,
+        name=type(kind).__name__,
+        inputs=Ids(config.vocab_size),
+        run=run,
+        sees=mask,
+        layers=layers,
+        in_turn=config.layer_masks,
+        positions=not isinstance(config.positions, NoPositions),
+        max_len=config.max_len if isinstance(config.positions, Learned) else None,
+        **told | more,
+    )
+
+
+def _caching(mask: Mask) -> Caching | None:
+    return None if looks_ahead(mask, 1, 16) else Caching(new=KVCache)
 
 
 def _encoder(module: Any, kind: Encoder) -> Subject:
     config = kind.config
-    mask = config.seen(config.mask)
-    return Subject(
-        module=module,
-        name="Encoder",
-        inputs=Ids(config.vocab_size),
-        run=_run_encoder,
-        sees=mask,
-        layers=config.n_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not mask.depends_on_length,
-        left=speaks_of_distance_only(mask),
-        max_len=_room(config),
-    )
+    return _stack(module, kind, _run_encoder, config.seen(config.mask), layers=config.n_layers)
 
 
 def _decoder(module: Any, kind: Decoder) -> Subject | None:
@@ -117,83 +122,41 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
     if config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
     mask = config.seen(config.mask)
-    ahead = looks_ahead(mask, 1, 16)
-    return Subject(
-        module=module,
-        name="Decoder",
-        inputs=Ids(config.vocab_size),
-        run=_run_decoder,
-        sees=mask,
-        layers=config.n_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not mask.depends_on_length,
-        left=speaks_of_distance_only(mask),
-        caching=None if ahead else Caching(new=KVCache),
-        max_len=_room(config),
-    )
+    return _stack(module, kind, _run_decoder, mask, layers=config.n_layers, caching=_caching(mask))
 
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     config = kind.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
-    ahead = looks_ahead(mask, 1, 16)
-    return Subject(
-        module=module,
-        name="EncoderDecoder",
-        inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size),
-        run=_run_encoder_decoder,
-        sees=mask,
-        layers=config.n_decoder_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not source.depends_on_length,
-        left=speaks_of_distance_only(source),
-        pads_target=not mask.depends_on_length,
-        left_target=speaks_of_distance_only(mask),
-        caching=None if ahead else Caching(new=KVCache),
-        max_len=_room(config),
-    )
+    more = {
+        "source": Ids(config.source_vocab_size or config.vocab_size),
+        "pads": not source.depends_on_length,
+        "left": speaks_of_distance_only(source),
+        "pads_target": not mask.depends_on_length,
+        "left_target": speaks_of_distance_only(mask),
+        "caching": _caching(mask),
+    }
+    return _stack(module, kind, _run_encoder_decoder, mask, layers=config.n_decoder_layers, **more)
 
 
-def _vision(module: Any, kind: VisionTransformer) -> Subject:
+def _pictures(module: Any, kind: VisionTransformer | ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="VisionTransformer", inputs=Values(shape), run=_run_plain)
+    return Subject(module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
 
 
-def _convnet(module: Any, kind: ConvNet) -> Subject:
-    shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name="ConvNet", inputs=Values(shape), run=_run_plain)
-
-
-def _recurrent(module: Any, kind: Recurrent) -> Subject:
-    config = kind.config
-    says_next = isinstance(config.task, NextToken)
+def _recurrent(module: Any, kind: Any) -> Subject:
+    config, pair = kind.config, isinstance(kind, RecurrentSeq2Seq)
+    says_next = pair or isinstance(config.task, NextToken)
     return Subject(
-        module=module,
-        name="Recurrent",
+        module,
+        name=type(kind).__name__,
         inputs=Ids(config.vocab_size),
-        run=_run_recurrent,
+        source=Ids(config.source_vocab_size or config.vocab_size) if pair else None,
+        run=_run_recurrent_pair if pair else _run_recurrent,
         sees=causal() if says_next else None,
         positions=True,
         pads=True,
         caching=Caching(new=RecurrentCache, truncate=None) if says_next else None,
-    )
-
-
-def _recurrent_pair(module: Any, kind: RecurrentSeq2Seq) -> Subject:
-    config = kind.config
-    return Subject(
-        module=module,
-        name="RecurrentSeq2Seq",
-        inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size),
-        run=_run_recurrent_pair,
-        sees=causal(),
-        positions=True,
-        pads=True,
-        caching=Caching(new=RecurrentCache, truncate=None),
     )
 
 
@@ -226,10 +189,10 @@ _KNOWN: tuple[tuple[type, Any], ...] = (
     (Encoder, _encoder),
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
-    (VisionTransformer, _vision),
-    (ConvNet, _convnet),
+    (VisionTransformer, _pictures),
+    (ConvNet, _pictures),
     (Recurrent, _recurrent),
-    (RecurrentSeq2Seq, _recurrent_pair),
+    (RecurrentSeq2Seq, _recurrent),
     (LogisticRegression, _features),
     (Autoencoder, _features),
     (MultiHeadAttention, _attention),
