@@ -95,7 +95,7 @@ def members(kind: type, elsewhere: dict[str, Any]) -> dict[str, Any]:
     for base in reversed([one for one in ours if one is kind or elsewhere.get(one.__name__) is not one]):
         for name, value in vars(base).items():
             inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
-            if not name.startswith("_") and inspect.isfunction(inner):
+            if not name.startswith("_") and name != "extra_repr" and inspect.isfunction(inner):
                 found[name] = value
     return found
 
@@ -133,6 +133,17 @@ def _comments(kind: type) -> dict[str, str]:
                 if sign:
                     said[node.target.id] = words.strip()
     return said
+
+
+def doc_of(kind: type, name: str) -> str:
+    """The docstring of a method or property, its own or that of one of our bases; empty where there is none."""
+    for base in kind.__mro__:
+        if (_home(base) or "").startswith("clearhead") and name in vars(base):
+            value = vars(base)[name]
+            said = getattr(getattr(value, "__func__", value), "__doc__", None)
+            if said and said is not getattr(type(value), "__doc__", None):
+                return inspect.cleandoc(said)
+    return ""
 
 
 class _Raw:
@@ -213,7 +224,7 @@ def _entry(room: str, name: str, value: Any) -> Iterator[str]:
             ("field", "takes", "default", ""), [(f"`{n}`", takes, f"`{d}`" if d else "", s) for n, takes, d, s in rows]
         )
     for member, held in members(value, public(room)).items() if is_class else ():
-        said = inspect.getdoc(getattr(value, member)) or inspect.getdoc(held) or ""
+        said = doc_of(value, member)
         line = " ".join(signature(member, held).split()).replace("( ", "(").replace(", )", ")")
         yield f"`{line}`\n: " + prose(said).replace("\n", "\n  ")
     if shown := example_of(room, name):

@@ -107,6 +107,7 @@ class Bilinear(nn.Module):
         _xavier_per_head(self.weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
+        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), through the matrix."""
         projected, _ = self.as_dot(q)
         _expect_width("keys", k, self.weight.shape[2])
         return projected @ k.mT
@@ -140,6 +141,7 @@ class Additive(nn.Module):
             _xavier_per_head(weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
+        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), of each pair by the network."""
         n_heads, d_query, _ = self.query_weight.shape
         _expect_heads(q, n_heads)
         _expect_width("queries", q, d_query)

@@ -116,7 +116,7 @@ def run() -> None:
     prepare_streams()
     try:
         try:
-            app()
+            app(prog_name="clearhead")
         finally:
             sys.stdout.flush()  # here, and not at exit, where Python complains of a reader that went away
     except KeyboardInterrupt:

@@ -9,9 +9,9 @@ import pytest
 from clearhead.cli.output import console
 
 TABLES = [
-    "work sort-dedup",
+    "work attention-by-hand",
     "work",
-    "cost base --tokens 1000",
+    "cost tiny-encoder-decoder --tokens 16",
     "cost --d-model 512 --n-heads 8 --tokens 1000 --formulas",
     "check sort-dedup --only determinism",
     "claims show scale-key-weight",
@@ -21,7 +21,7 @@ TABLES = [
     "data",
     "documents",
 ]
-PICTURES = ["mask causal()&(window(256,0)|every(64)) --n 100000 --plan --device cuda", "mask causal() -n 64"]
+PICTURES = ["mask causal()&(window(256,0)|every(64)) --n 5000 --plan --device cuda", "mask causal() -n 64"]
 
 
 @pytest.fixture

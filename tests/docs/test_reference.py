@@ -24,8 +24,8 @@ def test_every_public_name_and_member_has_a_docstring(room):
     silent = []
     for name, value in exported(room).items():
         silent += [name] if not inspect.getdoc(value) else []
-        for member, held in library.members(value, {}).items() if inspect.isclass(value) else ():
-            silent += [f"{name}.{member}"] if not inspect.getdoc(getattr(value, member, held) or held) else []
+        for member in library.members(value, {}) if inspect.isclass(value) else ():
+            silent += [f"{name}.{member}"] if not library.doc_of(value, member) else []
     assert silent == []
 
 
