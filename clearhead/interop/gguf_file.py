@@ -121,6 +121,9 @@ class GGUF(Source):
     def generation(self) -> Mapping[str, Any]:
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
 
+    def template(self) -> str | None:
+        return self.fields.get("tokenizer.chat_template")
+
     @contextmanager
     def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
         yield lambda name: self._read(name).to(device)

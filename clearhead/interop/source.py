@@ -49,6 +49,10 @@ class Source(ABC):
         """The settings of generation that came with the weights, by transformers' keys."""
 
     @abstractmethod
+    def template(self) -> str | None:
+        """The Jinja template by which its maker writes a conversation as one text, where there is one."""
+
+    @abstractmethod
     def reading(
         self, device: str | torch.device, *, kept: bool = False
     ) -> AbstractContextManager[Callable[[str], Tensor]]:
@@ -105,7 +109,22 @@ class Folder(Source):
 
     def generation(self) -> Mapping[str, Any]:
         path = self.path / GENERATION
-        return {**self.config, **(read_json(path) if path.is_file() else {})}
+        if not path.is_file():
+            return self.config  # as folders of before that file were written
+        ids = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+        return {key: self.config[key] for key in ids if key in self.config} | read_json(path)
+
+    def template(self) -> str | None:
+        file, settings = self.path / "chat_template.jinja", self.path / "tokenizer_config.json"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        found = read_json(settings).get("chat_template") if settings.is_file() else None
+        if isinstance(found, list):  # several, each with a name
+            found = next(
+                (item.get("template") for item in found if isinstance(item, dict) and item.get("name") == "default"),
+                None,
+            )
+        return found if isinstance(found, str) else None
 
     @contextmanager
     def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
