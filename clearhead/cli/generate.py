@@ -24,6 +24,9 @@ def generate(
         int | None,
         typer.Option(help="How many tokens at most; by default 300, or fewer where the model ends.", min=1),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is what a user says; the model answers, by its chat template.")
+    ] = False,
     slide: Annotated[
         bool, typer.Option("--slide", help="With learned positions, go on beyond them, over the last tokens.")
     ] = False,
@@ -42,12 +45,13 @@ def generate(
 
     from clearhead import pretrained
     from clearhead.generation import stream
+    from clearhead.pretrained.speak import conversation
 
     trained = pretrained.load(model, **placed(device, dtype))
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
     stops = trained.stops
-    ids = tokenizer.prompt(prompt)
+    ids = conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
     if trained.task == "sort-dedup":
         ids = [*ids, tokenizer.bos_id]
     if not ids:
@@ -55,9 +59,10 @@ def generate(
     how = sampling(temperature, top_k, top_p, min_p, seed)
     wanted = _WANTED if max_new is None else max_new
     room, longest = _room(trained.model, len(ids), wanted, slide, model)
-    steps = stream(trained.model, torch.tensor([ids]), how=how, max_new=room, stop=stops, slide=slide)
+    bounds: dict[str, Any] = {"max_new": room, "stop": stops, "limits": trained.limits}
+    steps = stream(trained.model, torch.tensor([ids]), how=how, slide=slide, **bounds)
     made: list[int] = []
-    continues = trained.task != "sort-dedup"  # there the answer stands for itself
+    continues = trained.task != "sort-dedup" and not chat  # there the answer stands for itself
     before = tokenizer.decode(ids) if continues else ""
     shown = ""
     if continues and not json:

@@ -19,13 +19,14 @@ from clearhead.errors import DataError, StorageError
 
 __all__ = ["Pieces", "load_pieces"]
 
+ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
 
 
 class Pieces(Tokenizer):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
-    `specials` are the tokens for "bos_token", "eos_token" and "pad_token", as far as there are any.
+    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any.
     """
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
@@ -127,7 +128,7 @@ def _from_text(text: str, specials: Mapping[str, str]) -> Pieces:
 def _specials(path: Path) -> dict[str, str]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        pairs = {role: fields.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+        pairs = {role: fields.get(role) for role in ROLES}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is not an object of JSON: {error}") from error
     # A token is written as its text, or as an object that holds it.

@@ -61,7 +61,7 @@ def start_of(source: Source) -> tuple[int, ...]:
     return _ids(source, "decoder_start_token_id") or _ids(source, "bos_token_id")
 
 
-# Limits by their keys in generation_config.json, and keys that ask for more than clearhead does, with what asks nothing.
+# Limits by their keys in generation_config.json; keys that ask for what is not done here, with what asks for nothing.
 _LIMITS = {
     "repetition_penalty": "repetition_penalty",
     "no_repeat_ngram_size": "no_repeat",

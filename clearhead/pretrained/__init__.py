@@ -11,6 +11,7 @@ from __future__ import annotations
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.export import export
 from clearhead.pretrained.listen import Event, Listener
+from clearhead.pretrained.speak import conversation
 from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
 from clearhead.pretrained.translate import Translated, translate, translations
 
@@ -22,6 +23,7 @@ __all__ = [
     "Trained",
     "Translated",
     "cards",
+    "conversation",
     "evaluate",
     "export",
     "load",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,32 +14,64 @@ from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Sample
 from clearhead.masks import padding
 from clearhead.models import Encoder
+from clearhead.pretrained.template import render
 
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["embed", "generate", "stream"]
+__all__ = ["Talk", "chat", "conversation", "embed", "generate", "stream"]
+
+Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
 _GREEDY = Greedy()
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
 def generate(trained: Trained, texts: Sequence[str], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
-    """What the model writes after each text, without the text itself; all of them in one batch."""
-    prompts = [_prompt(trained, text) for text in texts]
+    """What the model writes after each text, without the text itself, or of a text, where it reads one and writes
+    another; all of them in one batch."""
+    if trained.task == "translation":
+        return trained.translate(list(texts), how=how, max_new=max_new)
+    trained.require("text")
+    return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], how, max_new)
+
+
+def chat(trained: Trained, talks: Sequence[Talk], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
+    """What the model answers in each conversation, which its own template makes one text of."""
+    trained.require("text")
+    return _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
+
+
+def conversation(trained: Trained, messages: Talk) -> list[int]:
+    """The ids of a conversation up to where the model answers, with the special tokens of its template."""
+    template = None if trained.source is None else trained.source.template()
+    if template is None:
+        raise DataError(f"{trained.name} has no chat template, so it was not made for conversations; use generate")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise DataError(f"a message is {message!r:.60}; expected a role and a content, such as {_EXAMPLE}")
+    specials = getattr(trained.tokenizer, "specials", {})
+    settings = {"add_generation_prompt": True, "tools": None, "documents": None}
+    return _checked(trained.tokenizer.encode(render(template, messages, {**specials, **settings})))
+
+
+def _written(trained: Trained, prompts: list[list[int]], how: How, max_new: int) -> list[str]:
     if not prompts:
         return []
-    room = _room(trained, max(map(len, prompts)), max_new)
-    made = generation.generate(trained.model, prompts, how=how, max_new=room, stop=trained.stops)
+    limits = {"max_new": _room(trained, max(map(len, prompts)), max_new), "stop": trained.stops}
+    made = generation.generate(trained.model, prompts, how=how, limits=trained.limits, **limits)
     return [trained.tokenizer.decode(made.sequence(i)) for i in range(len(prompts))]
 
 
-def stream(trained: Trained, text: str, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
-    """What the model writes after a text, piece by piece as it is made."""
-    ids = _prompt(trained, text)
+def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
+    """What the model writes after a text, or answers in a conversation, piece by piece as it is made."""
+    trained.require("text")
+    ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
     room = _room(trained, len(ids), max_new)
     made: list[int] = []
     shown = ""
-    for step in generation.stream(trained.model, torch.stack([ids]), how=how, max_new=room, stop=trained.stops):
+    limits = {"max_new": room, "stop": trained.stops, "limits": trained.limits}
+    for step in generation.stream(trained.model, [ids], how=how, **limits):
         made.append(int(step.ids[0]))
         if made[-1] in trained.stops:
             made.pop()
@@ -80,12 +112,10 @@ def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[T
     return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
 
 
-def _prompt(trained: Trained, text: str) -> Tensor:
-    trained.require("text")
-    ids = trained.tokenizer.prompt(text)
+def _checked(ids: list[int]) -> list[int]:
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
-    return torch.tensor(ids, device=next(trained.model.parameters()).device)
+    return ids
 
 
 def _room(trained: Trained, length: int, max_new: int) -> int:

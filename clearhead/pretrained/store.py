@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,19 @@ from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
-from clearhead.generation import Greedy, How, Sample
-from clearhead.interop import Source, is_foreign, open_source, pooling_of, read, stops_of, tokenizer_of
-from clearhead.models import Decoder, Encoder, SpeechEncoder, VisionTransformer, storage
+from clearhead.generation import Greedy, How, Limits, Sample
+from clearhead.interop import (
+    Source,
+    is_foreign,
+    limits_of,
+    open_source,
+    pooling_of,
+    read,
+    start_of,
+    stops_of,
+    tokenizer_of,
+)
+from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
 from clearhead.pretrained.listen import Listener
 from clearhead.training.recipe import Recipe
@@ -36,7 +46,13 @@ GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
-_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures", SpeechEncoder: "speech"}
+_TASKS = {
+    Decoder: "text",
+    Encoder: "vectors",
+    EncoderDecoder: "translation",
+    SpeechEncoder: "speech",
+    VisionTransformer: "pictures",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,16 @@ class Trained:
         """The ids that end a text."""
         return (self.tokenizer.eos_id,) if self.source is None else stops_of(self.source)
 
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The ids that a model which reads one text and writes another writes after."""
+        return (self.tokenizer.bos_id,) if self.source is None else start_of(self.source)
+
+    @cached_property
+    def limits(self) -> Limits | None:
+        """What its maker forces and forbids in generation; None where that is nothing."""
+        return None if self.source is None else limits_of(self.source)
+
     @cached_property
     def pooling(self) -> dict[str, Any]:
         """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
@@ -82,13 +108,28 @@ class Trained:
         return plain if self.source is None or not self.source.path.is_dir() else pooling_of(self.source)
 
     def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
-        """What a decoder writes after a text, without the text itself; a list of them for a list."""
+        """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them
+        for a list."""
         made = speak.generate(self, [texts] if isinstance(texts, str) else texts, how=how, max_new=max_new)
         return made[0] if isinstance(texts, str) else made
 
-    def stream(self, text: str, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
-        """What a decoder writes after a text, piece by piece as it is made."""
+    def stream(self, text: str | speak.Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
+        """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
         return speak.stream(self, text, how=how, max_new=max_new)
+
+    def chat(self, messages: speak.Talk | Sequence[speak.Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
+        """What a decoder answers to `[{"role": "user", "content": "…"}]`, by its own template; a list of answers for a
+        list of conversations."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        made = speak.chat(self, [messages] if one else messages, how=how, max_new=max_new)  # type: ignore[list-item,arg-type]
+        return made[0] if one else made
+
+    def translate(self, texts: str | Sequence[str], **how: Any) -> Any:
+        """What an encoder-decoder writes of a text; `how`, `max_new` and `batch` as for `pretrained.translate`."""
+        from clearhead.pretrained.translate import translate
+
+        made = translate(self, [texts] if isinstance(texts, str) else texts, **how)
+        return made[0] if isinstance(texts, str) else made
 
     def embed(self, texts: str | Sequence[str], *, batch: int = 64) -> Tensor:
         """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""

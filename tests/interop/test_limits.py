@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -100,7 +101,7 @@ def test_sampling_and_beams_obey(both):
     for how in (Sample(seed=1, temperature=3.0), Beam(3, n_best=2)):
         ids = generate(ours, PROMPT, how=how, max_new=5, limits=limits, **start).sequence(0).tolist()
         assert set(ids) <= {0, 1, 29, 30}
-        pairs = list(zip(ids, ids[1:], strict=False))
+        pairs = list(itertools.pairwise(ids))
         assert len(set(pairs)) == len(pairs)
 
 
