@@ -24,7 +24,7 @@ from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.limits import Limited, Limits
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, padded, rows_of
+from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of, sources_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import kept_of
 from clearhead.generation.slide import Sliding
@@ -234,7 +234,10 @@ def _reading(
     alone: bool,
 ) -> tuple[Stepper, Sequence[Tensor]]:
     config = kind.config
-    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
+    if (heard := getattr(config, "n_features", None)) is None:
+        rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
+    else:
+        rows = frames_of(prompt, heard)
     first = _start(start, config.vocab_size)
     alike = True  # whether sources of different lengths may share a batch
     if isinstance(kind, EncoderDecoder):
@@ -267,7 +270,7 @@ class _Read(_ModelStepper):
         cache: KVCache | RecurrentCache | None,
     ) -> None:
         device = _device(model)
-        self._source = padded(rows, left=False).to(device)  # (B, S)
+        self._source = sources_of(rows).to(device)  # (B, S), or frames (B, T, F)
         super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding

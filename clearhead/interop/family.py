@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
@@ -77,7 +78,8 @@ class Family:
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
     second with what is meant where the key is left out. `read` gives the other fields, `write` the other keys. `rows`
     gives the table of names, spelt as the maker exports them; `prefix` is what its models without a head leave out, and
-    `aliases` are older spellings, replaced in this order.
+    `aliases` are older spellings, replaced in this order. `constants` are tensors that are stored and yet no weights:
+    what is read is compared with them, and they are written again.
     """
 
     name: str  # model_type
@@ -89,6 +91,7 @@ class Family:
     rows: Callable[[Any], tuple[Row, ...]]
     harmless: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -47,6 +47,8 @@ class Peer:
     in_float32: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
+
+    pads_source: ClassVar[bool] = True  # whether texts of different lengths may be read together
 
     def example(self) -> tuple[Tensor, ...]:
         """What both models are called with."""
@@ -201,6 +203,25 @@ class Towers(Peer):
 
     def tokens(self) -> int:
         return T
+
+
+class Hearing(TwoSided):
+    """Whisper, which hears: frames come as (B, features, frames) there and as (B, frames, features) here."""
+
+    pads_source: ClassVar[bool] = False  # all recordings have one length
+
+    def example(self) -> tuple[Tensor, ...]:
+        frames = torch.randn(B, 2 * WHISPER["max_source_positions"], WHISPER["num_mel_bins"], dtype=torch.float64)
+        return frames, words()[:, :7]
+
+    def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
+        return super().run(model, source.transpose(1, 2), target)
+
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        return super().padded(model, source.transpose(1, 2), target, real=real)
+
+    def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return super().weights(model, source.transpose(1, 2), target)
 
 
 class T5Peer(TwoSided):
@@ -387,6 +408,11 @@ BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+WHISPER = {key: value for key, value in BART.items() if "max_pos" not in key and "forced" not in key} | {
+    "max_source_positions": 17,
+    "max_target_positions": MAX_LEN,
+    "num_mel_bins": 5,
+}
 T5 = {
     "vocab_size": V,
     "d_model": M,
@@ -543,6 +569,7 @@ PEERS: dict[str, Peer] = {
         words,
         in_float32=True,
     ),
+    "whisper": Hearing("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
     "t5 1.1": T5Peer(
         "T5ForConditionalGeneration",
