@@ -13,6 +13,7 @@ from clearhead.pretrained.export import export
 from clearhead.pretrained.listen import Event, Listener
 from clearhead.pretrained.speak import conversation
 from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
+from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
 from clearhead.pretrained.translate import Translated, translate, translations
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "Evaluation",
     "Event",
     "Listener",
+    "Segment",
     "Trained",
+    "Transcript",
     "Translated",
     "cards",
     "conversation",
@@ -29,6 +32,7 @@ __all__ = [
     "load",
     "load_model",
     "names",
+    "transcribe",
     "translate",
     "translations",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def conversation(trained: Trained, messages: Talk) -> list[int]:
 def _written(trained: Trained, prompts: list[list[int]], how: How, max_new: int) -> list[str]:
     if not prompts:
         return []
-    limits = {"max_new": _room(trained, max(map(len, prompts)), max_new), "stop": trained.stops}
+    limits: dict[str, Any] = {"max_new": _room(trained, max(map(len, prompts)), max_new), "stop": trained.stops}
     made = generation.generate(trained.model, prompts, how=how, limits=trained.limits, **limits)
     return [trained.tokenizer.decode(made.sequence(i)) for i in range(len(prompts))]
 
@@ -70,7 +70,7 @@ def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY
     room = _room(trained, len(ids), max_new)
     made: list[int] = []
     shown = ""
-    limits = {"max_new": room, "stop": trained.stops, "limits": trained.limits}
+    limits: dict[str, Any] = {"max_new": room, "stop": trained.stops, "limits": trained.limits}
     for step in generation.stream(trained.model, [ids], how=how, **limits):
         made.append(int(step.ids[0]))
         if made[-1] in trained.stops:

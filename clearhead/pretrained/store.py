@@ -84,7 +84,10 @@ class Trained:
 
     @property
     def task(self) -> str:
-        return _TASKS.get(type(self.model), "other") if self.own is None else self.own.task
+        if self.own is not None:
+            return self.own.task
+        hears = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
+        return "transcription" if hears else _TASKS.get(type(self.model), "other")
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -142,6 +145,15 @@ class Trained:
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
         return Listener(self.model, beam=beam, silence=TAIL)
+
+    def transcribe(self, sounds: str | Path | Tensor | Sequence[str | Path | Tensor], **how: Any) -> Any:
+        """What is said in a recording (a file, or samples at 16 kHz), with times; a list of transcripts for a list.
+        `times`, `language` and `how` as for `pretrained.transcribe`."""
+        from clearhead.pretrained.transcribe import transcribe
+
+        one = isinstance(sounds, str | Path | Tensor)
+        made = transcribe(self, [sounds] if one else sounds, **how)  # type: ignore[list-item,arg-type]
+        return made[0] if one else made
 
     @property
     def card(self) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def translations(
         config: Any = trained.model.config
         if isinstance(getattr(config, "positions", None), Learned):
             limit = min(limit, config.max_len - len(trained.start))
-        bounds = {"max_new": limit, "start": trained.start, "stop": trained.stops, "limits": trained.limits}
-        made = generate(trained.model, prompt, how=how, **bounds)
+        bounds: dict[str, Any] = {"start": trained.start, "stop": trained.stops, "limits": trained.limits}
+        made = generate(trained.model, prompt, how=how, max_new=limit, **bounds)
         made = made.to("cpu")  # once, and not number by number
         for row, i in enumerate(part):
             target = tokenizer.decode(made.sequence(row).tolist()).strip()
