@@ -107,7 +107,7 @@ def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     letters = {byte: letter for letter, byte in byte_of_letter().items()}
     spelt = {token: "".join(letters[byte] for byte in token) for token in ranks}
-    merges = [
+    merges: Any = [
         tuple(spelt[part] for part in _parts(token, ranks))
         for token in sorted(ranks, key=ranks.__getitem__)
         if len(token) > 1

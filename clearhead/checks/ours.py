@@ -129,13 +129,13 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     config = kind.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
-    reads = config.n_features is None  # a front of convolutions sees what a mask would hide
+    reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
     ahead = looks_ahead(mask, 1, 16)
     return Subject(
         module=module,
         name="EncoderDecoder",
         inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(config.n_features),
+        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
         run=_run_encoder_decoder,
         sees=mask,
         layers=config.n_decoder_layers,

@@ -31,6 +31,8 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "embed",
+    "transcribe",
     "listen",
     "look",
     "walk",

@@ -9,6 +9,7 @@ beam search all obey. It looks at the ids so far, which a recording cannot: the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
+from clearhead.errors import ConfigError
 from clearhead.generation.stepper import Stepper
 from clearhead.values import Natural, Positive
 
@@ -72,6 +74,10 @@ class Limited:
 
     def begin(self) -> Float[Tensor, "B V"]:
         logits = self._stepper.begin()
+        limits, V = self._limits, logits.shape[-1]
+        runs = (*limits.forbidden, limits.forced_last, limits.suppressed, limits.suppressed_first)
+        if strange := [id_ for id_ in (*itertools.chain(*runs), limits.forced_first or 0) if id_ >= V]:
+            raise ConfigError(f"the limits speak of id {strange[0]}, and the vocabulary ends at {V - 1}; correct them")
         self._ids, self._lengths = self._ids.to(logits.device), self._lengths.to(logits.device)
         return self._changed(logits)
 
@@ -94,7 +100,8 @@ class Limited:
         for *before, last in limits.forbidden:
             banned[:, last] |= self._ends_in(before) if before else True
         lengths = self._lengths + self._made
-        banned[:, self._stops] |= ((lengths < limits.min_length) | (self._made < limits.min_new))[:, None]
+        short = lengths < (limits.min_length if self._made >= limits.min_new else math.inf)
+        banned[:, self._stops] |= short[:, None]
         x = x.masked_fill(banned[:, :V], -math.inf)
         if limits.forced_first is not None:
             x = torch.where((lengths == 1)[:, None], _only(x, [limits.forced_first]), x)
@@ -103,8 +110,8 @@ class Limited:
         after_all = torch.zeros(R, V, dtype=torch.bool, device=x.device)
         after_all[:, list(limits.suppressed)] = True
         # What was forced as the first id does not count as one.
-        first = (self._lengths == 1).long() if limits.forced_first is not None else torch.zeros_like(self._lengths)
-        after_all[:, list(limits.suppressed_first)] |= (self._made == first)[:, None]
+        first = (self._lengths == 1).long() * (limits.forced_first is not None)
+        after_all[:, list(limits.suppressed_first)] |= first.eq(self._made)[:, None]
         x = x.masked_fill(after_all, -math.inf)
         return x if limits.times is None else self._timed(x, limits.times)
 

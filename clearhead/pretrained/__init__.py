@@ -11,7 +11,7 @@ from __future__ import annotations
 from clearhead.pretrained.evaluate import Evaluation, evaluate
 from clearhead.pretrained.export import export
 from clearhead.pretrained.listen import Event, Listener
-from clearhead.pretrained.speak import conversation
+from clearhead.pretrained.speak import conversation, nearest
 from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
 from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
 from clearhead.pretrained.translate import Translated, translate, translations
@@ -32,6 +32,7 @@ __all__ = [
     "load",
     "load_model",
     "names",
+    "nearest",
     "transcribe",
     "translate",
     "translations",

@@ -19,7 +19,7 @@ from clearhead.pretrained.template import render
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["Talk", "chat", "conversation", "embed", "generate", "stream"]
+__all__ = ["Talk", "chat", "conversation", "embed", "generate", "nearest", "stream"]
 
 Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
@@ -110,6 +110,16 @@ def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[T
         mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
         vectors[chosen] = x[:, 0] if pooling["first"] else mean
     return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
+
+
+def nearest(vectors: Float[Tensor, "N M"], most: int) -> list[tuple[float, int, int]]:
+    """The pairs of rows with the smallest angles between them, nearest first: its cosine, and both rows."""
+    unit, found = torch.nn.functional.normalize(vectors, dim=1), []
+    for i in range(len(unit) - 1):
+        best = (unit[i + 1 :] @ unit[i]).topk(min(most, len(unit) - 1 - i))
+        found += [(value, i, i + 1 + j) for value, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        found = sorted(found, key=lambda pair: -pair[0])[:most]
+    return found
 
 
 def _checked(ids: list[int]) -> list[int]:

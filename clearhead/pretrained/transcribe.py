@@ -84,9 +84,10 @@ class _Speech:
     def __init__(self, trained: Trained, times: bool, how: How) -> None:
         assert trained.source is not None  # who hears came from elsewhere
         self.trained, self.times, self.how = trained, times, how
-        self.config: Any = trained.model.config
+        model: Any = trained.model
+        self.config = model.config
         self.mel = Mel.whisper(self.config.n_features)
-        self.window = 2 * self.config.encoder.max_len  # frames
+        self.window: int = 2 * self.config.encoder.max_len  # frames
         self.said = trained.source.generation()
         last_control = self.said.get("no_timestamps_token_id")
         if not isinstance(last_control, int):
@@ -100,17 +101,15 @@ class _Speech:
         self.limits = dataclasses.replace(trained.limits or Limits(), times=moments if times else None)
 
     def read(self, sound: str | Path | Tensor) -> _Heard:
-        if isinstance(sound, Tensor):
-            data, notes = sound, ()
-        else:
-            found = samples.read(sound, self.mel.sample_rate)
-            data, notes = found.samples, found.notes
+        rate = self.mel.sample_rate
+        found = samples.Sound(sound, rate) if isinstance(sound, Tensor) else samples.read(sound, rate)
+        data = found.samples
         if data.dim() != 1 or not len(data):
             raise DataError(f"samples have shape {tuple(data.shape)}; expected (N,), one channel at 16 kHz, not empty")
         # With a window of silence after it, as its maker's models are used to.
         silent = torch.nn.functional.pad(data.float(), (0, self.window * self.mel.hop))
         frames = self.mel(silent[None])[0]
-        return _Heard(frames, -(-len(data) // self.mel.hop), len(data) / self.mel.sample_rate, notes)
+        return _Heard(frames, -(-len(data) // self.mel.hop), found.seconds, found.notes)
 
     def hear(self, recordings: Sequence[_Heard], language: str | None) -> None:
         """Writes down what is said, a window of every recording at a time."""

@@ -129,3 +129,5 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
         change_json(file, **dict.fromkeys(settings))
     with pytest.raises(ConfigError, match="no_repeat is -1"):
         Limits(no_repeat=-1)
+    with pytest.raises(ConfigError, match="speak of id 31, and the vocabulary ends at 30"):
+        generate(interop.load(llama), PROMPT, limits=Limits(suppressed=(30, 31)), max_new=2)

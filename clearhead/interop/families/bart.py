@@ -75,8 +75,8 @@ def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
         ]
         for their_attention, our_attention in (("self_attn", "attention"), ("encoder_attn", "cross_attention")):
             table.append(Row(f"{theirs}.{their_attention}.out_proj.*", f"{ours}.{our_attention}.o_proj.*"))
-            names = f"{theirs}.{their_attention}.{{}}_proj.*", f"{ours}.{our_attention}.{{}}_proj.*"
-            table += [Row(*(name.format(x) for name in names)) for x in "qkv"]
+            for x in "qkv":
+                table.append(Row(f"{theirs}.{their_attention}.{x}_proj.*", f"{ours}.{our_attention}.{x}_proj.*"))
     return tuple(table)
 
 
