@@ -28,6 +28,10 @@ _EVERYWHERE = (
     *("output_attentions", "output_hidden_states", "output_past", "pad_token_id", "sep_token_id"),
     *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
+    # Of older files, and of what generates and what classifies.
+    *("do_sample", "length_penalty", "max_length", "num_beams", "num_return_sequences", "repetition_penalty"),
+    *("temperature", "top_k", "top_p", "eos_token_ids", "finetuning_task", "num_labels", "problem_type"),
+    *("torchscript", "use_bfloat16"),
 )
 _REQUIRED = object()
 
@@ -102,6 +106,7 @@ class Family:
             for key, field in self.fields.items():
                 name, *default = (field,) if isinstance(field, str) else field
                 same[name] = keys(key, *default)
+            keys.only("pruned_heads", {})
             fields = same | self.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)

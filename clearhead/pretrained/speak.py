@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from clearhead.pretrained.template import render
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["Talk", "chat", "conversation", "embed", "generate", "nearest", "stream"]
+__all__ = ["Talk", "chat", "classify", "conversation", "embed", "generate", "nearest", "stream"]
 
 Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
@@ -86,30 +86,66 @@ def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY
         yield rest[len(shown) :]
 
 
-@torch.no_grad()
 def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
-    """One vector a text: the mean of its tokens' vectors, or what the model's folder says instead. Texts of like length
-    go together, so that little is padding."""
+    """One vector a text: the mean of its tokens' vectors, or what the model's folder says instead."""
+    pooling = trained.pooling
+
+    def pooled(model: Encoder, x: Tensor, lengths: Tensor) -> Tensor:
+        x, lengths = x.cpu().float(), lengths.cpu()  # (B, T, M)
+        real = torch.arange(x.shape[1]) < lengths[:, None]
+        mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
+        return x[:, 0] if pooling["first"] else mean
+
+    vectors = _read(trained, texts, pooled, batch, pooling["max_len"])
+    return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
+
+
+def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
+    """How likely each class is, likeliest first: of texts, or of pictures (N, C, height, width) as the model takes
+    them. Where a text may be of several classes at once, each has a probability of its own."""
+    if isinstance(given, Tensor):
+        trained.require("pictures")
+        with torch.no_grad():
+            logits = trained.model(given.to(next(trained.model.parameters()))).cpu().float()
+    else:
+        logits = _read(trained, given, lambda model, x, lengths: model.classified(x).cpu().float(), batch)
+    said = {} if trained.source is None else trained.source.config
+    several = said.get("problem_type") == "multi_label_classification"
+    names = said.get("id2label", {})
+    result = []
+    for row in (logits.sigmoid() if several else logits.softmax(-1)).tolist():
+        order = sorted(range(len(row)), key=lambda i: -row[i])
+        result.append({str(names.get(str(i), i)): row[i] for i in order})
+    return result
+
+
+@torch.no_grad()
+def _read(
+    trained: Trained,
+    texts: Sequence[str],
+    use: Callable[[Encoder, Tensor, Tensor], Tensor],
+    batch: int,
+    longest: int | None = None,
+) -> Tensor:
+    """A row for each text of what `use` makes of an encoder's vectors (B, T, M) and their numbers (B,). Texts of like
+    length go together, so that little is padding."""
     model = trained.model
     if not isinstance(model, Encoder):
         raise DataError(
-            f"{trained.name} gives no vectors of texts: it is a {type(model).__name__}, expected an Encoder"
+            f"{trained.name} reads no texts as a whole: it is a {type(model).__name__}, expected an Encoder"
         )
-    pooling = trained.pooling
-    longest = model.config.max_len if pooling["max_len"] is None else min(pooling["max_len"], model.config.max_len)
+    longest = min(longest or model.config.max_len, model.config.max_len)
     rows = [torch.tensor(trained.tokenizer.prompt(text, longest), dtype=torch.int64) for text in texts]
-    device = next(model.parameters()).device
-    vectors = torch.empty(len(rows), model.config.d_model)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    device, order = next(model.parameters()).device, sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    made = torch.empty(0, model.config.d_model)
     for start in range(0, len(rows), batch):
         chosen = order[start : start + batch]
         lengths = torch.tensor([len(rows[i]) for i in chosen])
         ids = torch.nn.utils.rnn.pad_sequence([rows[i] for i in chosen], batch_first=True)
-        x = model(ids.to(device), mask=padding(lengths)).cpu().float()  # (B, T, M)
-        real = torch.arange(ids.shape[1]) < lengths[:, None]
-        mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
-        vectors[chosen] = x[:, 0] if pooling["first"] else mean
-    return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
+        found = use(model, model(ids.to(device), mask=padding(lengths)), lengths)
+        made = made if start else found.new_empty(len(rows), found.shape[1])
+        made[chosen] = found
+    return made
 
 
 def nearest(vectors: Float[Tensor, "N M"], most: int) -> list[tuple[float, int, int]]:

@@ -146,6 +146,12 @@ class Trained:
         assert isinstance(self.model, SpeechEncoder)
         return Listener(self.model, beam=beam, silence=TAIL)
 
+    def classify(self, given: str | Sequence[str] | Tensor, *, batch: int = 64) -> Any:
+        """How likely each class is, by its name, likeliest first: of a text, or of a list of texts or a tensor of
+        pictures, a list of these."""
+        made = speak.classify(self, [given] if isinstance(given, str) else given, batch=batch)
+        return made[0] if isinstance(given, str) else made
+
     def transcribe(self, sounds: str | Path | Tensor | Sequence[str | Path | Tensor], **how: Any) -> Any:
         """What is said in a recording (a file, or samples at 16 kHz), with times; a list of transcripts for a list.
         `times`, `language` and `how` as for `pretrained.transcribe`."""

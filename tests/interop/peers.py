@@ -34,6 +34,17 @@ class Pooled(nn.Module):
         return self.encoder.pooled(self.encoder(ids, mask=mask, positions=positions))
 
 
+class Classified(nn.Module):
+    """An encoder's third: the logits of a text's classes."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.classified(self.encoder(ids, mask=mask, positions=positions))
+
+
 @dataclass(frozen=True)
 class Peer:
     """A family's maker: the class and its sizes, and how it is called."""
@@ -382,6 +393,7 @@ MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"}
 }
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
+CLASSES = {"inputs": words, "of_ours": Classified}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -561,6 +573,11 @@ PEERS: dict[str, Peer] = {
         **TOKENS,
         in_float32=True,
     ),
+    "bert classes": Peer("BertForSequenceClassification", "BertConfig", BERT | {"num_labels": 5}, **CLASSES),
+    "roberta classes": Peer(
+        "RobertaForSequenceClassification", "RobertaConfig", ROBERTA | {"num_labels": 5}, **CLASSES
+    ),
+    "albert classes": OneBlock("AlbertForSequenceClassification", "AlbertConfig", ALBERT, **CLASSES),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",

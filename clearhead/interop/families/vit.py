@@ -9,7 +9,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.families.words import ACTIVATIONS, labels, word_for
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Fold, Join, Row, Squeeze
 from clearhead.layers import LayerNorm
@@ -32,8 +32,7 @@ def write(config: VisionConfig) -> dict[str, Any]:
     height, width = config.image_size
     return {
         "image_size": height if height == width else [height, width],
-        "id2label": {str(i): f"LABEL_{i}" for i in range(config.n_classes)},
-        "label2id": {f"LABEL_{i}": i for i in range(config.n_classes)},
+        **labels(config.n_classes),
         "hidden_act": word_for(config.activation, ACTIVATIONS),
         "layer_norm_eps": config.norm.eps,
         "qkv_bias": True,
