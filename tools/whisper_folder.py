@@ -66,7 +66,8 @@ def convert(weights: Path, ranks: Path, folder: Path) -> None:
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "generation_config.json").write_text(json.dumps(_generation(inner, specials), indent=1))
+    settings = _generation(inner, specials) | {"max_length": sizes["n_text_ctx"]}
+    (folder / "generation_config.json").write_text(json.dumps(settings, indent=1))
     (folder / "tokenizer.json").write_text(inner.to_str())
     end = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}, indent=1))

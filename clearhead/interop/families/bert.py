@@ -7,7 +7,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, labels, word_for
+from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PostNorm
@@ -24,10 +24,9 @@ def _read(keys: Keys, *, after_padding: bool) -> dict[str, Any]:
     longest = keys("max_position_embeddings") - skipped
     # transformers keeps the pooler as an argument of its class, so the tensors say whether there is one.
     heads = ("classifier.weight", "classifier.out_proj.weight")
-    classes = len(keys("id2label", "ab")) if any(name in keys.shapes for name in heads) else 0
     pooler = any(name.endswith(("pooler.dense.weight", "classifier.dense.weight")) for name in keys.shapes)
     return {
-        "n_classes": classes,
+        "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
         "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
         "residual": PostNorm(),

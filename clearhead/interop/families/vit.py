@@ -9,7 +9,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, labels, word_for
+from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Fold, Join, Row, Squeeze
 from clearhead.layers import LayerNorm
@@ -22,7 +22,7 @@ def read(keys: Keys) -> dict[str, Any]:
     keys.only("qkv_bias", True)
     return {
         "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
-        "n_classes": len(keys("id2label", "ab")),  # two labels where none are named
+        "n_classes": classes(keys),
         "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
     }

@@ -23,6 +23,11 @@ ACTIVATIONS = {
 }
 
 
+def classes(keys: Keys) -> int:
+    """How many classes a model knows: as many as are said or, where no number is, as have a name; else two."""
+    return keys("num_labels", None) or len(keys("id2label", "ab"))
+
+
 def labels(n: int) -> dict[str, Any]:
     """Names for classes that have none."""
     names = {str(i): f"LABEL_{i}" for i in range(n)}
