@@ -14,12 +14,13 @@ from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Sample
 from clearhead.masks import padding
 from clearhead.models import Encoder
+from clearhead.positions import LearnedPositions
 from clearhead.pretrained.template import render
 
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["Talk", "chat", "classify", "conversation", "embed", "generate", "nearest", "stream"]
+__all__ = ["Talk", "chat", "classify", "conversation", "embed", "generate", "nearest", "pieces", "room_for", "stream"]
 
 Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
@@ -58,31 +59,41 @@ def conversation(trained: Trained, messages: Talk) -> list[int]:
 def _written(trained: Trained, prompts: list[list[int]], how: How, max_new: int) -> list[str]:
     if not prompts:
         return []
-    limits: dict[str, Any] = {"max_new": _room(trained, max(map(len, prompts)), max_new), "stop": trained.stops}
-    made = generation.generate(trained.model, prompts, how=how, limits=trained.limits, **limits)
-    return [trained.tokenizer.decode(made.sequence(i)) for i in range(len(prompts))]
+    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits}
+    room, _ = room_for(trained, max(map(len, prompts)), max_new)
+    made = generation.generate(trained.model, prompts, how=how, max_new=room, **bounds)
+    return [after(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
+
+
+def after(trained: Trained, ids: list[int], new: list[int]) -> str:
+    """The text of new ids after others, which has the blank before it that a text of its own would not have."""
+    before, whole = trained.tokenizer.decode(ids), trained.tokenizer.decode([*ids, *new])
+    return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
 
 
 def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
     """What the model writes after a text, or answers in a conversation, piece by piece as it is made."""
     trained.require("text")
     ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
-    room = _room(trained, len(ids), max_new)
-    made: list[int] = []
-    shown = ""
-    limits: dict[str, Any] = {"max_new": room, "stop": trained.stops, "limits": trained.limits}
-    for step in generation.stream(trained.model, [ids], how=how, **limits):
+    return pieces(trained, ids, [], how=how, max_new=room_for(trained, len(ids), max_new)[0])
+
+
+def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = False, **how: Any) -> Iterator[str]:
+    """The text after ids as it is made; its ids go into `made`, a stop as well. `alone`: as a text of its own."""
+    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits, **how}
+    context, shown, rest = [] if alone else ids, "", ""
+    for step in generation.stream(trained.model, [ids], **bounds):
         made.append(int(step.ids[0]))
         if made[-1] in trained.stops:
-            made.pop()
+            break
         # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
         # �, which is held back until the rest has come.
-        whole = trained.tokenizer.decode(made)
-        ready = whole.rstrip("\N{REPLACEMENT CHARACTER}")
+        rest = after(trained, context, made)
+        ready = rest.rstrip("\N{REPLACEMENT CHARACTER}")
         if len(ready) > len(shown):
             yield ready[len(shown) :]
             shown = ready
-    if len(rest := trained.tokenizer.decode(made)) > len(shown):
+    if len(rest) > len(shown):
         yield rest[len(shown) :]
 
 
@@ -164,8 +175,15 @@ def _checked(ids: list[int]) -> list[int]:
     return ids
 
 
-def _room(trained: Trained, length: int, max_new: int) -> int:
-    longest = getattr(trained.model.config, "max_len", length + max_new)
+def room_for(trained: Trained, length: int, max_new: int, *, slide: bool = False) -> tuple[int, int | None]:
+    """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
+    table = getattr(trained.model, "positions", None)
+    if slide or not isinstance(table, LearnedPositions):
+        return max_new, None
+    longest = len(table.weight)
     if length >= longest:
-        raise DataError(f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; shorten it")
-    return min(max_new, longest - length)
+        raise DataError(
+            f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; give a shorter one, or "
+            "--slide, which goes on from the last of them"
+        )
+    return min(max_new, longest - length), longest

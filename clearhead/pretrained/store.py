@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,8 +113,7 @@ class Trained:
     def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
         """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them
         for a list."""
-        made = speak.generate(self, [texts] if isinstance(texts, str) else texts, how=how, max_new=max_new)
-        return made[0] if isinstance(texts, str) else made
+        return _each(texts, lambda several: speak.generate(self, several, how=how, max_new=max_new))
 
     def stream(self, text: str | speak.Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
         """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
@@ -124,20 +123,17 @@ class Trained:
         """What a decoder answers to `[{"role": "user", "content": "…"}]`, by its own template; a list of answers for a
         list of conversations."""
         one = bool(messages) and isinstance(messages[0], Mapping)
-        made = speak.chat(self, [messages] if one else messages, how=how, max_new=max_new)  # type: ignore[list-item,arg-type]
-        return made[0] if one else made
+        return _each(messages, lambda talks: speak.chat(self, talks, how=how, max_new=max_new), one=one)
 
     def translate(self, texts: str | Sequence[str], **how: Any) -> Any:
         """What an encoder-decoder writes of a text; `how`, `max_new` and `batch` as for `pretrained.translate`."""
         from clearhead.pretrained.translate import translate
 
-        made = translate(self, [texts] if isinstance(texts, str) else texts, **how)
-        return made[0] if isinstance(texts, str) else made
+        return _each(texts, lambda several: translate(self, several, **how))
 
     def embed(self, texts: str | Sequence[str], *, batch: int = 64) -> Tensor:
         """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
-        vectors = speak.embed(self, [texts] if isinstance(texts, str) else texts, batch=batch)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return _each(texts, lambda several: speak.embed(self, several, batch=batch))
 
     def listen(self, *, beam: int = 1) -> Listener:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
@@ -149,17 +145,14 @@ class Trained:
     def classify(self, given: str | Sequence[str] | Tensor, *, batch: int = 64) -> Any:
         """How likely each class is, by its name, likeliest first: of a text, or of a list of texts or a tensor of
         pictures, a list of these."""
-        made = speak.classify(self, [given] if isinstance(given, str) else given, batch=batch)
-        return made[0] if isinstance(given, str) else made
+        return _each(given, lambda several: speak.classify(self, several, batch=batch), one=isinstance(given, str))
 
     def transcribe(self, sounds: str | Path | Tensor | Sequence[str | Path | Tensor], **how: Any) -> Any:
         """What is said in a recording (a file, or samples at 16 kHz), with times; a list of transcripts for a list.
         `times`, `language` and `how` as for `pretrained.transcribe`."""
         from clearhead.pretrained.transcribe import transcribe
 
-        one = isinstance(sounds, str | Path | Tensor)
-        made = transcribe(self, [sounds] if one else sounds, **how)  # type: ignore[list-item,arg-type]
-        return made[0] if one else made
+        return _each(sounds, lambda several: transcribe(self, several, **how))
 
     @property
     def card(self) -> dict[str, Any]:
@@ -170,6 +163,12 @@ class Trained:
         """Raise unless the model was trained for one of these tasks."""
         if self.task not in tasks:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
+
+
+def _each(given: Any, run: Callable[[Any], Any], *, one: bool | None = None) -> Any:
+    """What `run` makes of a list; for one thing alone, the one thing that it makes of that."""
+    one = isinstance(given, str | Path | Tensor) if one is None else one
+    return run([given])[0] if one else run(given)
 
 
 def names() -> list[str]:

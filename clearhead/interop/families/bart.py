@@ -44,7 +44,8 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     }
 
 
-def _write(config: EncoderDecoderConfig, *, learned: bool) -> dict[str, Any]:
+def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
+    """What all of these say in the same keys."""
     return {
         "activation_function": word_for(config.activation, ACTIVATIONS),
         "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
@@ -108,7 +109,7 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
         read=partial(_read, learned=learned),
-        write=partial(_write, learned=learned),
+        write=partial(write, learned=learned),
         rows=rows,
         harmless=HARMLESS,
         # Marian's waves are made anew.

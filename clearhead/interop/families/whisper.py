@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead.attention.config import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.families.bart import HARMLESS, rows
-from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.families.bart import BART, HARMLESS, rows, write
+from clearhead.interop.families.words import ACTIVATIONS
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PreNorm
@@ -41,19 +41,6 @@ def _read(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _write(config: EncoderDecoderConfig) -> dict[str, Any]:
-    return {
-        "activation_function": word_for(config.activation, ACTIVATIONS),
-        "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_attention_heads": config.n_heads,
-        "max_source_positions": config.encoder_max_len or config.max_len,
-        "num_mel_bins": config.n_features or 0,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": True,
-    }
-
-
 def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
     return (
         Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
@@ -78,21 +65,14 @@ WHISPER = Family(
     architecture="WhisperForConditionalGeneration",
     kind=EncoderDecoderConfig,
     fields={
-        "vocab_size": "vocab_size",
+        **{key: field for key, field in BART.fields.items() if field not in ("max_len", ("scaled_embedding", False))},
         "num_mel_bins": "n_features",
         "max_source_positions": "encoder_max_len",
         "max_target_positions": "max_len",
-        "d_model": "d_model",
-        "encoder_layers": "n_encoder_layers",
-        "decoder_layers": "n_decoder_layers",
-        "encoder_attention_heads": "n_heads",
-        "encoder_ffn_dim": "d_ff",
         "dropout": ("dropout", 0.0),
-        "attention_dropout": ("attention_dropout", 0.0),
-        "activation_dropout": ("feed_forward_dropout", 0.0),
     },
     read=_read,
-    write=_write,
+    write=lambda config: write(config) | {"max_source_positions": config.encoder.max_len},
     rows=_rows,
     # How to search and train, and words of other heads.
     harmless=(
