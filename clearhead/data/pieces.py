@@ -1,4 +1,5 @@
-"""Any tokenizer.json of the `tokenizers` library: WordPiece, Unigram or byte pairs, as its maker wrote it.
+"""Any tokenizer.json of the `tokenizers` library: WordPiece, Unigram or byte pairs, as its maker wrote it; or a
+SentencePiece model, where a folder has no such file.
 
 The file says how text is cut; which of its tokens begin, end and fill a text is said beside it, in
 `tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it runs no code.
@@ -14,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._shapes import Int
+from clearhead.data.sentence_pieces import FILES, read_sentence_pieces
 from clearhead.data.tokenizers import FILE_NAME, Tokenizer, as_list, as_text, piece_of_bytes, visible, why_not_text
 from clearhead.errors import DataError, StorageError
 
@@ -109,6 +111,9 @@ def load_pieces(folder: Path) -> Pieces:
     for name in _BESIDE:
         if (folder / name).is_file():
             specials |= _specials(folder / name)
+    if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
+        inner, own = read_sentence_pieces(others[0])
+        return Pieces(inner, own | specials)
     try:
         return _from_text(path.read_text(encoding="utf-8"), specials)
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.pieces import Pieces, load_pieces
+from clearhead.data.sentence_pieces import FILES
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
@@ -103,7 +104,7 @@ class Folder(Source):
         return {name: self.path / file for name, file in table.items()}
 
     def tokenizer(self) -> Pieces:
-        if not (self.path / FILE_NAME).is_file():
+        if not any((self.path / name).is_file() for name in (FILE_NAME, *FILES)):
             raise DataError(f"{self.path} has no {FILE_NAME}: copy the one that its model was trained with there")
         return load_pieces(self.path)
 
