@@ -18,22 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead import interop
 from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError, StorageError
 from clearhead.generation import Greedy, How, Limits, Sample
-from clearhead.interop import (
-    Source,
-    is_foreign,
-    limits_of,
-    open_source,
-    pooling_of,
-    read,
-    start_of,
-    stops_of,
-    tokenizer_of,
-)
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
 from clearhead.pretrained.listen import Listener
@@ -63,7 +53,7 @@ class Trained:
     folder: Path
     model: nn.Module
     own: Recipe | None = None
-    source: Source | None = None
+    source: interop.Source | None = None
     pieces: Tokenizer | None = None  # the tokenizer that came with the source
 
     @property
@@ -77,7 +67,7 @@ class Trained:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
         if self.source is not None:
-            return tokenizer_of(self.source) if self.pieces is None else self.pieces
+            return interop.tokenizer_of(self.source) if self.pieces is None else self.pieces
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
@@ -92,23 +82,23 @@ class Trained:
     @property
     def stops(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return (self.tokenizer.eos_id,) if self.source is None else stops_of(self.source)
+        return (self.tokenizer.eos_id,) if self.source is None else interop.stops_of(self.source)
 
     @property
     def start(self) -> tuple[int, ...]:
         """The ids that a model which reads one text and writes another writes after."""
-        return (self.tokenizer.bos_id,) if self.source is None else start_of(self.source)
+        return (self.tokenizer.bos_id,) if self.source is None else interop.start_of(self.source)
 
     @cached_property
     def limits(self) -> Limits | None:
         """What its maker forces and forbids in generation; None where that is nothing."""
-        return None if self.source is None else limits_of(self.source)
+        return None if self.source is None else interop.limits_of(self.source)
 
     @cached_property
     def pooling(self) -> dict[str, Any]:
         """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
         plain = {"first": False, "unit": False, "max_len": None}
-        return plain if self.source is None or not self.source.path.is_dir() else pooling_of(self.source)
+        return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
 
     def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
         """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them
@@ -194,11 +184,11 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
-    if not is_ours(name) and is_foreign(name):
-        source, pieces = open_source(name), None
+    if not is_ours(name) and interop.is_foreign(name):
+        source, pieces = interop.open_source(name), None
         with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
-            pieces = tokenizer_of(source)  # before the weights: one that does not fit them is refused here
-        model = read(source, device=device, dtype=dtype)
+            pieces = interop.tokenizer_of(source)  # before the weights: one that does not fit them is refused here
+        model = interop.read(source, device=device, dtype=dtype)
         return Trained(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
@@ -212,8 +202,8 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
     model it is.
     """
-    if not is_ours(name) and is_foreign(name):
-        return read(open_source(name), device=device, dtype=dtype)
+    if not is_ours(name) and interop.is_foreign(name):
+        return interop.read(interop.open_source(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
 
 
