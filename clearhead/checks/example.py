@@ -170,7 +170,7 @@ def _lengths(subject: Subject, label: str, model: nn.Module, tokens: Tokens) -> 
         source, target = tokens
         source = whole(source, "source", least=1)
     target = whole(target, "tokens", least=1)
-    longest = max(target, 0 if subject.source is None or isinstance(subject.source, Values) else source)
+    longest = max(target, source if isinstance(subject.source, Ids) else 0)
     if subject.max_len is not None and longest > subject.max_len:
         raise ShapeError(f"{longest} tokens are more than the {subject.max_len} learned positions; shorten the input")
     return source, target

@@ -129,19 +129,20 @@ def _decoder(module: Any, kind: Decoder) -> Subject | None:
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     config = kind.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
+    reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
     ahead = looks_ahead(mask, 1, 16)
     return Subject(
         module=module,
         name="EncoderDecoder",
         inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size),
+        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
         run=_run_encoder_decoder,
         sees=mask,
         layers=config.n_decoder_layers,
         in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions),
-        pads=not source.depends_on_length,
-        left=speaks_of_distance_only(source),
+        pads=reads and not source.depends_on_length,
+        left=reads and speaks_of_distance_only(source),
         pads_target=not mask.depends_on_length,
         left_target=speaks_of_distance_only(mask),
         caching=None if ahead else Caching(new=KVCache),

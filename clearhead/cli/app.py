@@ -34,6 +34,8 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "embed",
+    "transcribe",
     "listen",
     "look",
     "walk",

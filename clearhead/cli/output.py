@@ -148,7 +148,7 @@ def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
     from clearhead.errors import ConfigError, StorageError
 
     if endings and path.suffix.lower() not in endings:
-        raise ConfigError(f"{path.name or path} is no name for a figure; end it in {', '.join(endings)}")
+        raise ConfigError(f"{path.name or path} is no name for such a file; end it in {', '.join(endings)}")
     if path.is_dir():
         raise StorageError(f"{path} is a folder; give the name of a file in it")
     try:

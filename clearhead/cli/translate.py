@@ -36,7 +36,7 @@ def translate(
     from clearhead import pretrained
     from clearhead.pretrained.translate import DEFAULT
 
-    texts = _texts(text, file)
+    texts = texts_of(text, file)
     trained = pretrained.load(model, **placed(device, dtype))
     made = pretrained.translations(trained, texts, how=searching(beam, length_penalty, DEFAULT))
     if json:
@@ -59,7 +59,8 @@ def cross_attention(trained: Trained, made: Translated) -> str:
     return f"{drawn}\n\n{name_of(picture, None)}"
 
 
-def _texts(text: list[str] | None, file: Path | None) -> list[str]:
+def texts_of(text: list[str] | None, file: Path | None) -> list[str]:
+    """The texts that are given, or a file's lines, or with - those of standard input."""
     if file is not None:
         if text:
             raise DataError("give sentences or --file, not both")

@@ -1,4 +1,5 @@
-"""Any tokenizer.json of the `tokenizers` library: WordPiece, Unigram or byte pairs, as its maker wrote it.
+"""Any tokenizer.json of the `tokenizers` library: WordPiece, Unigram or byte pairs, as its maker wrote it; or a
+SentencePiece model, where a folder has no such file.
 
 The file says how text is cut; which of its tokens begin, end and fill a text is said beside it, in
 `tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it runs no code.
@@ -14,18 +15,20 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._shapes import Int
+from clearhead.data.sentence_pieces import FILES, read_sentence_pieces
 from clearhead.data.tokenizers import FILE_NAME, Tokenizer, as_list, as_text, piece_of_bytes, visible, why_not_text
 from clearhead.errors import DataError, StorageError
 
 __all__ = ["Pieces", "load_pieces"]
 
+ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
 
 
 class Pieces(Tokenizer):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
-    `specials` are the tokens for "bos_token", "eos_token" and "pad_token", as far as there are any.
+    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any.
     """
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
@@ -108,6 +111,9 @@ def load_pieces(folder: Path) -> Pieces:
     for name in _BESIDE:
         if (folder / name).is_file():
             specials |= _specials(folder / name)
+    if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
+        inner, own = read_sentence_pieces(others[0])
+        return Pieces(inner, own | specials)
     try:
         return _from_text(path.read_text(encoding="utf-8"), specials)
     except (OSError, ValueError) as error:
@@ -127,7 +133,7 @@ def _from_text(text: str, specials: Mapping[str, str]) -> Pieces:
 def _specials(path: Path) -> dict[str, str]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        pairs = {role: fields.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+        pairs = {role: fields.get(role) for role in ROLES}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is not an object of JSON: {error}") from error
     # A token is written as its text, or as an object that holds it.

@@ -100,7 +100,7 @@ def visible(piece: str) -> str:
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[str, int]:
     """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(N_BYTES) if byte not in printable)
@@ -109,7 +109,7 @@ def _byte_of_letter() -> dict[str, int]:
 
 def piece_of_bytes(piece: str) -> str:
     """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
-    letters = _byte_of_letter()
+    letters = byte_of_letter()
     if not all(letter in letters for letter in piece):
         return visible(piece)  # added whole by its maker, and not as bytes
     raw = bytes(letters[letter] for letter in piece)

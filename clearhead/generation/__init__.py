@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from clearhead.generation.choices import Beam, Greedy, How, Sample
 from clearhead.generation.generate import generate, search, stream
+from clearhead.generation.limits import Limits, Times
 from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import LogitsError, Recompute, Stepper
 
@@ -20,11 +21,13 @@ __all__ = [
     "Generated",
     "Greedy",
     "How",
+    "Limits",
     "LogitsError",
     "Recompute",
     "Sample",
     "Step",
     "Stepper",
+    "Times",
     "generate",
     "search",
     "stream",

@@ -21,9 +21,10 @@ from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation.fast import EVERYTHING_AFTER, Fast
+from clearhead.generation.limits import Limited, Limits
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, padded, rows_of
+from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of, sources_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import kept_of
 from clearhead.generation.slide import Sliding
@@ -48,11 +49,28 @@ def stepper_for(
     max_new: int,
     use_cache: bool,
     slide: bool = False,
+    limits: Limits | None = None,
+    stops: tuple[int, ...] = (),
 ) -> Stepper:
     """The stepper of a model that goes on from `prompt`; everything that can be refused is refused here."""
+    stepper, begun = _stepper(model, prompt, start, max_new, use_cache, slide, alone=limits is None)
+    return stepper if limits is None else Limited(stepper, limits, begun, max_new=max_new, stops=stops)
+
+
+def _stepper(
+    model: nn.Module,
+    prompt: Prompt,
+    start: int | Sequence[int] | None,
+    max_new: int,
+    use_cache: bool,
+    slide: bool,
+    *,
+    alone: bool,
+) -> tuple[Stepper, Sequence[Tensor]]:
+    """The stepper, and what each of its rows goes on from; `alone`: nothing stands between it and a search."""
     kind = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if isinstance(kind, (EncoderDecoder, RecurrentSeq2Seq)):
-        return _reading(model, kind, prompt, start, max_new, use_cache)
+        return _reading(model, kind, prompt, start, max_new, use_cache, alone=alone)
     if not isinstance(kind, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq "
@@ -60,15 +78,22 @@ def stepper_for(
         )
     if start is not None:
         raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
-    return _continuing(model, kind, prompt, max_new, use_cache, slide)
+    return _continuing(model, kind, prompt, max_new, use_cache, slide, alone=alone)
 
 
 # ---------------------------------------------------------------------- models that continue
 
 
 def _continuing(
-    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool
-) -> Stepper:
+    model: nn.Module,
+    kind: Decoder | Recurrent,
+    prompt: Prompt,
+    max_new: int,
+    use_cache: bool,
+    slide: bool,
+    *,
+    alone: bool,
+) -> tuple[Stepper, Sequence[Tensor]]:
     if isinstance(kind, Recurrent) and not isinstance(kind.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
     if isinstance(kind, Decoder) and kind.config.cross_attention:
@@ -79,15 +104,16 @@ def _continuing(
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
     if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > table.length:
-        return Sliding(
+        sliding = Sliding(
             rows,
             table.length,
             lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
             lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
         )
+        return sliding, rows
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
-    return _continued(model, kind, rows, max_new, use_cache)
+    return _continued(model, kind, rows, max_new, use_cache, alone=alone), rows
 
 
 def _continued(
@@ -97,7 +123,7 @@ def _continued(
     max_new: int,
     use_cache: bool,
     *,
-    alone: bool = True,
+    alone: bool,
 ) -> Stepper:
     """The stepper of rows that have been looked at; `alone`: it is not a part of another one."""
     lengths = [len(row) for row in rows]
@@ -204,9 +230,14 @@ def _reading(
     start: int | Sequence[int] | None,
     max_new: int,
     use_cache: bool,
-) -> Stepper:
+    *,
+    alone: bool,
+) -> tuple[Stepper, Sequence[Tensor]]:
     config = kind.config
-    rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
+    if (heard := getattr(config, "n_features", None)) is None:
+        rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
+    else:
+        rows = frames_of(prompt, heard)
     first = _start(start, config.vocab_size)
     alike = True  # whether sources of different lengths may share a batch
     if isinstance(kind, EncoderDecoder):
@@ -220,11 +251,12 @@ def _reading(
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
-            begun = torch.tensor(first)
-            return Fast(kind, kept_of(kind.decoder), [begun] * len(own), max_new, source=own, alone=alone)
+            rows = [torch.tensor(first)] * len(own)
+            return Fast(kind, kept_of(kind.decoder), rows, max_new, source=own, alone=alone)
         return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
-    return stepper(rows, True) if alike else _by_length(rows, stepper)
+    begun = [torch.tensor(first)] * len(rows)
+    return stepper(rows, alone) if alike else _by_length(rows, stepper), begun
 
 
 class _Read(_ModelStepper):
@@ -238,7 +270,7 @@ class _Read(_ModelStepper):
         cache: KVCache | RecurrentCache | None,
     ) -> None:
         device = _device(model)
-        self._source = padded(rows, left=False).to(device)  # (B, S)
+        self._source = sources_of(rows).to(device)  # (B, S), or frames (B, T, F)
         super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, quick_kernels
-from clearhead.generation.prompts import padded
+from clearhead.generation.prompts import padded, sources_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.recorded import Kept, Reading, Replay, bucket
 from clearhead.generation.room import Room
@@ -186,13 +186,13 @@ class Fast:
 
     def _read_source(self, rows: Sequence[Tensor]) -> None:
         """The encoder reads the sources, padded on the right; a few lengths only where steps are recorded."""
-        source = padded(rows, left=False).to(self.program.device)  # (B, S)
+        source = sources_of(rows).to(self.program.device)  # (B, S), or frames (B, T, F)
         lengths = torch.tensor([len(row) for row in rows], device=source.device)
-        S = source.shape[1]
         mask = padding(lengths) if len({len(row) for row in rows}) > 1 else None
         model: Any = self._model
         memory = model.encode(source, mask=mask)
-        room = max(16, bucket(S)) if self.recordable else S
+        S = memory.shape[1]
+        room = max(16, bucket(S)) if self.recordable and source.dim() == 2 else S  # recordings have one length
         if room > S:
             mask, memory = padding(lengths), torch.nn.functional.pad(memory, (0, 0, 0, room - S))
         self._memory = self.program.remember(memory, mask)

@@ -6,6 +6,7 @@ Nothing here knows text. A tokenizer makes ids before, and text of the ids after
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
 from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
 from clearhead.generation.fast import Fast
+from clearhead.generation.limits import Limits
 from clearhead.generation.prompts import Prompt
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.result import Generated, Step
@@ -35,6 +37,7 @@ def generate(
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
     slide: bool = False,
+    limits: Limits | None = None,
 ) -> Generated:
     """Up to `max_new` new ids for each prompt, chosen as `how` says, ending early after a `stop` id.
 
@@ -45,7 +48,8 @@ def generate(
     `start`, an id or several. `prompt` is a (B, T) tensor, or a list of rows of any lengths; padding is added
     and hidden inside, and each row gets what it would get alone. `use_cache=False` computes everything anew
     at every step: the same ids, slower. `slide=True` lets a decoder with learned positions go on beyond the last of
-    them, over the last ids that there are positions for; other positions go on by themselves.
+    them, over the last ids that there are positions for; other positions go on by themselves. `limits` are ids that are
+    forced or forbidden, whatever is likely.
 
     The fast way is taken where it is the same: a model that is watched or changed is called as it is.
 
@@ -53,8 +57,8 @@ def generate(
     """
     check_how(how)
     check_max_new(max_new)
-    stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
+    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stop_ids(stop), "limits": limits}
+    stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
     with evaluating(() if isinstance(stepper, Fast) else parts_of(model)):  # a `Fast` calls no part in its steps
         return search(stepper, how=how, max_new=max_new, stop=stop)
 
@@ -69,6 +73,7 @@ def stream(
     start: int | Sequence[int] | None = None,
     use_cache: bool = True,
     slide: bool = False,
+    limits: Limits | None = None,
 ) -> Iterator[Step]:
     """The same as `generate`, one step at a time: each `Step` holds the newest id of every row.
 
@@ -82,7 +87,8 @@ def stream(
     _refuse_beam(how)
     check_max_new(max_new)
     stops = stop_ids(stop)
-    stepper = stepper_for(model, prompt, start=start, max_new=max_new, use_cache=use_cache, slide=slide)
+    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stops, "limits": limits}
+    stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
     return walk(stepper, how, max_new=max_new, stops=stops)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 
-__all__ = ["Prompt", "padded", "rows_of"]
+__all__ = ["Prompt", "frames_of", "padded", "rows_of", "sources_of"]
 
 # One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors
 # or lists).
@@ -53,6 +53,19 @@ def padded(rows: Sequence[Tensor], *, left: bool) -> Tensor:
     for i, row in enumerate(rows):
         ids[i, T - len(row) if left else 0 : T if left else len(row)] = row
     return ids
+
+
+def frames_of(prompt: Any, n_features: int) -> list[Tensor]:
+    """Recordings of one length, as a model hears them, each (T, F)."""
+    if not isinstance(prompt, Tensor) or prompt.dim() != 3 or 0 in prompt.shape or prompt.shape[2] != n_features:
+        got = f"shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
+        raise ShapeError(f"the prompt is {got}; expected frames of sound (batch, frames, {n_features}), as `Mel` gives")
+    return list(prompt)
+
+
+def sources_of(rows: Sequence[Tensor]) -> Tensor:
+    """(B, S) ids filled up on the right, or the frames (B, T, F) of recordings, which are all of one length."""
+    return torch.stack(list(rows)) if rows[0].dim() == 2 else padded(rows, left=False)
 
 
 def _split(prompt: Any) -> list[Any]:

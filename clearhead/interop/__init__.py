@@ -19,7 +19,7 @@ from clearhead.interop.family import Keys
 from clearhead.interop.gguf_file import GGUF
 from clearhead.interop.reading import family_of, read
 from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
-from clearhead.interop.text import companions, pooling_of, stops_of, tokenizer_of
+from clearhead.interop.text import companions, limits_of, pooling_of, start_of, stops_of, tokenizer_of
 from clearhead.interop.writing import export
 
 __all__ = [
@@ -29,10 +29,12 @@ __all__ = [
     "config_of",
     "export",
     "is_foreign",
+    "limits_of",
     "load",
     "open_source",
     "pooling_of",
     "read",
+    "start_of",
     "stops_of",
     "tokenizer_of",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
@@ -27,6 +28,10 @@ _EVERYWHERE = (
     *("output_attentions", "output_hidden_states", "output_past", "pad_token_id", "sep_token_id"),
     *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
+    # Of older files, and of what generates and what classifies.
+    *("do_sample", "length_penalty", "max_length", "num_beams", "num_return_sequences", "repetition_penalty"),
+    *("temperature", "top_k", "top_p", "eos_token_ids", "finetuning_task", "num_labels", "problem_type"),
+    *("torchscript", "use_bfloat16"),
 )
 _REQUIRED = object()
 
@@ -77,7 +82,8 @@ class Family:
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
     second with what is meant where the key is left out. `read` gives the other fields, `write` the other keys. `rows`
     gives the table of names, spelt as the maker exports them; `prefix` is what its models without a head leave out, and
-    `aliases` are older spellings, replaced in this order.
+    `aliases` are older spellings, replaced in this order. `constants` are tensors that are stored and yet no weights:
+    what is read is compared with them, and they are written again.
     """
 
     name: str  # model_type
@@ -89,6 +95,7 @@ class Family:
     rows: Callable[[Any], tuple[Row, ...]]
     harmless: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
 
@@ -99,6 +106,7 @@ class Family:
             for key, field in self.fields.items():
                 name, *default = (field,) if isinstance(field, str) else field
                 same[name] = keys(key, *default)
+            keys.only("pruned_heads", {})
             fields = same | self.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)

@@ -108,7 +108,7 @@ class GGUF(Source):
         inner.decoder = decoders.ByteLevel()
         special = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
         inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+        roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
         ids = {role: self.fields.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}
         names = {role: tokens[number] for role, number in ids.items() if number is not None}
         if self.fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in names:
@@ -120,6 +120,9 @@ class GGUF(Source):
 
     def generation(self) -> Mapping[str, Any]:
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+
+    def template(self) -> str | None:
+        return self.fields.get("tokenizer.chat_template")
 
     @contextmanager
     def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:

@@ -13,7 +13,7 @@ from clearhead.errors import MissingDependencyError, StorageError
 __all__ = ["PREFIX", "fetch"]
 
 PREFIX = "hf:"
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "spiece.model", "*.spm"]
 
 
 def fetch(name: str) -> Path:

@@ -7,6 +7,7 @@ and at most one tensor more.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,12 +41,25 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
             tensors = move.into([get(name) for name in move.theirs], shapes)
             for name, tensor in zip(move.ours, tensors, strict=True):
                 made[name] = tensor.to(dtype=dtype).contiguous()
+        _check_constants(family, config, source, get)
     weights: dict[str, Any] = {}
     for names, expected in groups:
         # One Parameter object under all its names keeps tied weights tied.
         weights.update(dict.fromkeys(names, nn.Parameter(made.pop(names[0]), expected.requires_grad)))
     model.load_state_dict(weights, assign=True)
     return model.eval()
+
+
+def _check_constants(family: Family, config: Any, source: Source, get: Callable[[str], Tensor]) -> None:
+    """Raise where a tensor that nobody learns is not what the model will compute, to half precision."""
+    rows = family.rows(config)
+    stored = {family.spelt(name, rows): name for name in source.shapes}
+    for name, wanted in family.constants(config, torch.float32).items():
+        if name not in stored:
+            continue
+        found = get(stored[name]).float().cpu()
+        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0, atol=2e-3):
+            raise StorageError(f"{name} in {source.path} is not what {family.name} computes; such models are not known")
 
 
 def family_of(source: Source) -> Family:
@@ -71,6 +85,7 @@ def _matched(
     if missing := [name for move in moves for name in move.theirs if name not in stored]:
         faults.append(f"missing: {storage.few(missing)}")
     used = {name for move in moves for name in move.theirs}
+    used |= family.constants(config, torch.float32).keys()
     if strange := [name for name in stored if name not in used and not fits(name, family.ignored)]:
         faults.append(f"not known to {family.name}: {storage.few(strange)}")
     result = []

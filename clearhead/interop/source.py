@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.pieces import Pieces, load_pieces
+from clearhead.data.sentence_pieces import FILES
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
@@ -47,6 +48,10 @@ class Source(ABC):
     @abstractmethod
     def generation(self) -> Mapping[str, Any]:
         """The settings of generation that came with the weights, by transformers' keys."""
+
+    @abstractmethod
+    def template(self) -> str | None:
+        """The Jinja template by which its maker writes a conversation as one text, where there is one."""
 
     @abstractmethod
     def reading(
@@ -99,13 +104,28 @@ class Folder(Source):
         return {name: self.path / file for name, file in table.items()}
 
     def tokenizer(self) -> Pieces:
-        if not (self.path / FILE_NAME).is_file():
+        if not any((self.path / name).is_file() for name in (FILE_NAME, *FILES)):
             raise DataError(f"{self.path} has no {FILE_NAME}: copy the one that its model was trained with there")
         return load_pieces(self.path)
 
     def generation(self) -> Mapping[str, Any]:
         path = self.path / GENERATION
-        return {**self.config, **(read_json(path) if path.is_file() else {})}
+        if not path.is_file():
+            return self.config  # as folders of before that file were written
+        ids = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+        return {key: self.config[key] for key in ids if key in self.config} | read_json(path)
+
+    def template(self) -> str | None:
+        file, settings = self.path / "chat_template.jinja", self.path / "tokenizer_config.json"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        found = read_json(settings).get("chat_template") if settings.is_file() else None
+        if isinstance(found, list):  # several, each with a name
+            found = next(
+                (item.get("template") for item in found if isinstance(item, dict) and item.get("name") == "default"),
+                None,
+            )
+        return found if isinstance(found, str) else None
 
     @contextmanager
     def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:

@@ -1,4 +1,4 @@
-"""What a foreign model reads and writes: its maker's tokenizer, and the ids that end a text."""
+"""What a foreign model reads and writes: its maker's tokenizer, the ids that begin and end a text, and its limits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from clearhead.data.pieces import Pieces
 from clearhead.data.tokenizers import FILE_NAME
-from clearhead.errors import StorageError
+from clearhead.errors import ConfigError, StorageError
+from clearhead.generation import Limits
 from clearhead.interop.source import CONFIG, GENERATION, Source, read_json
 
-__all__ = ["companions", "pooling_of", "stops_of", "tokenizer_of"]
+__all__ = ["companions", "limits_of", "pooling_of", "start_of", "stops_of", "tokenizer_of"]
 
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (
@@ -52,11 +53,69 @@ def tokenizer_of(source: Source) -> Pieces:
 
 def stops_of(source: Source) -> tuple[int, ...]:
     """The ids that end a text: as the settings of generation say, or the configuration, or none."""
-    found = source.generation().get("eos_token_id")
-    stops = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(stop) is int for stop in stops):
-        raise StorageError(f"{source.path}: eos_token_id is {found!r}; expected an id, or a list of them")
-    return tuple(stops)
+    return _ids(source, "eos_token_id")
+
+
+def start_of(source: Source) -> tuple[int, ...]:
+    """The ids that an encoder-decoder writes after."""
+    return _ids(source, "decoder_start_token_id") or _ids(source, "bos_token_id")
+
+
+# Limits by their keys in generation_config.json; keys that ask for what is not done here, with what asks for nothing.
+_LIMITS = {
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat",
+    "bad_words_ids": "forbidden",
+    "min_length": "min_length",
+    "min_new_tokens": "min_new",
+    "forced_bos_token_id": "forced_first",
+    "forced_eos_token_id": "forced_last",
+    "suppress_tokens": "suppressed",
+    "begin_suppress_tokens": "suppressed_first",
+}
+_MORE = {
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "guidance_scale": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+}
+
+
+def limits_of(source: Source) -> Limits | None:
+    """What a model may write, as its settings of generation say; None where they say nothing."""
+    found = {key: value for key, value in source.generation().items() if value is not None}
+    for key, nothing in _MORE.items():
+        if found.get(key, nothing) != nothing:
+            raise StorageError(f"{source.path} asks for {key} {found[key]!r:.40} in generation, which is not done here")
+    given = {field: found[key] for key, field in _LIMITS.items() if key in found}
+    for field in ("forced_last", "suppressed", "suppressed_first", "forbidden"):
+        if field in given:
+            given[field] = _as_ids(given[field])
+    if "forbidden" in given:  # a stop is no word
+        given["forbidden"] = tuple(run for run in given["forbidden"] if run not in {(id_,) for id_ in stops_of(source)})
+    try:
+        limits = Limits(**given)
+    except (ConfigError, TypeError) as error:
+        raise StorageError(f"the settings of generation in {source.path} cannot be read: {error}") from error
+    return None if limits == Limits() else limits
+
+
+def _as_ids(found: Any) -> Any:
+    """An id or a list of them as a tuple, lists inside as well; anything else is left to be refused."""
+    if isinstance(found, list):
+        return tuple(_as_ids(item) if isinstance(item, list) else item for item in found)
+    return (found,) if type(found) is int else found
+
+
+def _ids(source: Source, key: str) -> tuple[int, ...]:
+    found = source.generation().get(key)
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(id_) is int for id_ in ids):
+        raise StorageError(f"{source.path}: {key} is {found!r}; expected an id, or a list of them")
+    return tuple(ids)
 
 
 def pooling_of(source: Source) -> dict[str, Any]:

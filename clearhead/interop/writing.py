@@ -48,7 +48,9 @@ def export(
         raise StorageError(f"{type(model).__name__} has no .config; expected a model of this project")
     chosen = choose(config, family)
     weights = tensors(model, chosen)
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    kind = next(iter(weights.values())).dtype
+    weights |= chosen.constants(config, kind)
+    dtype = str(kind).removeprefix("torch.")
     # Said in any case, for what transformers takes otherwise belongs to the first model of a family.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     written: dict[str, Any] = {**ids, **chosen.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}

@@ -6,7 +6,7 @@ the rest are modules.
 from __future__ import annotations
 
 from clearhead.layers.block import Block, BlockConfig, BlockParts
-from clearhead.layers.embeddings import FrameEmbedding, PatchEmbedding, TokenEmbedding
+from clearhead.layers.embeddings import FrameEmbedding, PatchEmbedding, SoundEmbedding, TokenEmbedding
 from clearhead.layers.experts import Experts, ExpertsFeedForward
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
@@ -37,6 +37,7 @@ __all__ = [
     "Residual",
     "Sandwich",
     "SiLU",
+    "SoundEmbedding",
     "SwiGLU",
     "TokenEmbedding",
     "TruncatedNormal",

@@ -138,10 +138,7 @@ class FrameEmbedding(nn.Module):
         self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None
     ) -> Float[Tensor, "B N M"]:
         """(B, T, F) to (B, T // stacked, M). `before` are the frames before the first; None: zeros."""
-        if frames.ndim != 3 or frames.shape[2] != self.n_features:
-            raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {self.n_features}).")
-        if not frames.is_floating_point():
-            raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")
+        check_frames(frames, self.n_features)
         N = frames.shape[1] // self.stacked
         if before is None:
             before = frames.new_zeros(len(frames), self.earlier, self.n_features)
@@ -149,3 +146,27 @@ class FrameEmbedding(nn.Module):
         if not N:
             return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
         return self.projection(x.unfold(1, self.earlier + self.stacked, self.stacked).flatten(2))
+
+
+class SoundEmbedding(nn.Module):
+    """Two convolutions over three frames each, the second at every other frame: one vector for two frames (Whisper)."""
+
+    def __init__(self, n_features: int, d_model: int) -> None:
+        super().__init__()
+        self.n_features = whole(n_features, "SoundEmbedding: n_features", least=1)
+        d_model = whole(d_model, "SoundEmbedding: d_model", least=1)
+        self.conv1 = nn.Conv1d(n_features, d_model, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(d_model, d_model, kernel_size=3, stride=2, padding=1)
+
+    def forward(self, frames: Float[Tensor, "B T F"]) -> Float[Tensor, "B N M"]:
+        """(B, T, F) to (B, ⌈T / 2⌉, M)."""
+        check_frames(frames, self.n_features)
+        return F.gelu(self.conv2(F.gelu(self.conv1(frames.transpose(1, 2))))).transpose(1, 2)
+
+
+def check_frames(frames: Tensor, n_features: int) -> None:
+    """Refuses what are no frames of a sound with so many features."""
+    if frames.ndim != 3 or frames.shape[2] != n_features:
+        raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {n_features}).")
+    if not frames.is_floating_point():
+        raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")

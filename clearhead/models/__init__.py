@@ -34,6 +34,7 @@ from clearhead.models.presets import (
 )
 from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
+from clearhead.models.sound import SoundConfig, SoundEncoder
 from clearhead.models.speech import Pace, SpeechConfig, SpeechEncoder
 from clearhead.models.storage import load, save
 from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
@@ -65,6 +66,8 @@ __all__ = [
     "RecurrentConfig",
     "RecurrentSeq2Seq",
     "RecurrentSeq2SeqConfig",
+    "SoundConfig",
+    "SoundEncoder",
     "SpeechConfig",
     "SpeechEncoder",
     "VisionConfig",

@@ -33,9 +33,15 @@ class EncoderConfig(TextConfig):
     pooler: bool = False  # a last map of the first token, for `pooled`
     d_embedding: Count | None = None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
     share_layers: bool = False  # one block's weights in all layers, as in ALBERT
+    n_classes: Natural = 0  # that a text may be of, by a linear map of what the pooler gives
 
     def validate(self) -> None:
         super().validate()
+        require(
+            self.pooler or not self.n_classes,
+            f"{self.owner}: texts are classified by what the pooler gives, and n_classes is {self.n_classes} without "
+            "one; set pooler=True",
+        )
         require(
             not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
             f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
@@ -62,6 +68,7 @@ class Encoder(Stack):
         self.config = config
         self.segments = nn.Embedding(config.n_segments, width) if config.n_segments else None
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
+        self.head = nn.Linear(config.d_model, config.n_classes) if config.n_classes else None
         config.init.apply(self, config.n_layers)
 
     def forward(
@@ -88,6 +95,12 @@ class Encoder(Stack):
                 "this encoder has no pooler; set pooler=True in its config, or take the mean of its tokens"
             )
         return self.pooler(x[:, 0]).tanh()
+
+    def classified(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
+        """The logits of the classes that a text may be of, from what `forward` returned."""
+        if self.head is None:
+            raise ShapeError("this encoder knows no classes; set n_classes in its config, and train it")
+        return self.head(self.pooled(x))
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         if self.segments is None:

@@ -17,8 +17,9 @@ from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
 from clearhead.models.decoder import Decoder, DecoderConfig, WriterConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
-from clearhead.models.stack import TextConfig
-from clearhead.positions import RelativeBias
+from clearhead.models.sound import SoundConfig, SoundEncoder
+from clearhead.models.stack import TextConfig, TransformerConfig
+from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
 
 __all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
@@ -40,9 +41,20 @@ class EncoderDecoderConfig(WriterConfig):
     share_embeddings: bool = False
     encoder_mask: Mask = full()
     decoder_mask: Mask = causal()
+    encoder_positions: Positions | None = None  # None: as those of the decoder
+    encoder_max_len: Count | None = None  # None: max_len
+    n_features: Count | None = None  # of a frame of sound, where the source is heard and not read, as in Whisper
 
     def validate(self) -> None:
         super().validate()
+        require(
+            self.n_features is None
+            or not (self.share_embeddings or self.source_vocab_size is not None or self.layer_masks),
+            f"EncoderDecoderConfig: n_features is {self.n_features}, so the source is sound, which has no vocabulary; "
+            "leave out share_embeddings, source_vocab_size and layer_masks",
+        )
+        if self.encoder_positions is not None or self.encoder_max_len is not None or self.n_features is not None:
+            self.encoder.validate()
         require(
             not self.share_embeddings or self.source_vocab_size in (None, self.vocab_size),
             f"EncoderDecoderConfig: share_embeddings needs one vocabulary, and source_vocab_size "
@@ -50,11 +62,16 @@ class EncoderDecoderConfig(WriterConfig):
         )
 
     @property
-    def encoder(self) -> EncoderConfig:
+    def encoder(self) -> EncoderConfig | SoundConfig:
         """The configuration of the reading half."""
-        shared = self._of(TextConfig)
+        own: dict[str, Any] = {"n_layers": self.n_encoder_layers, "mask": self.encoder_mask}
+        own["positions"] = self.encoder_positions or self.positions
+        own["max_len"] = self.encoder_max_len or self.max_len
+        if self.n_features is not None:
+            return SoundConfig(**self._of(TransformerConfig) | own, n_features=self.n_features)
+        shared = self._of(TextConfig) | own
         shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        return EncoderConfig(**shared, n_layers=self.n_encoder_layers, mask=self.encoder_mask)
+        return EncoderConfig(**shared)
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -70,7 +87,7 @@ class EncoderDecoderConfig(WriterConfig):
             cross_attention=True,
         )
 
-    def _of(self, kind: type[TextConfig]) -> dict[str, Any]:
+    def _of(self, kind: type[TransformerConfig]) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def build(self) -> EncoderDecoder:
@@ -78,19 +95,19 @@ class EncoderDecoderConfig(WriterConfig):
 
 
 class EncoderDecoder(nn.Module):
-    """Reads `source`, writes `target`."""
+    """Reads `source`, or hears it, and writes `target`."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config.encoder)
+        self.encoder: Encoder | SoundEncoder = config.encoder.build()
         self.decoder = Decoder(config.decoder)
-        if config.share_embeddings:
+        if config.share_embeddings and isinstance(self.encoder, Encoder):
             self.decoder.embedding = self.encoder.embedding
 
     def forward(
         self,
-        source: Int[Tensor, "B S"],
+        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
         target: Int[Tensor, "B T"],
         *,
         source_mask: Mask | None = None,
@@ -113,7 +130,7 @@ class EncoderDecoder(nn.Module):
 
     def features(
         self,
-        source: Int[Tensor, "B S"],
+        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
         target: Int[Tensor, "B T"],
         *,
         source_mask: Mask | None = None,
@@ -154,14 +171,14 @@ class EncoderDecoder(nn.Module):
                     f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source "
                     "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"
                 )
-        if not self.encoder.adds_positions:
-            positions = (None, None)
-        memory = self.encode(source, mask=source_mask, positions=positions[0])
-        return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": positions[1]}
+        reads, writes = positions
+        memory = self.encode(source, mask=source_mask, positions=reads if self.encoder.adds_positions else None)
+        writes = writes if self.decoder.adds_positions else None
+        return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
 
     def encode(
         self,
-        source: Int[Tensor, "B S"],
+        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from clearhead.pretrained.evaluate import Evaluation, evaluate
     from clearhead.pretrained.export import export
     from clearhead.pretrained.listen import Event, Listener
+    from clearhead.pretrained.speak import conversation, nearest
     from clearhead.pretrained.store import Trained, load, load_model
+    from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
     from clearhead.pretrained.translate import Translated, translate, translations
 
 lazy(__name__)
@@ -27,14 +29,19 @@ __all__ = [
     "Evaluation",
     "Event",
     "Listener",
+    "Segment",
     "Trained",
+    "Transcript",
     "Translated",
     "cards",
+    "conversation",
     "evaluate",
     "export",
     "load",
     "load_model",
     "names",
+    "nearest",
+    "transcribe",
     "translate",
     "translations",
 ]

@@ -21,8 +21,9 @@ def export(trained: Trained, folder: str | Path, *, family: str | None = None) -
     files = _texts(trained)
     known = {} if trained.source is None else dict(trained.source.config)
     known |= json.loads(files.get("generation_config.json", "{}"))
-    ids: dict[str, Any] = {key: known[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
-    return interop.export(trained.model, folder, family=family, keys=ids, files=files).name
+    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
+    keys: dict[str, Any] = {key: known[key] for key in kept if key in known}
+    return interop.export(trained.model, folder, family=family, keys=keys, files=files).name
 
 
 def _texts(trained: Trained) -> dict[str, str]:

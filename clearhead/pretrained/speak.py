@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,82 +14,176 @@ from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Sample
 from clearhead.masks import padding
 from clearhead.models import Encoder
+from clearhead.positions import LearnedPositions
+from clearhead.pretrained.template import render
 
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["embed", "generate", "stream"]
+__all__ = ["Talk", "chat", "classify", "conversation", "embed", "generate", "nearest", "pieces", "room_for", "stream"]
+
+Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
 _GREEDY = Greedy()
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
 def generate(trained: Trained, texts: Sequence[str], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
-    """What the model writes after each text, without the text itself; all of them in one batch."""
-    prompts = [_prompt(trained, text) for text in texts]
+    """What the model writes after each text, without the text itself, or of a text, where it reads one and writes
+    another; all of them in one batch."""
+    if trained.task == "translation":
+        return trained.translate(list(texts), how=how, max_new=max_new)
+    trained.require("text")
+    return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], how, max_new)
+
+
+def chat(trained: Trained, talks: Sequence[Talk], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
+    """What the model answers in each conversation, which its own template makes one text of."""
+    trained.require("text")
+    return _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
+
+
+def conversation(trained: Trained, messages: Talk) -> list[int]:
+    """The ids of a conversation up to where the model answers, with the special tokens of its template."""
+    template = None if trained.source is None else trained.source.template()
+    if template is None:
+        raise DataError(f"{trained.name} has no chat template, so it was not made for conversations; use generate")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise DataError(f"a message is {message!r:.60}; expected a role and a content, such as {_EXAMPLE}")
+    specials = getattr(trained.tokenizer, "specials", {})
+    settings = {"add_generation_prompt": True, "tools": None, "documents": None}
+    return _checked(trained.tokenizer.encode(render(template, messages, {**specials, **settings})))
+
+
+def _written(trained: Trained, prompts: list[list[int]], how: How, max_new: int) -> list[str]:
     if not prompts:
         return []
-    room = _room(trained, max(map(len, prompts)), max_new)
-    made = generation.generate(trained.model, prompts, how=how, max_new=room, stop=trained.stops)
-    return [trained.tokenizer.decode(made.sequence(i)) for i in range(len(prompts))]
+    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits}
+    room, _ = room_for(trained, max(map(len, prompts)), max_new)
+    made = generation.generate(trained.model, prompts, how=how, max_new=room, **bounds)
+    return [after(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
 
 
-def stream(trained: Trained, text: str, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
-    """What the model writes after a text, piece by piece as it is made."""
-    ids = _prompt(trained, text)
-    room = _room(trained, len(ids), max_new)
-    made: list[int] = []
-    shown = ""
-    for step in generation.stream(trained.model, torch.stack([ids]), how=how, max_new=room, stop=trained.stops):
+def after(trained: Trained, ids: list[int], new: list[int]) -> str:
+    """The text of new ids after others, which has the blank before it that a text of its own would not have."""
+    before, whole = trained.tokenizer.decode(ids), trained.tokenizer.decode([*ids, *new])
+    return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
+
+
+def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
+    """What the model writes after a text, or answers in a conversation, piece by piece as it is made."""
+    trained.require("text")
+    ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
+    return pieces(trained, ids, [], how=how, max_new=room_for(trained, len(ids), max_new)[0])
+
+
+def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = False, **how: Any) -> Iterator[str]:
+    """The text after ids as it is made; its ids go into `made`, a stop as well. `alone`: as a text of its own."""
+    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits, **how}
+    context, shown, rest = [] if alone else ids, "", ""
+    for step in generation.stream(trained.model, [ids], **bounds):
         made.append(int(step.ids[0]))
         if made[-1] in trained.stops:
-            made.pop()
+            break
         # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
         # �, which is held back until the rest has come.
-        whole = trained.tokenizer.decode(made)
-        ready = whole.rstrip("\N{REPLACEMENT CHARACTER}")
+        rest = after(trained, context, made)
+        ready = rest.rstrip("\N{REPLACEMENT CHARACTER}")
         if len(ready) > len(shown):
             yield ready[len(shown) :]
             shown = ready
-    if len(rest := trained.tokenizer.decode(made)) > len(shown):
+    if len(rest) > len(shown):
         yield rest[len(shown) :]
 
 
-@torch.no_grad()
 def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
-    """One vector a text: the mean of its tokens' vectors, or what the model's folder says instead. Texts of like length
-    go together, so that little is padding."""
+    """One vector a text: the mean of its tokens' vectors, or what the model's folder says instead."""
+    pooling = trained.pooling
+
+    def pooled(model: Encoder, x: Tensor, lengths: Tensor) -> Tensor:
+        x, lengths = x.cpu().float(), lengths.cpu()  # (B, T, M)
+        real = torch.arange(x.shape[1]) < lengths[:, None]
+        mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
+        return x[:, 0] if pooling["first"] else mean
+
+    vectors = _read(trained, texts, pooled, batch, pooling["max_len"])
+    return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
+
+
+def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
+    """How likely each class is, likeliest first: of texts, or of pictures (N, C, height, width) as the model takes
+    them. Where a text may be of several classes at once, each has a probability of its own."""
+    if isinstance(given, Tensor):
+        trained.require("pictures")
+        with torch.no_grad():
+            logits = trained.model(given.to(next(trained.model.parameters()))).cpu().float()
+    else:
+        logits = _read(trained, given, lambda model, x, lengths: model.classified(x).cpu().float(), batch)
+    said = {} if trained.source is None else trained.source.config
+    several = said.get("problem_type") == "multi_label_classification"
+    names = said.get("id2label", {})
+    result = []
+    for row in (logits.sigmoid() if several else logits.softmax(-1)).tolist():
+        order = sorted(range(len(row)), key=lambda i: -row[i])
+        result.append({str(names.get(str(i), i)): row[i] for i in order})
+    return result
+
+
+@torch.no_grad()
+def _read(
+    trained: Trained,
+    texts: Sequence[str],
+    use: Callable[[Encoder, Tensor, Tensor], Tensor],
+    batch: int,
+    longest: int | None = None,
+) -> Tensor:
+    """A row for each text of what `use` makes of an encoder's vectors (B, T, M) and their numbers (B,). Texts of like
+    length go together, so that little is padding."""
     model = trained.model
     if not isinstance(model, Encoder):
         raise DataError(
-            f"{trained.name} gives no vectors of texts: it is a {type(model).__name__}, expected an Encoder"
+            f"{trained.name} reads no texts as a whole: it is a {type(model).__name__}, expected an Encoder"
         )
-    pooling = trained.pooling
-    longest = model.config.max_len if pooling["max_len"] is None else min(pooling["max_len"], model.config.max_len)
+    longest = min(longest or model.config.max_len, model.config.max_len)
     rows = [torch.tensor(trained.tokenizer.prompt(text, longest), dtype=torch.int64) for text in texts]
-    device = next(model.parameters()).device
-    vectors = torch.empty(len(rows), model.config.d_model)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    device, order = next(model.parameters()).device, sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    made = torch.empty(0, model.config.d_model)
     for start in range(0, len(rows), batch):
         chosen = order[start : start + batch]
         lengths = torch.tensor([len(rows[i]) for i in chosen])
         ids = torch.nn.utils.rnn.pad_sequence([rows[i] for i in chosen], batch_first=True)
-        x = model(ids.to(device), mask=padding(lengths)).cpu().float()  # (B, T, M)
-        real = torch.arange(ids.shape[1]) < lengths[:, None]
-        mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
-        vectors[chosen] = x[:, 0] if pooling["first"] else mean
-    return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
+        found = use(model, model(ids.to(device), mask=padding(lengths)), lengths)
+        made = made if start else found.new_empty(len(rows), found.shape[1])
+        made[chosen] = found
+    return made
 
 
-def _prompt(trained: Trained, text: str) -> Tensor:
-    trained.require("text")
-    ids = trained.tokenizer.prompt(text)
+def nearest(vectors: Float[Tensor, "N M"], most: int) -> list[tuple[float, int, int]]:
+    """The pairs of rows with the smallest angles between them, nearest first: its cosine, and both rows."""
+    unit, found = torch.nn.functional.normalize(vectors, dim=1), []
+    for i in range(len(unit) - 1):
+        best = (unit[i + 1 :] @ unit[i]).topk(min(most, len(unit) - 1 - i))
+        found += [(value, i, i + 1 + j) for value, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        found = sorted(found, key=lambda pair: -pair[0])[:most]
+    return found
+
+
+def _checked(ids: list[int]) -> list[int]:
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
-    return torch.tensor(ids, device=next(trained.model.parameters()).device)
+    return ids
 
 
-def _room(trained: Trained, length: int, max_new: int) -> int:
-    longest = getattr(trained.model.config, "max_len", length + max_new)
+def room_for(trained: Trained, length: int, max_new: int, *, slide: bool = False) -> tuple[int, int | None]:
+    """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
+    table = getattr(trained.model, "positions", None)
+    if slide or not isinstance(table, LearnedPositions):
+        return max_new, None
+    longest = len(table.weight)
     if length >= longest:
-        raise DataError(f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; shorten it")
-    return min(max_new, longest - length)
+        raise DataError(
+            f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; give a shorter one, or "
+            "--slide, which goes on from the last of them"
+        )
+    return min(max_new, longest - length), longest

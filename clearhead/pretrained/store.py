@@ -8,7 +8,7 @@ card: data and licence, metrics, the command, the time. All of it is data, as a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead import interop
 from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError
-from clearhead.generation import Greedy, How, Sample
-from clearhead.interop import Source, is_foreign, open_source, pooling_of, read, stops_of, tokenizer_of
-from clearhead.models import Decoder, Encoder, SpeechEncoder, VisionTransformer, storage
+from clearhead.generation import Greedy, How, Limits, Sample
+from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
 from clearhead.pretrained.box import find, is_ours, read_card
 from clearhead.pretrained.listen import Listener
@@ -33,7 +33,13 @@ GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
-_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures", SpeechEncoder: "speech"}
+_TASKS = {
+    Decoder: "text",
+    Encoder: "vectors",
+    EncoderDecoder: "translation",
+    SpeechEncoder: "speech",
+    VisionTransformer: "pictures",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Trained:
     folder: Path
     model: nn.Module
     own: Recipe | None = None
-    source: Source | None = None
+    source: interop.Source | None = None
     pieces: Tokenizer | None = None  # the tokenizer that came with the source
 
     @property
@@ -58,7 +64,7 @@ class Trained:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
         if self.source is not None:
-            return tokenizer_of(self.source) if self.pieces is None else self.pieces
+            return interop.tokenizer_of(self.source) if self.pieces is None else self.pieces
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
@@ -66,32 +72,56 @@ class Trained:
     @property
     def task(self) -> str:
         """What it was trained for, or what a model of its kind can do."""
-        return _TASKS.get(type(self.model), "other") if self.own is None else self.own.task
+        if self.own is not None:
+            return self.own.task
+        hears = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
+        return "transcription" if hears else _TASKS.get(type(self.model), "other")
 
     @property
     def stops(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return (self.tokenizer.eos_id,) if self.source is None else stops_of(self.source)
+        return (self.tokenizer.eos_id,) if self.source is None else interop.stops_of(self.source)
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The ids that a model which reads one text and writes another writes after."""
+        return (self.tokenizer.bos_id,) if self.source is None else interop.start_of(self.source)
+
+    @cached_property
+    def limits(self) -> Limits | None:
+        """What its maker forces and forbids in generation; None where that is nothing."""
+        return None if self.source is None else interop.limits_of(self.source)
 
     @cached_property
     def pooling(self) -> dict[str, Any]:
         """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
         plain = {"first": False, "unit": False, "max_len": None}
-        return plain if self.source is None or not self.source.path.is_dir() else pooling_of(self.source)
+        return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
 
     def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
-        """What a decoder writes after a text, without the text itself; a list of them for a list."""
-        made = speak.generate(self, [texts] if isinstance(texts, str) else texts, how=how, max_new=max_new)
-        return made[0] if isinstance(texts, str) else made
+        """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them
+        for a list."""
+        return _each(texts, lambda several: speak.generate(self, several, how=how, max_new=max_new))
 
-    def stream(self, text: str, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
-        """What a decoder writes after a text, piece by piece as it is made."""
+    def stream(self, text: str | speak.Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
+        """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
         return speak.stream(self, text, how=how, max_new=max_new)
+
+    def chat(self, messages: speak.Talk | Sequence[speak.Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
+        """What a decoder answers to `[{"role": "user", "content": "…"}]`, by its own template; a list of answers for a
+        list of conversations."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        return _each(messages, lambda talks: speak.chat(self, talks, how=how, max_new=max_new), one=one)
+
+    def translate(self, texts: str | Sequence[str], **how: Any) -> Any:
+        """What an encoder-decoder writes of a text; `how`, `max_new` and `batch` as for `pretrained.translate`."""
+        from clearhead.pretrained.translate import translate
+
+        return _each(texts, lambda several: translate(self, several, **how))
 
     def embed(self, texts: str | Sequence[str], *, batch: int = 64) -> Tensor:
         """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
-        vectors = speak.embed(self, [texts] if isinstance(texts, str) else texts, batch=batch)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return _each(texts, lambda several: speak.embed(self, several, batch=batch))
 
     def listen(self, *, beam: int = 1) -> Listener:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
@@ -99,6 +129,18 @@ class Trained:
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
         return Listener(self.model, beam=beam, silence=TAIL)
+
+    def classify(self, given: str | Sequence[str] | Tensor, *, batch: int = 64) -> Any:
+        """How likely each class is, by its name, likeliest first: of a text, or of a list of texts or a tensor of
+        pictures, a list of these."""
+        return _each(given, lambda several: speak.classify(self, several, batch=batch), one=isinstance(given, str))
+
+    def transcribe(self, sounds: str | Path | Tensor | Sequence[str | Path | Tensor], **how: Any) -> Any:
+        """What is said in a recording (a file, or samples at 16 kHz), with times; a list of transcripts for a list.
+        `times`, `language` and `how` as for `pretrained.transcribe`."""
+        from clearhead.pretrained.transcribe import transcribe
+
+        return _each(sounds, lambda several: transcribe(self, several, **how))
 
     @property
     def card(self) -> dict[str, Any]:
@@ -111,13 +153,19 @@ class Trained:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
 
+def _each(given: Any, run: Callable[[Any], Any], *, one: bool | None = None) -> Any:
+    """What `run` makes of a list; for one thing alone, the one thing that it makes of that."""
+    one = isinstance(given, str | Path | Tensor) if one is None else one
+    return run([given])[0] if one else run(given)
+
+
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
-    if not is_ours(name) and is_foreign(name):
-        source, pieces = open_source(name), None
+    if not is_ours(name) and interop.is_foreign(name):
+        source, pieces = interop.open_source(name), None
         with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
-            pieces = tokenizer_of(source)  # before the weights: one that does not fit them is refused here
-        model = read(source, device=device, dtype=dtype)
+            pieces = interop.tokenizer_of(source)  # before the weights: one that does not fit them is refused here
+        model = interop.read(source, device=device, dtype=dtype)
         return Trained(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
@@ -131,8 +179,8 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
     model it is.
     """
-    if not is_ours(name) and is_foreign(name):
-        return read(open_source(name), device=device, dtype=dtype)
+    if not is_ours(name) and interop.is_foreign(name):
+        return interop.read(interop.open_source(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from clearhead.data.ragged import Ragged
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.generation import Beam, How, generate
+from clearhead.positions import Learned
 from clearhead.pretrained.store import Trained
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's validation sentences
@@ -54,16 +56,24 @@ def translations(
     results = [Translated(text, "", (), ()) for text in texts]
     if not rows:
         return results
-    sources = encode_sources(tokenizer, [texts[row].strip() for row in rows])
+    given = [texts[row].strip() for row in rows]
+    if trained.source is None:
+        sources = encode_sources(tokenizer, given)
+    else:
+        sources = Ragged.of([tokenizer.prompt(text) for text in given])
     lengths = sources.lengths.tolist()
     _check_lengths(trained, [texts[row] for row in rows], lengths)
     order = sorted(range(len(rows)), key=lambda i: lengths[i])
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
-        ids, found = sources.padded(torch.tensor(part), fill=tokenizer.pad_id)
+        ids, found = sources.padded(torch.tensor(part), fill=0)
         prompt = [row[:n] for row, n in zip(ids, found.tolist(), strict=True)]
         limit = 2 * max(lengths[i] for i in part) + 8 if max_new is None else max_new
-        made = generate(trained.model, prompt, how=how, max_new=limit, start=tokenizer.bos_id, stop=tokenizer.eos_id)
+        config: Any = trained.model.config
+        if isinstance(getattr(config, "positions", None), Learned):
+            limit = min(limit, config.max_len - len(trained.start))
+        bounds: dict[str, Any] = {"start": trained.start, "stop": trained.stops, "limits": trained.limits}
+        made = generate(trained.model, prompt, how=how, max_new=limit, **bounds)
         made = made.to("cpu")  # once, and not number by number
         for row, i in enumerate(part):
             target = tokenizer.decode(made.sequence(row).tolist()).strip()

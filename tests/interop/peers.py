@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -34,6 +34,17 @@ class Pooled(nn.Module):
         return self.encoder.pooled(self.encoder(ids, mask=mask, positions=positions))
 
 
+class Classified(nn.Module):
+    """An encoder's third: the logits of a text's classes."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.classified(self.encoder(ids, mask=mask, positions=positions))
+
+
 @dataclass(frozen=True)
 class Peer:
     """A family's maker: the class and its sizes, and how it is called."""
@@ -47,6 +58,8 @@ class Peer:
     in_float32: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
+
+    pads_source: ClassVar[bool] = True  # whether texts of different lengths may be read together
 
     def example(self) -> tuple[Tensor, ...]:
         """What both models are called with."""
@@ -201,6 +214,25 @@ class Towers(Peer):
 
     def tokens(self) -> int:
         return T
+
+
+class Hearing(TwoSided):
+    """Whisper, which hears: frames come as (B, features, frames) there and as (B, frames, features) here."""
+
+    pads_source: ClassVar[bool] = False  # all recordings have one length
+
+    def example(self) -> tuple[Tensor, ...]:
+        frames = torch.randn(B, 2 * WHISPER["max_source_positions"], WHISPER["num_mel_bins"], dtype=torch.float64)
+        return frames, words()[:, :7]
+
+    def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
+        return super().run(model, source.transpose(1, 2), target)
+
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
+        return super().padded(model, source.transpose(1, 2), target, real=real)
+
+    def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return super().weights(model, source.transpose(1, 2), target)
 
 
 class T5Peer(TwoSided):
@@ -361,6 +393,7 @@ MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"}
 }
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
+CLASSES = {"inputs": words, "of_ours": Classified}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -386,6 +419,11 @@ BART = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
+}
+WHISPER = {key: value for key, value in BART.items() if "max_pos" not in key and "forced" not in key} | {
+    "max_source_positions": 17,
+    "max_target_positions": MAX_LEN,
+    "num_mel_bins": 5,
 }
 T5 = {
     "vocab_size": V,
@@ -535,6 +573,11 @@ PEERS: dict[str, Peer] = {
         **TOKENS,
         in_float32=True,
     ),
+    "bert classes": Peer("BertForSequenceClassification", "BertConfig", BERT | {"num_labels": 5}, **CLASSES),
+    "roberta classes": Peer(
+        "RobertaForSequenceClassification", "RobertaConfig", ROBERTA | {"num_labels": 5}, **CLASSES
+    ),
+    "albert classes": OneBlock("AlbertForSequenceClassification", "AlbertConfig", ALBERT, **CLASSES),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",
@@ -543,6 +586,7 @@ PEERS: dict[str, Peer] = {
         words,
         in_float32=True,
     ),
+    "whisper": Hearing("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
     "t5 1.1": T5Peer(
         "T5ForConditionalGeneration",

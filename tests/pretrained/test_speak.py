@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from clearhead import generation, pretrained
-from clearhead.errors import DataError, StorageError
-from clearhead.generation import Sample
+from clearhead.errors import DataError, ShapeError, StorageError
+from clearhead.generation import Greedy, Sample
 from clearhead.masks import padding
 from tests.data.test_pieces import word_piece
 from tests.interop.peers import PEERS
@@ -47,8 +48,6 @@ def reader(tmp_path):
     """A tiny BERT with a tokenizer, as sentence-transformers would lay it out."""
     inner, specials = word_piece()
     peer = PEERS["bert"]
-    from dataclasses import replace
-
     peer = replace(peer, sizes=peer.sizes | {"vocab_size": inner.get_vocab_size()})
     peer.save(peer.build(), tmp_path)
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -86,6 +85,59 @@ def test_a_folder_says_how_a_vector_is_made(reader):
         pretrained.load(reader).embed("dog")
 
 
+def test_a_text_is_put_into_a_class(reader, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    names = {0: "calm", 1: "angry", 2: "glad"}
+    config = transformers.BertConfig.from_pretrained(reader, id2label=names, label2id={v: k for k, v in names.items()})
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(reader)
+    trained = pretrained.load(reader)
+    got = trained.classify(TEXTS, batch=2)
+    for text, found in zip(TEXTS, got, strict=True):
+        ids = torch.tensor([trained.tokenizer.prompt(text, 13)])
+        wanted = theirs(ids).logits.softmax(-1)[0].tolist()
+        assert found == pytest.approx({names[i]: wanted[i] for i in range(3)}, abs=1e-5)
+        assert list(found.values()) == sorted(wanted, reverse=True) or max(wanted) - min(wanted) < 1e-5
+        assert trained.classify(text) == pytest.approx(found, abs=1e-6)
+    pretrained.export(trained, tmp_path / "out")
+    assert pretrained.load(tmp_path / "out").classify(TEXTS, batch=2) == got
+    file = reader / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"problem_type": "multi_label_classification"}))
+    several = pretrained.load(reader).classify(TEXTS[0])
+    logits = theirs(torch.tensor([trained.tokenizer.prompt(TEXTS[0], 13)])).logits[0].sigmoid().tolist()
+    assert several == pytest.approx({names[i]: logits[i] for i in range(3)}, abs=1e-5)
+
+
+def test_an_encoder_decoder_writes_what_its_maker_would(tmp_path):
+    """With the ids that its folder says it begins, ends and is limited by."""
+    inner, specials = word_piece()
+    peer = replace(PEERS["bart"], sizes=PEERS["bart"].sizes | {"vocab_size": inner.get_vocab_size()})
+    torch.manual_seed(4)
+    theirs = peer.build()
+    theirs.generation_config.no_repeat_ngram_size = 2
+    theirs.generation_config.min_new_tokens = 5
+    theirs.generation_config.max_length = None
+    peer.save(theirs, tmp_path)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
+    trained = pretrained.load(tmp_path, dtype=torch.float64)
+    got = trained.translate(TEXTS, how=Greedy(), max_new=7)
+    for text, found in zip(TEXTS, got, strict=True):
+        made = theirs.generate(torch.tensor([trained.tokenizer.prompt(text)]), max_new_tokens=7, do_sample=False)
+        assert found == trained.tokenizer.decode(made[0, 1:].tolist()).strip()
+        assert found == trained.generate(text, max_new=7)
+    assert len(set(got)) > 1
+
+
+def test_a_picture_is_put_into_a_class(tmp_path):
+    theirs, folder = PEERS["vit"].build(), tmp_path / "vit"
+    PEERS["vit"].save(theirs, folder)
+    pictures = PEERS["vit"].inputs()
+    wanted = theirs(pictures).logits.softmax(-1)[0].tolist()
+    got = pretrained.load(folder, dtype=torch.float64).classify(pictures)[0]
+    assert got == pytest.approx({f"LABEL_{i}": wanted[i] for i in range(5)}, abs=1e-6)
+
+
 @pytest.mark.bad_input
 def test_what_cannot_be_said_is_refused(bard, reader):
     with pytest.raises(DataError, match="prompt is empty"):
@@ -94,6 +146,8 @@ def test_what_cannot_be_said_is_refused(bard, reader):
         bard.generate("x" * 400)
     with pytest.raises(DataError, match="expected an Encoder"):
         bard.embed("x")
+    with pytest.raises(ShapeError, match="knows no classes"):
+        pretrained.load(reader).classify("dog")
     with pytest.raises(DataError, match="was trained for vectors"):
         pretrained.load(reader).generate("x")
 

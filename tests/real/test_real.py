@@ -84,6 +84,19 @@ def test_smollm_reads_text_as_transformers_does(model, smollm):
         assert model.tokenizer.decode(ids) == text
 
 
+def test_smollm_answers_by_its_template(model, peer, smollm):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm.parent, gguf_file=smollm.name)
+    talk = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = pretrained.conversation(model, talk)
+    assert ids == theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    answer = model.chat(talk, max_new=20)
+    made = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=list(model.stops))
+    print(f"\n{talk[0]['content']} {answer}")
+    assert answer == theirs.decode(made[0, len(ids) :], skip_special_tokens=True)
+    assert "Paris" in answer
+
+
 def test_smollm_goes_out_as_a_folder(model, tmp_path):
     transformers = pytest.importorskip("transformers")
     pretrained.export(model, tmp_path / "out")

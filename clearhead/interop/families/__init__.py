@@ -18,13 +18,14 @@ from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.t5 import T5
 from clearhead.interop.families.timm_vit import TIMM_VIT
 from clearhead.interop.families.vit import DEIT, VIT
+from clearhead.interop.families.whisper import WHISPER
 from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
 _DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
 _ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)
-_ENCODER_DECODERS = (BART, MARIAN, T5)
+_ENCODER_DECODERS = (BART, MARIAN, T5, WHISPER)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
 _ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION, CLIP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

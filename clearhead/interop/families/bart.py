@@ -44,7 +44,8 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     }
 
 
-def _write(config: EncoderDecoderConfig, *, learned: bool) -> dict[str, Any]:
+def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
+    """What all of these say in the same keys."""
     return {
         "activation_function": word_for(config.activation, ACTIVATIONS),
         "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
@@ -56,14 +57,15 @@ def _write(config: EncoderDecoderConfig, *, learned: bool) -> dict[str, Any]:
     }
 
 
-def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
-    rows = [
+def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
+    """The names of BART's blocks, which Whisper has too."""
+    table = [
         Row("model.shared.weight", "encoder.embedding.weight"),
         Row("final_logits_bias", "decoder.logit_bias", (Squeeze(),)),
     ]
     for half in ("encoder", "decoder"):
         ours, theirs = f"{half}.blocks.#", f"model.{half}.layers.#"
-        rows += [
+        table += [
             Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
             Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
             Row(f"{theirs}.self_attn_layer_norm.*", f"{ours}.norm1.*"),
@@ -73,9 +75,10 @@ def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
             Row(f"{theirs}.fc2.*", f"{ours}.feed_forward.down.*"),
         ]
         for their_attention, our_attention in (("self_attn", "attention"), ("encoder_attn", "cross_attention")):
-            rows.append(Row(f"{theirs}.{their_attention}.out_proj.*", f"{ours}.{our_attention}.o_proj.*"))
-            rows += [Row(f"{theirs}.{their_attention}.{x}_proj.*", f"{ours}.{our_attention}.{x}_proj.*") for x in "qkv"]
-    return tuple(rows)
+            table.append(Row(f"{theirs}.{their_attention}.out_proj.*", f"{ours}.{our_attention}.o_proj.*"))
+            for x in "qkv":
+                table.append(Row(f"{theirs}.{their_attention}.{x}_proj.*", f"{ours}.{our_attention}.{x}_proj.*"))
+    return tuple(table)
 
 
 # How to search and train, and words for other heads.
@@ -106,8 +109,8 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
         read=partial(_read, learned=learned),
-        write=partial(_write, learned=learned),
-        rows=_rows,
+        write=partial(write, learned=learned),
+        rows=rows,
         harmless=HARMLESS,
         # Marian's waves are made anew.
         ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),

@@ -7,7 +7,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PostNorm
@@ -23,8 +23,10 @@ def _read(keys: Keys, *, after_padding: bool) -> dict[str, Any]:
     keys.only("add_cross_attention", False)
     longest = keys("max_position_embeddings") - skipped
     # transformers keeps the pooler as an argument of its class, so the tensors say whether there is one.
-    pooler = any(name.endswith("pooler.dense.weight") for name in keys.shapes)
+    heads = ("classifier.weight", "classifier.out_proj.weight")
+    pooler = any(name.endswith(("pooler.dense.weight", "classifier.dense.weight")) for name in keys.shapes)
     return {
+        "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
         "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
         "residual": PostNorm(),
@@ -40,6 +42,7 @@ def _write(config: EncoderConfig, *, after_padding: bool) -> dict[str, Any]:
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
     return {
         **padding,
+        **(labels(config.n_classes) if config.n_classes else {}),
         "hidden_act": word_for(config.activation, ACTIVATIONS),
         "layer_norm_eps": config.norm.eps,
         "max_position_embeddings": config.max_len + skipped,
@@ -61,7 +64,14 @@ def _rows(config: EncoderConfig) -> tuple[Row, ...]:
         Row(f"{theirs}.output.dense.*", f"{ours}.feed_forward.down.*"),
         Row(f"{theirs}.output.LayerNorm.*", f"{ours}.norm2.*"),
         Row("pooler.dense.*", "pooler.*"),
+        Row("classifier.*", "head.*"),
     )
+
+
+def _rows_roberta(config: EncoderConfig) -> tuple[Row, ...]:
+    """With classes, its pooler is a part of the classifier."""
+    own = (Row("classifier.dense.*", "pooler.*"), Row("classifier.out_proj.*", "head.*"))
+    return (*own, *_rows(config)) if config.n_classes else _rows(config)
 
 
 def _family(name: str, architecture: str, *, after_padding: bool) -> Family:
@@ -109,12 +119,13 @@ def _read_shared(keys: Keys) -> dict[str, Any]:
     keys.only("num_hidden_groups", 1)
     keys.only("inner_group_num", 1)
     activation = keys.word("hidden_act", ACTIVATIONS, "gelu_new")
-    same = _read(keys, after_padding=False) | {"activation": activation, "pooler": "pooler.weight" in keys.shapes}
+    pooler = any(name.endswith("pooler.weight") for name in keys.shapes)
+    same = _read(keys, after_padding=False) | {"activation": activation, "pooler": pooler}
     return same | {"share_layers": True}
 
 
 BERT = _family("bert", "BertModel", after_padding=False)
-ROBERTA = _family("roberta", "RobertaModel", after_padding=True)
+ROBERTA = dataclasses.replace(_family("roberta", "RobertaModel", after_padding=True), rows=_rows_roberta)
 ALBERT = dataclasses.replace(
     _family("albert", "AlbertModel", after_padding=False),
     fields={**BERT.fields, "embedding_size": "d_embedding"},

@@ -9,7 +9,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Fold, Join, Row, Squeeze
 from clearhead.layers import LayerNorm
@@ -22,7 +22,7 @@ def read(keys: Keys) -> dict[str, Any]:
     keys.only("qkv_bias", True)
     return {
         "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
-        "n_classes": len(keys("id2label", "ab")),  # two labels where none are named
+        "n_classes": classes(keys),
         "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
     }
@@ -32,8 +32,7 @@ def write(config: VisionConfig) -> dict[str, Any]:
     height, width = config.image_size
     return {
         "image_size": height if height == width else [height, width],
-        "id2label": {str(i): f"LABEL_{i}" for i in range(config.n_classes)},
-        "label2id": {f"LABEL_{i}": i for i in range(config.n_classes)},
+        **labels(config.n_classes),
         "hidden_act": word_for(config.activation, ACTIVATIONS),
         "layer_norm_eps": config.norm.eps,
         "qkv_bias": True,

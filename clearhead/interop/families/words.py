@@ -23,6 +23,17 @@ ACTIVATIONS = {
 }
 
 
+def classes(keys: Keys) -> int:
+    """How many classes a model knows: as many as are said or, where no number is, as have a name; else two."""
+    return keys("num_labels", None) or len(keys("id2label", "ab"))
+
+
+def labels(n: int) -> dict[str, Any]:
+    """Names for classes that have none."""
+    names = {str(i): f"LABEL_{i}" for i in range(n)}
+    return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
+
+
 def word_for(choice: object, words: Mapping[str, Any]) -> str:
     """The word that stands for a choice of ours."""
     for word, meaning in words.items():

@@ -1,0 +1,188 @@
+"""Speech in, text out: recordings through an encoder-decoder that hears, window by window, with the times of its words.
+
+A window is as long as the model was trained for (30 seconds of Whisper's). It ends with the last moment that the model
+has written down, and the next one begins there, so that no word is cut. Of several recordings the windows go together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.audio import Mel, samples
+from clearhead.errors import DataError
+from clearhead.generation import Greedy, How, Limits, Times, generate
+from clearhead.pretrained.store import Trained
+
+__all__ = ["Segment", "Transcript", "transcribe"]
+
+_GREEDY = Greedy()
+_BATCH = 8  # windows that are heard together
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is said from one moment to another, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All that is said in a recording. `notes` say what was done to the sound, or is wrong with it."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    seconds: float
+    language: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def transcribe(
+    trained: Trained,
+    sounds: Sequence[str | Path | Tensor],
+    *,
+    times: bool = True,
+    language: str | None = None,
+    how: How = _GREEDY,
+) -> list[Transcript]:
+    """What is said in each recording: a file, or samples (N,) at 16 kHz. Without `times` windows are cut blindly, and
+    each is one segment. A model of many languages finds out which is spoken, unless `language` ("en") says it."""
+    trained.require("transcription")
+    speech = _Speech(trained, times, how)
+    heard = [speech.read(sound) for sound in sounds]
+    for start in range(0, len(heard), _BATCH):
+        speech.hear(heard[start : start + _BATCH], language)
+    return [speech.transcript(one) for one in heard]
+
+
+@dataclass
+class _Heard:
+    """A recording on its way: its frames, and what has been written of it."""
+
+    frames: Tensor  # (T, F), and a window of silence after them
+    n_frames: int
+    seconds: float
+    notes: tuple[str, ...]
+    at: int = 0  # the frame where the next window begins
+    language: str | None = None
+    parts: list[tuple[int, int, list[int]]] = dataclasses.field(default_factory=list)  # from and to which frame, ids
+
+
+class _Speech:
+    def __init__(self, trained: Trained, times: bool, how: How) -> None:
+        assert trained.source is not None  # who hears came from elsewhere
+        self.trained, self.times, self.how = trained, times, how
+        model: Any = trained.model
+        self.config = model.config
+        self.mel = Mel.whisper(self.config.n_features)
+        self.window: int = 2 * self.config.encoder.max_len  # frames
+        self.said = trained.source.generation()
+        last_control = self.said.get("no_timestamps_token_id")
+        if not isinstance(last_control, int):
+            raise DataError(
+                f"{trained.name} does not say which ids are times: its generation_config.json has no "
+                "no_timestamps_token_id; get that file of its maker"
+            )
+        self.first, self.end = last_control + 1, trained.stops[0]
+        latest = self.said.get("max_initial_timestamp_index")
+        moments = Times(self.first, self.end, latest if isinstance(latest, int) else None)
+        self.limits = dataclasses.replace(trained.limits or Limits(), times=moments if times else None)
+
+    def read(self, sound: str | Path | Tensor) -> _Heard:
+        rate = self.mel.sample_rate
+        found = samples.Sound(sound, rate) if isinstance(sound, Tensor) else samples.read(sound, rate)
+        data = found.samples
+        if data.dim() != 1 or not len(data):
+            raise DataError(f"samples have shape {tuple(data.shape)}; expected (N,), one channel at 16 kHz, not empty")
+        # With a window of silence after it, as its maker's models are used to.
+        silent = torch.nn.functional.pad(data.float(), (0, self.window * self.mel.hop))
+        frames = self.mel(silent[None])[0]
+        return _Heard(frames, -(-len(data) // self.mel.hop), found.seconds, found.notes)
+
+    def hear(self, recordings: Sequence[_Heard], language: str | None) -> None:
+        """Writes down what is said, a window of every recording at a time."""
+        while going := [one for one in recordings if one.at < one.n_frames]:
+            windows = torch.stack([one.frames[one.at : one.at + self.window] for one in going])
+            windows = windows.to(next(self.trained.model.parameters()))
+            self._find_languages(going, windows, language)
+            for spoken in dict.fromkeys(one.language for one in going):  # ids that it writes after depend on it
+                rows = [i for i, one in enumerate(going) if one.language == spoken]
+                for row, ids in zip(rows, self._written(windows[rows], spoken), strict=True):
+                    self._note(going[row], ids)
+
+    def _written(self, windows: Tensor, language: str | None) -> Iterable[list[int]]:
+        start = [*self.trained.start, *self._told(language)]
+        room = self.config.max_len - len(start)
+        bounds: dict[str, Any] = {"start": start, "stop": self.trained.stops, "max_new": room, "limits": self.limits}
+        made = generate(self.trained.model, windows, how=self.how, **bounds).to("cpu")
+        return [made.sequence(row).tolist() for row in range(len(windows))]
+
+    def _told(self, language: str | None) -> list[int]:
+        """What the model is told besides: the language, to transcribe, and where no times are wanted, that."""
+        told = [] if self.times else [self.first - 1]
+        if language is None:
+            return told
+        return [self.said["lang_to_id"][language], self.said["task_to_id"]["transcribe"], *told]
+
+    @torch.no_grad()
+    def _find_languages(self, going: Sequence[_Heard], windows: Tensor, language: str | None) -> None:
+        known = self.said.get("lang_to_id")
+        if not isinstance(known, dict):
+            if language not in (None, "en"):
+                raise DataError(f"{self.trained.name} knows English alone; leave the language out")
+            return
+        names = {name.strip("<|>"): name for name in known}
+        if language is not None and language not in names:
+            raise DataError(f"the language {language!r} is not known; expected one of: {', '.join(sorted(names))}")
+        new = [i for i, one in enumerate(going) if one.language is None]
+        if language is not None:
+            found = [names[language]] * len(new)
+        elif new:
+            model: Any = self.trained.model
+            start = torch.tensor([self.trained.start] * len(new), device=windows.device)
+            logits = model(windows[new], start)[:, -1, list(known.values())]
+            found = [list(known)[i] for i in logits.argmax(-1).tolist()]
+        for i, name in zip(new, found if new else [], strict=True):
+            going[i].language = name
+
+    def _note(self, one: _Heard, ids: list[int]) -> None:
+        """Cuts a window's ids into segments at its times, and moves on to where the last one ended."""
+        length = min(self.window, one.n_frames - one.at)
+        is_time = [id_ >= self.first for id_ in ids]
+        cuts = [i for i in range(1, len(ids)) if is_time[i] and is_time[i - 1]]
+        whole = is_time[-2:] == [False, True]  # nothing is said after the last moment
+        moved = length
+        if not cuts:
+            moments = [id_ - self.first for id_, time in zip(ids, is_time, strict=True) if time and id_ > self.first]
+            one.parts.append((one.at, one.at + min(2 * moments[-1] if moments else length, self.window), ids))
+        else:
+            for begin, end in zip([0, *cuts], [*cuts, *([len(ids)] if whole else [])], strict=False):
+                part = ids[begin:end]
+                first, last = (2 * (id_ - self.first) for id_ in (part[0], part[-1]))
+                one.parts.append((one.at + first, one.at + last, part))
+            if not whole:
+                moved = 2 * (ids[cuts[-1] - 1] - self.first)
+        one.at += moved or length  # a window in which nothing ended goes by whole
+
+    def transcript(self, one: _Heard) -> Transcript:
+        a_frame = self.mel.hop / self.mel.sample_rate
+        segments = []
+        for start, end, ids in one.parts:
+            text = self.trained.tokenizer.decode([id_ for id_ in ids if id_ < self.end])
+            if text.strip():
+                segments.append(Segment(round(start * a_frame, 2), round(end * a_frame, 2), text.strip()))
+        text = " ".join(segment.text for segment in segments)
+        language = None if one.language is None else one.language.strip("<|>")
+        return Transcript(text, tuple(segments), one.seconds, language, one.notes)

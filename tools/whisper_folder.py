@@ -1,0 +1,171 @@
+"""OpenAI's Whisper as a Hugging Face folder: `python tools/whisper_folder.py tiny.en.pt gpt2.tiktoken FOLDER`.
+
+The weights come as a pickle, which torch reads here as data alone (`weights_only`), and the pieces of text as ranks;
+both are written as what `clearhead` and transformers read. It is run once, and is no part of the package, which never
+opens a pickle. Of the models of English alone, whose ids are not those of the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.data.tokenizers import byte_of_letter
+from clearhead.interop.families.whisper import WHISPER
+from clearhead.interop.family import Keys
+
+# Of languages in the order of their ids, and of what is written and never said.
+LANGUAGES = (
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi "
+    "ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu "
+    "am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su"
+)
+SIGNS, GROUPS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』', "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
+NOTES = "♩♪♫♬♭♮♯"
+# OpenAI's names and transformers', in the order in which they are replaced.
+NAMES = {
+    "blocks": "layers",
+    "cross_attn_ln": "encoder_attn_layer_norm",
+    "cross_attn.": "encoder_attn.",
+    "attn_ln": "self_attn_layer_norm",
+    ".attn.": ".self_attn.",
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "attn.out": "attn.out_proj",
+    "mlp_ln": "final_layer_norm",
+    "mlp.0": "fc1",
+    "mlp.2": "fc2",
+    "ln_post": "layer_norm",
+    "decoder.ln.": "decoder.layer_norm.",
+    "token_embedding": "embed_tokens",
+    "positional_embedding": "embed_positions.weight",
+}
+
+
+def convert(weights: Path, ranks: Path, folder: Path) -> None:
+    """Write config.json, model.safetensors, tokenizer.json and generation_config.json."""
+    from safetensors.torch import save_file
+
+    stored = torch.load(weights, map_location="cpu", weights_only=True)
+    sizes = stored["dims"]
+    if sizes["n_vocab"] != 51864:
+        raise SystemExit(f"{weights} has a vocabulary of {sizes['n_vocab']}; expected 51864, as models of English have")
+    config = _config(sizes)
+    tensors = {f"model.{_renamed(name)}": tensor.float() for name, tensor in stored["model_state_dict"].items()}
+    # The waves were stored in half precision; they are what they always are.
+    tensors |= WHISPER.constants(WHISPER.config(Keys(config, {})), torch.float32)
+    inner, specials = tokenizer(ranks)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    settings = _generation(inner, specials) | {"max_length": sizes["n_text_ctx"]}
+    (folder / "generation_config.json").write_text(json.dumps(settings, indent=1))
+    (folder / "tokenizer.json").write_text(inner.to_str())
+    end = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}, indent=1))
+
+
+def _config(sizes: dict[str, int]) -> dict[str, Any]:
+    width, heads = sizes["n_audio_state"], sizes["n_audio_head"]
+    return {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "vocab_size": sizes["n_vocab"],
+        "num_mel_bins": sizes["n_mels"],
+        "max_source_positions": sizes["n_audio_ctx"],
+        "max_target_positions": sizes["n_text_ctx"],
+        "d_model": width,
+        "encoder_layers": sizes["n_audio_layer"],
+        "decoder_layers": sizes["n_text_layer"],
+        **{f"{half}_attention_heads": heads for half in ("encoder", "decoder")},
+        **{f"{half}_ffn_dim": 4 * width for half in ("encoder", "decoder")},
+        "activation_function": "gelu",
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": 50257,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 50256),
+    }
+
+
+def _renamed(name: str) -> str:
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
+    """Byte-level BPE from ranks, and the ids of its special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    lines = file.read_text().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
+    letters = {byte: letter for letter, byte in byte_of_letter().items()}
+    spelt = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges: Any = [
+        tuple(spelt[part] for part in _parts(token, ranks))
+        for token in sorted(ranks, key=ranks.__getitem__)
+        if len(token) > 1
+    ]
+    inner: Any = Tokenizer(models.BPE({spelt[token]: rank for token, rank in ranks.items()}, merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    names = [
+        *("<|endoftext|>", "<|startoftranscript|>"),
+        *(f"<|{language}|>" for language in LANGUAGES.split()),
+        *("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nocaptions|>", "<|notimestamps|>"),
+    ]
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    inner.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(1501)])
+    return inner, {name: inner.token_to_id(name) for name in names}
+
+
+def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two pieces that a token is merged from: what is left of its bytes once all earlier merges are made."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
+        i = pairs.index(min(pairs))
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def _generation(inner: Any, specials: dict[str, int]) -> dict[str, Any]:
+    silent = (
+        "<|startoftranscript|>",
+        "<|startoflm|>",
+        "<|startofprev|>",
+        "<|nocaptions|>",
+    )
+    return {
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), specials["<|endoftext|>"]),
+        "decoder_start_token_id": specials["<|startoftranscript|>"],
+        "no_timestamps_token_id": specials["<|notimestamps|>"],
+        "is_multilingual": False,
+        "max_initial_timestamp_index": 50,
+        "begin_suppress_tokens": [inner.encode(" ", add_special_tokens=False).ids[0], specials["<|endoftext|>"]],
+        "suppress_tokens": sorted({*unspoken(inner), *(specials[name] for name in silent)}),
+    }
+
+
+def unspoken(inner: Any) -> set[int]:
+    """Pieces that are no speech: brackets, notes and the like, by OpenAI's rule."""
+    found = {inner.encode(text, add_special_tokens=False).ids[0] for text in (" -", " '")}
+    for symbol in (*SIGNS, *GROUPS.split(), *NOTES):
+        for text in (symbol, f" {symbol}"):
+            ids = inner.encode(text, add_special_tokens=False).ids
+            if len(ids) == 1 or symbol in NOTES:
+                found.add(ids[0])
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
+    convert(*map(Path, sys.argv[1:]))
