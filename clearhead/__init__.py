@@ -9,9 +9,9 @@ Importing this needs torch alone, and not even that until something is used: eac
 so that `clearhead --help` answers at once.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from clearhead._lazy import lazy
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
@@ -25,31 +25,7 @@ if TYPE_CHECKING:
     from clearhead.pretrained import load_model as load
     from clearhead.training import train
 
-_ROOMS = ("attention", "claims", "look", "masks", "positions", "pretrained", "work")
-_HOMES = {
-    "attention": ("KVCache", "MultiHeadAttention", "attend", "under"),
-    "checks": ("check",),
-    "costs": ("cost",),
-    "errors": ("ClearheadError",),
-    "generation": ("generate",),
-    "models": ("Decoder", "Encoder", "EncoderDecoder", "VisionTransformer", "save"),
-    "pretrained": ("load",),
-    "training": ("train",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"clearhead.{name}")
-    for room, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"clearhead.{room}"), "load_model" if name == "load" else name)
-    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+lazy(__name__)
 
 __all__ = [
     "ClearheadError",

@@ -1,4 +1,5 @@
-"""What may be asked of a tensor: whether its numbers can be read, and whether it is differentiated forward."""
+"""What may be asked of a tensor: whether its numbers can be read, which are out of range, and whether it is
+differentiated forward."""
 
 from __future__ import annotations
 
@@ -33,6 +34,20 @@ def has_tangent(*tensors: Tensor | None) -> bool:
         return False
     # A transform inside of another one hides the outer one's tangent.
     return any(x is not None and (is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+
+
+def stray(ids: Tensor, limit: int) -> int | None:
+    """A value of `ids` outside 0 … limit − 1, or None.
+
+    Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or break the
+    graph, and the lookup itself still refuses (with a device assertion).
+    """
+    if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
+        return None
+    low, high = (int(end) for end in torch.aminmax(ids))
+    if low < 0:
+        return low
+    return high if high >= limit else None
 
 
 def runs_triton(x: Tensor) -> bool:

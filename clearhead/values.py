@@ -16,10 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
-import torch
-from torch import Tensor
-
-from clearhead._numbers import has_numbers
 from clearhead.errors import ClearheadError, ConfigError
 
 # ---------------------------------------------------------------------- what may be expected
@@ -150,6 +146,8 @@ def whole(
 
 
 def _index(value: Any) -> int | None:
+    from torch import Tensor  # here: what only asks for words, as `clearhead models` does, answers without torch
+
     if isinstance(value, (bool, float, str, Tensor)) or value is None:
         return None
     try:
@@ -170,20 +168,6 @@ def require(condition: bool, message: str) -> None:
     """Raise `ConfigError(message)` unless `condition` holds."""
     if not condition:
         raise ConfigError(message)
-
-
-def stray(ids: Tensor, limit: int) -> int | None:
-    """A value of `ids` outside 0 … limit − 1, or None.
-
-    Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or break the
-    graph, and the lookup itself still refuses (with a device assertion).
-    """
-    if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
-        return None
-    low, high = (int(end) for end in torch.aminmax(ids))
-    if low < 0:
-        return low
-    return high if high >= limit else None
 
 
 # ---------------------------------------------------------------------- words for messages

@@ -15,13 +15,19 @@ from clearhead._version import __version__  # noqa: E402 (the tree that is docum
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "PYTHONWARNINGS": "ignore::UserWarning:torch"}
 
+# A profile of their own: nobody's start-up files run in them, and that they speak over loopback is no news.
+profile = HERE / "_build" / "ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text('get_config().IPKernelApp.log_level = "ERROR"\n', encoding="utf-8")
+os.environ["IPYTHONDIR"] = str(profile.parent)
+
 project = "clearhead"
 author = "the clearhead authors"
 copyright = "the clearhead authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_nb", "mathml", "notebooks"]
-exclude_patterns = ["_build", "results", "pictures", "README.md"]
+extensions = ["myst_nb", "mathml", "notebooks", "library"]
+exclude_patterns = ["_build", "results", "pictures", "README.md", "**/README.md"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
@@ -29,6 +35,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_merge_streams = True
 
 html_theme = "furo"

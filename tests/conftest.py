@@ -1,10 +1,8 @@
-"""What all tests share: repeatable randomness, one thread, hypothesis without deadlines, importable peers."""
+"""What all tests share: repeatable randomness, one thread, hypothesis without deadlines."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,25 +11,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clearhead")
-
-
-def pytest_configure(config):
-    """timm and transformers import torchvision, whose operators load only beside the torch build they were made for.
-
-    Beside another build (a CPU one, say) the import stops at an operator it wants to describe. No peer used here calls
-    it, so it is enough that it exists by name.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "does not exist" not in str(error):
-            raise
-        config.torchvision_names = torch.library.Library("torchvision", "FRAGMENT")  # kept alive with the session
-        for name in ("nms", "qnms"):
-            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            config.torchvision_names.define(schema)
 
 
 SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")

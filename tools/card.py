@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.disk import write_atomically
+from clearhead.pretrained.box import CARD, read_card
 from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.store import CARD, Trained, load, read_card
+from clearhead.pretrained.store import Trained, load
 from clearhead.pretrained.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
@@ -24,6 +25,8 @@ def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
     """The card of a model, with its metrics measured anew."""
     card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
     results = {"greedy": evaluate(trained, data)}
+    if trained.task == "speech":
+        results["streams"] = evaluate(trained, data, streams=True)
     if trained.task == "translation":
         results["beam 5"] = evaluate(trained, data, how=DEFAULT)
     return {
@@ -44,6 +47,9 @@ def headline(results: dict[str, Evaluation]) -> str:
         return ", ".join(f"BLEU {result.bleu:.1f} ({name})" for name, result in results.items())
     if greedy.exact_match is not None:
         return f"{greedy.exact_match:.2%} of outputs exact"
+    if greedy.task == "speech":
+        streams = results["streams"]
+        return f"{greedy.accuracy:.2%} of single digits right, {streams.digit_error_rate:.2%} wrong in streams"
     if greedy.task == "text":
         return f"validation loss {greedy.loss:.3f} nats"
     return f"validation accuracy {greedy.accuracy:.2%}"

@@ -1,4 +1,4 @@
-"""The tables of the README, made from committed results: `python tools/readme.py` writes them again.
+"""The tables of the README and of the site's page of measurements, made from committed results: `make readme`.
 
 Each table stands between two marks, `<!-- name -->` and `<!-- /name -->`. No figure in it is typed by hand:
 measurements come from the files in docs/results, which commands write, and the models' numbers from their cards."""
@@ -19,6 +19,7 @@ from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "pictures"
 BOX = ROOT / "clearhead" / "pretrained"
@@ -163,14 +164,18 @@ def work() -> str:
 TABLES = {"core": core, "models": models, "engine": engine, "cost": cost, "sparse": sparse, "look": look, "work": work}
 
 
-def updated(text: str) -> str:
-    """The README with every table made anew."""
-    for name, make in TABLES.items():
+PAGES = {README: ("models",), MEASURED: ("core", "sparse", "engine", "look", "cost", "work")}
+
+
+def updated(page: Path) -> str:
+    """A page with every table of it made anew."""
+    text = page.read_text(encoding="utf-8")
+    for name in PAGES[page]:
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        table = make()
+        table = TABLES[name]()
         text, found = pattern.subn(lambda match, table=table: match[1] + table + "\n" + match[2], text)  # type: ignore[misc]
         if found != 1:
-            raise SystemExit(f"README.md has {found} places for the table {name!r}; expected one")
+            raise SystemExit(f"{page.name} has {found} places for the table {name!r}; expected one")
     return text
 
 
@@ -182,8 +187,9 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 def main() -> None:
     draw_sparse(RESULTS / "sparse.json", PICTURES / "sparse.svg")
-    README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write("README.md is up to date\n")
+    for page in PAGES:
+        page.write_text(updated(page), encoding="utf-8")
+        sys.stdout.write(f"{page.relative_to(ROOT)} is up to date\n")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.values import stray, whole
+from clearhead.values import whole
 
 
 class KVCache:

@@ -39,6 +39,7 @@ class Dot:
         return q @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        """The queries as they are, and the scale 1."""
         return q, 1.0
 
 
@@ -50,6 +51,7 @@ class ScaledDot:
         return (q * _inverse_root(q.shape[-1])) @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        """The queries as they are, and the scale 1/√D."""
         return q, _inverse_root(q.shape[-1])
 
 
@@ -63,6 +65,7 @@ class Scaled(Value):
         return (q * self.scale) @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        """The queries as they are, and the scale that was given."""
         return q, self.scale
 
 
@@ -81,6 +84,7 @@ class Capped(Value):
         return self.cap * torch.tanh((q * (scale / self.cap)) @ k.mT)
 
     def as_dot(self, q: Tensor) -> None:
+        """None: the cap comes after the product, so only the reference computes it."""
         return None
 
 
@@ -103,11 +107,13 @@ class Bilinear(nn.Module):
         _xavier_per_head(self.weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
+        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), through the matrix."""
         projected, _ = self.as_dot(q)
         _expect_width("keys", k, self.weight.shape[2])
         return projected @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
+        """Queries (B, H, T, D) times the matrix, which makes it a dot product, and the scale 1."""
         _expect_heads(q, self.weight.shape[0])
         _expect_width("queries", q, self.weight.shape[1])
         return q @ self.weight.to(q.dtype), 1.0
@@ -135,6 +141,7 @@ class Additive(nn.Module):
             _xavier_per_head(weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
+        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), of each pair by the network."""
         n_heads, d_query, _ = self.query_weight.shape
         _expect_heads(q, n_heads)
         _expect_width("queries", q, d_query)
@@ -145,6 +152,7 @@ class Additive(nn.Module):
         return (hidden @ self.out_weight.to(q.dtype).unsqueeze(-3)).squeeze(-1)
 
     def as_dot(self, q: Tensor) -> None:
+        """None: a sum inside a tanh is no dot product, so only the reference computes it."""
         return None
 
     def extra_repr(self) -> str:

@@ -44,6 +44,7 @@ class Sound:
 
     @property
     def seconds(self) -> float:
+        """How long it is."""
         return len(self.samples) / self.rate
 
 

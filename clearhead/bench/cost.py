@@ -31,21 +31,6 @@ from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 from clearhead.models import VisionConfig
 
-__all__ = [
-    "FOREIGN",
-    "Case",
-    "cases",
-    "document_of",
-    "line",
-    "missing",
-    "predict_again",
-    "read",
-    "row_of",
-    "summary",
-    "worst",
-    "write",
-]
-
 FORMAT = 1
 
 

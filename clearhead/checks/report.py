@@ -84,14 +84,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing failed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[Finding, ...]:
+        """What failed, in the order of the checks."""
         return tuple(f for f in self.findings if f.verdict is Verdict.FAIL)
 
     @property
     def undecided(self) -> tuple[Finding, ...]:
+        """What could not be decided, because nobody said what the module may see."""
         return tuple(f for f in self.findings if f.verdict is Verdict.UNDECIDED)
 
     def __getitem__(self, name: str) -> Finding:
@@ -105,6 +108,7 @@ class Report:
         return iter(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead check --json` prints it."""
         undecided = [f.property for f in self.undecided]
         findings = [f.to_dict() for f in self.findings]
         return {"name": self.name, "ok": self.ok, "undecided": undecided, "findings": findings}

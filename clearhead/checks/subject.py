@@ -30,6 +30,7 @@ class Ids:
         check_positive("vocab_size", self.vocab_size)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Token numbers of shape (batch, length)."""
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
 
@@ -43,6 +44,7 @@ class Embeddings:
         check_positive("width", self.width)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Normal numbers of shape (batch, length, width)."""
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
 
@@ -57,6 +59,7 @@ class Values:
             check_positive("a size of shape", size)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Normal numbers of shape (batch, *shape)."""
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
 
 
@@ -71,6 +74,7 @@ class TrueIsReal:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
+        """The argument for these tokens: True where one is real."""
         return keep
 
 
@@ -81,14 +85,17 @@ class TrueIsHidden:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
+        """The argument for these tokens: True where one is padding."""
         return ~keep
 
 
 def _reorder(cache: Any, rows: Tensor) -> None:
+    """Row i goes on from what row `rows[i]` was."""
     cache.reorder(rows)
 
 
 def _truncate(cache: Any, length: int) -> None:
+    """Forget all but the first `length` tokens."""
     cache.truncate(length)
 
 
@@ -164,6 +171,7 @@ class Subject:
 
     @property
     def is_sequence(self) -> bool:
+        """Whether its input is tokens in a row."""
         return not isinstance(self.inputs, Values)
 
 

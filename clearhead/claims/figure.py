@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -29,15 +30,17 @@ class Lines:
     # By curve: a low and a high end for each point, drawn as a bar.
     spread: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
-    def text(self) -> str:
-        width = max(len(name) for name in self.series)
+    def text(self, width: int = 80) -> str:
+        """The curves as bars in one line each, of at most so many columns."""
+        names = max(len(name) for name in self.series)
+        step = math.ceil(len(self.x) / max(8, width - names - 23))
         rows = []
         for name, ys in self.series.items():
             known = [y for y in ys if not math.isnan(y)]
-            spark = _spark(_scaled(ys, self.log_y))
-            rows.append(f"{name:<{width}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
+            spark = _spark(_scaled(ys, self.log_y)[::step])
+            rows.append(f"{name:<{names}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
         over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
-        return "\n".join([f"{self.title} ({over})", *rows])
+        return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
     def svg(self) -> str:
         return _Plot(self).svg()
@@ -157,10 +160,11 @@ class Grid:
     rows: Sequence[Sequence[float]]
     labels: Sequence[str] = ()
 
-    def text(self) -> str:
+    def text(self, width: int = 80) -> str:
+        """The matrix in shades, under its title."""
         top = max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
         lines = ["".join(" ░▒▓█"[min(4, math.ceil(abs(x) / top * 4 - 1e-9))] * 2 for x in row) for row in self.rows]
-        return "\n".join([self.title, *lines])
+        return "\n".join([*textwrap.wrap(self.title, width), *lines])
 
     def svg(self) -> str:
         n, m = len(self.rows), max(len(r) for r in self.rows)

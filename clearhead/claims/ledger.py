@@ -114,6 +114,7 @@ class Trial:
         self.instead(text, ok)
 
     def draw(self, figure: Figure) -> None:
+        """Keep a drawing, which is shown under the evidence."""
         self.figure = figure
 
 
@@ -169,6 +170,7 @@ class Outcome:
         return (self.counter_example or self.example_against or self.evidence[0]).lstrip("✓✗ ")
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead claims run --json` prints it."""
         known = {
             "id": self.claim.id,
             "source": self.claim.source,

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shutil
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterator
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -20,7 +22,8 @@ app = typer.Typer(
     help="Transformers with nothing hidden: the textbook, the laboratory and the engine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    # Boxes cut long words where they have no room; help without them is broken at any width, and nothing is lost.
+    rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 60 else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -87,18 +90,35 @@ def _reflow(commands: typer.Typer) -> None:
             _reflow(group.typer_instance)
 
 
-def run() -> None:
-    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for
-    wrong usage."""
+def every_command() -> Iterator[tuple[str, ...]]:
+    """The words of each command, in the order of `--help`: ("translate",), …, ("claims", "run"), …"""
+
+    def of(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for name, command in group.commands.items():
+            yield (*words, name)
+            yield from of(command, (*words, name)) if hasattr(command, "commands") else ()
+
+    yield from of(typer.main.get_command(whole_app()), ())
+
+
+def whole_app() -> typer.Typer:
+    """The command line with all its commands."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
     _reflow(app)
+    return app
+
+
+def run() -> None:
+    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for
+    wrong usage."""
+    whole_app()
     from clearhead.cli.output import fail, prepare_streams
 
     prepare_streams()
     try:
         try:
-            app()
+            app(prog_name="clearhead")
         finally:
             sys.stdout.flush()  # here, and not at exit, where Python complains of a reader that went away
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, table, writing
+from clearhead.cli.output import Json, console, say, show_json, show_picture, table, writing
 
 if TYPE_CHECKING:
     from clearhead.claims import Claim, Outcome
@@ -21,7 +21,6 @@ app.add_typer(claims, name="claims")
 Seed = Annotated[int, typer.Option(help="Where chance begins; the same seed gives the same outcome.", min=0)]
 
 _COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red", "misprint": "magenta"}
-_NARROW = 72  # columns; below it a table becomes a list
 
 
 # What typer hands over is a parent class of the one that it wants to see in the signature.
@@ -99,7 +98,8 @@ def coverage(
         return
     for a in lists[0].assertions if document else ():
         told = ", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})"
-        console.print(f"{a.place}. {a.says}\n  {told}", markup=False, soft_wrap=True)
+        say(f"{a.place}. {a.says}")
+        say(told, indent=2)
     found = [one.to_dict() for one in lists]
     names = [name for name in found[0] if name not in ("document", "source", "share")]
     rows = [[name, *(d[name] for d in found), sum(d[name] for d in found)] for name in names]
@@ -108,7 +108,7 @@ def coverage(
     rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
     console.print(table(["", *(d["document"] for d in found), "all"], rows))
     for name, text in REASONS.items():
-        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+        say(f"{name}: {text}")
 
 
 @claims.command()
@@ -124,19 +124,19 @@ def quiz(
     from clearhead.claims.quiz import quiz as ask_all
 
     chosen = drawn(n, seed, NAMES.index(ledger_of(document).name) if document else None)
-    say = (lambda *_, **__: None) if json else console.print
+    tell = (lambda *_, **__: None) if json else console.print
 
     def ask(number: int, c: Claim) -> str | None:
-        say(f"\n{number} of {len(chosen)}. {c.says}", style="bold", markup=False)
-        say(f"{c.source}, {c.place}", markup=False)
+        tell(f"\n{number} of {len(chosen)}. {c.says}", style="bold", markup=False)
+        tell(f"{c.source}, {c.place}", markup=False)
         while True:
-            say("1 holds, 2 holds when, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
+            tell("1 holds, 2 holds when, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
             line = sys.stdin.readline()
             if not line or line.strip().lower() in ("q", "quit"):
                 return None
             if given := meaning(line):
                 return given
-            say(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
+            tell(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
 
     answers: list[Answer] = []
     try:
@@ -144,19 +144,19 @@ def quiz(
             answers.append(answer)
             verdict = answer.outcome.verdict
             if answer.right:
-                say(Text("Right.", style="green"))
+                tell(Text("Right.", style="green"))
                 continue
-            say(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
+            tell(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
             for line in answer.because:
-                say(f"  {line}", markup=False)
-            say(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
+                tell(f"  {line}", markup=False)
+            tell(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
     except KeyboardInterrupt:
-        say("")
+        tell("")
     right = sum(a.right for a in answers)
     if json:
         show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
     else:
-        say(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
+        tell(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
 
 
 def _run(ids: list[str], seed: int) -> list[Outcome]:
@@ -181,17 +181,9 @@ def _print_tables(outcomes: list[Outcome]) -> None:
             continue
         console.print(Text(f"\n{source}", style="bold"))
         rows = table(["claim", "verdict", "place", "figure"], [])
-        rows.columns[0].no_wrap = rows.columns[1].no_wrap = True  # an id is typed again: it is never cut
         for o in found:
-            headline = o.headline if len(o.headline) <= 90 else o.headline[:89] + "…"
-            verdict = Text(o.verdict, style=_COLOUR[o.verdict])
-            if console.width >= _NARROW:
-                rows.add_row(o.claim.id, verdict, Text(o.claim.place), Text(headline))
-            else:
-                console.print(f"\n{o.claim.id}", markup=False, soft_wrap=True)
-                console.print(Text.assemble(verdict, f" ({o.claim.place}). {headline}"))
-        if rows.rows:
-            console.print(rows)
+            rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.place), Text(o.headline))
+        console.print(rows)
     counts = {v: sum(o.verdict == v for o in outcomes) for v in _COLOUR}
     seconds = sum(o.seconds for o in outcomes)
     summary = ", ".join(f"{n} {v}" for v, n in counts.items())
@@ -213,10 +205,10 @@ def _print_one(o: Outcome) -> None:
     )
     for name, text in details:
         if text:
-            console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+            say(f"{name}: {text}")
     console.print("evidence:", markup=False)
     for line in o.evidence:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        say(line, indent=2)
     if o.figure is not None:
         console.print()
-        show_picture(o.figure.text())
+        show_picture(o.figure.text(console.width))

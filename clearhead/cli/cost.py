@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
+from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
+from clearhead.cli.where import FLOAT32, Dtype, dtype_of
 
 if TYPE_CHECKING:
     from clearhead.costs import Cost, Machine
-    from clearhead.costs.result import Part
 
 # Of --bias, --batch, --dtype, --train, --impl, --formulas, and those that have none.
 _DEFAULTS = (False, 1, "float32", False, "auto", False) + (None,) * 8
@@ -35,7 +35,7 @@ def cost(
     ] = None,
     source: Annotated[int | None, typer.Option(help="Length of the source, if not the same.")] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time (on each GPU).")] = 1,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    dtype: Dtype = FLOAT32,
     train: Annotated[
         bool, typer.Option("--train", help="A training step with AdamW instead of a forward pass.")
     ] = False,
@@ -68,6 +68,7 @@ def cost(
 
     Operations are those of the matrix products, two for each multiplication with its addition.
     """
+    from clearhead.cli import cost_text as text
     from clearhead.costs import cost as predict
     from clearhead.errors import ConfigError
 
@@ -106,8 +107,8 @@ def cost(
     if json:
         show_json(document)
         return
-    _show(found, model or "one attention layer", formulas, is_layer=model is None)
-    shows = {"time": _show_time, "share": _show_share, "fit": _show_fit, "measure": _show_measured}
+    text.show(found, model or "one attention layer", formulas, is_layer=model is None)
+    shows = {"time": text.show_time, "share": text.show_share, "fit": text.show_fit, "measure": text.show_measured}
     for key, show in shows.items():
         if key in document:
             show(document[key])
@@ -159,22 +160,13 @@ def _named(name: str) -> Any:
 
 def _made(name: str) -> Any:
     """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
-    import importlib
-    import sys
-
     from torch import nn
 
+    from clearhead.cli.named import imported
     from clearhead.costs.subjects import built, model_of
-    from clearhead.errors import ConfigError
 
-    sys.path[:0] = [] if "" in sys.path else [""]  # a file in the folder where the command was given
-    where, _, what = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(where), what)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name} cannot be imported: {error}; expected package.module:factory") from error
-    is_made = isinstance(factory, nn.Module) or not callable(factory)
-    made: Any = factory if is_made else built(factory)
+    factory = imported(name)
+    made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else built(factory)
     made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     return replace(model_of(made, inputs), label=name)
 
@@ -183,18 +175,12 @@ def _how(
     dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool
 ) -> tuple[dict[str, Any], Machine | None]:
     """What `cost` wants beside the sizes, and the machine whose time is wanted."""
-    import torch
-
     from clearhead import masks
     from clearhead.costs import Machine
-    from clearhead.errors import DtypeError
 
-    known = ("float32", "bfloat16", "float16", "float64")
-    if dtype not in known:
-        raise DtypeError(f"dtype is {dtype!r}; expected one of {', '.join(known)}")
     machine = None if device in (None, "cpu", "cuda") or measure else Machine.read(device or "")
     how = {
-        "dtype": getattr(torch, dtype),
+        "dtype": dtype_of(dtype),
         "training": train,
         "mask": None if mask is None else masks.parse(mask),
         "impl": impl,
@@ -313,147 +299,3 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     off = worst(document)
     last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
     console.print(last + ("" if out is None else f"; written to {out}"), markup=False, soft_wrap=True)
-
-
-# ---------------------------------------------------------------------- for people
-
-
-def _say(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
-
-
-def _show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
-    from clearhead.costs.result import readable_bytes, readable_count
-
-    sizes = ", ".join(f"{letter} = {value:,}" for letter, value in found.sizes.items())
-    what = "training step" if found.training else "forward pass"
-    dtype = str(found.dtype).removeprefix("torch.")
-    _say(f"{name}, {what}, {dtype}   {sizes}")
-    columns = ["part", "parameters", "operations", "share", *(["backward", "kept"] if found.training else []), "moved"]
-    rows = _products(found) if is_layer else found.parts
-    cells = [_cells(part, found, formulas) for part in (*rows, found.total)]
-    console.print(table([*columns, *(["formula"] if formulas else [])], cells))
-    _show_attention(found)
-    console.print()
-    memory = [
-        (name, readable_bytes(amount.value), *([str(amount.formula)] if formulas else []))
-        for name, amount in found.memory.rows()
-        if amount.value
-    ]
-    console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
-    made_of = ", ".join(f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_made_of.items() if n.value)
-    _say(f"peak: {found.memory.peak_when} ({made_of})")
-    whole = readable_count(found.operations.value)
-    _say(f"most operations: {found.bottleneck} ({whole} in all); {found.n_launches:,} kernels")
-    if found.recomputed:
-        _say(f"computed again on the way back: {readable_count(found.recomputed.value)} operations")
-    for operator, times in found.unknown.items():
-        _say(f"not known: the operations of {operator}, which ran {times:,} times; its bytes are counted")
-    if found.odd_products and found.dtype.itemsize == 2:
-        where = ", ".join(found.odd_products)
-        _say(f"{where}: a width is no multiple of 8, which a GPU multiplies several times more slowly in {dtype}")
-    if formulas and found.why_no_formulas:
-        _say(f"numbers stand where there is no formula: {found.why_no_formulas}")
-
-
-def _products(found: Cost) -> list[Part]:
-    """The parts of one attention layer, with its two products apart, as the equation has them."""
-    from clearhead.costs.formulas import Amount
-
-    here, none, rows = {look.path for look in found.log.looks}, Amount(0), []
-    for part in found.parts:
-        if part.name in here and part.forward:
-            half = replace(part, name="scores", forward=part.forward.part(2), backward=none)
-            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
-        else:
-            rows.append(part)
-    return rows
-
-
-def _cells(part: Part, found: Cost, formulas: bool) -> list[str]:
-    from clearhead.costs.result import readable_bytes
-
-    def count(n: int) -> str:
-        return f"{n:,}" if n else ""
-
-    share = part.forward.value / max(1, found.forward.value)
-    cells = [
-        part.name,
-        count(part.parameters.value),
-        count(part.forward.value),
-        f"{100 * share:.1f} %" if share else "",
-    ]
-    if found.training:
-        cells += [count(part.backward.value), readable_bytes(part.kept.value) if part.kept.value else ""]
-    cells.append(readable_bytes(part.traffic.value) if part.traffic.value else "")
-    if formulas:
-        cells.append(str((part.forward if part.forward.value else part.parameters).formula))
-    return cells
-
-
-def _show_attention(found: Cost) -> None:
-    """Pairs of queries and keys: all there are, those allowed, and those computed."""
-    pairs = found.pairs
-    if pairs is None:
-        return
-    console.print()
-    dense = pairs.dense.value
-    _say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
-    if pairs.mask is not None:
-        how = "by the equation" if found.impl == "reference" else "by the fused kernel"
-        _say(
-            f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
-            f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}"
-        )
-
-
-def _show_time(found: dict[str, Any]) -> None:
-    console.print()
-    whole = found["seconds"]
-    rows = [
-        (part["part"], f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / whole:.1f} %", part["ceiling"])
-        for part in found["parts"]
-    ]
-    rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["limit"]))
-    console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
-    if found["waiting"]:
-        _say(f"{1e3 * found['waiting']:.3f} ms of it the device waits for its host")
-
-
-def _show_share(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
-    console.print()
-    kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
-    rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
-    console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
-    if found["seconds"] is not None:
-        hidden = found["computing"] + found["sending"] - found["seconds"]
-        _say(
-            f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['computing']:.2f} ms computing, "
-            f"{1e3 * found['sending']:.2f} ms sending, of which {1e3 * hidden:.2f} ms hide behind computing)"
-        )
-
-
-def _show_fit(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
-    console.print()
-    size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
-    _say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
-    if found["longest"] is not None:
-        end = ", the model's longest" if found["longest_is_models"] else ""
-        _say(f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}")
-
-
-def _show_measured(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
-    sides = (found["predicted"], found["measured"])
-    peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
-    times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
-    ratio = found["ratio"]
-    rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
-    console.print()
-    console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))

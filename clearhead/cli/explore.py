@@ -38,7 +38,7 @@ def explore(
     from clearhead.costs.fit import bytes_of
     from clearhead.errors import ConfigError, MissingDependencyError
     from clearhead.interop import is_foreign
-    from clearhead.pretrained.store import find
+    from clearhead.pretrained.box import find
 
     try:
         from clearhead.explore.desk import Desk, Limits

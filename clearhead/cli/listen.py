@@ -85,10 +85,10 @@ class _Ear:
             if self.keep and self.seconds < _SHOWN:
                 self.kept.append(piece)
             self.seconds += len(piece) / self.listener.rate
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         found = self.listener.end() if piece is None else self.listener.feed(piece)
         took = time.perf_counter() - began
-        self.computing += took
+        self.computing += time.process_time() - worked  # what else the machine does counts for the latency alone
         for one in found:
             self._say(one, self.seconds - one.end + took)
 
@@ -109,7 +109,7 @@ class _Ear:
             figures = {"seconds": self.seconds, "computing": self.computing, "real_time_factor": factor}
             print(jsonlib.dumps(figures | {"notes": notes}), flush=True)
             return
-        took = f"{self.seconds:.2f} s of sound in {self.computing:.2f} s on one core: real-time factor {factor:.3f}"
+        took = f"{self.seconds:.2f} s of sound took {self.computing:.2f} s of one core: real-time factor {factor:.3f}"
         for line in (took, *(f"note: {note}" for note in notes)):
             console.print(line, style="dim", markup=False, soft_wrap=True)
 

@@ -10,7 +10,8 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.how import BeamWidth, LengthPenalty, searching
-from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture, table
+from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, is_factory
+from clearhead.cli.output import A_MODEL, Json, console, say, show_json, show_picture, table
 from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 from clearhead.errors import ConfigError
 
@@ -62,7 +63,10 @@ def look(
     row: Annotated[
         int | None, typer.Option(help="The query, or the position of the answer, that is meant.", min=0)
     ] = None,
-    view: Annotated[View | None, typer.Option(help="What is drawn.", show_default="heatmap or patches")] = None,
+    view: Annotated[
+        View | None,
+        typer.Option(metavar="VIEW", help=f"What is drawn, by default heatmap or patches: {', '.join(View)}."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page with all layers and heads here.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")] = None,
     answer: Annotated[
@@ -76,9 +80,9 @@ def look(
         str | None, typer.Option(help="What is patched or ablated, one by one: positions, heads or whole.")
     ] = None,
     paths: Annotated[str | None, typer.Option(help="The modules that are patched or ablated: a pattern.")] = None,
-    ids: Annotated[int | None, typer.Option(help="A factory's module reads token numbers, of so many.")] = None,
-    embeddings: Annotated[int | None, typer.Option(help="It reads vectors of this width, one a token.")] = None,
-    values: Annotated[str | None, typer.Option(help="It reads blocks of numbers, such as 3,32,32.")] = None,
+    ids: MaybeIds = None,
+    embeddings: MaybeEmbeddings = None,
+    values: MaybeValues = None,
     seed: Annotated[int, typer.Option(help="The seed of an input that is drawn.")] = 0,
     length: Annotated[int, typer.Option(help="Tokens of an input that is drawn.", min=1)] = 11,
     data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
@@ -97,7 +101,7 @@ def look(
     from clearhead.look import save_page
     from clearhead.pretrained.translate import DEFAULT
 
-    if ":" in model and not model.startswith("hf:") and not Path(model).exists():
+    if is_factory(model):
         inputs = (ids, embeddings, values)
         asked = module_asked(model, given, inputs, placed(device, dtype), seed=seed, length=length)
     else:
@@ -125,7 +129,7 @@ def look(
         shown = {"path": picture.path, "head": head, "weights": picture.weights(head).tolist()}
         show_json(album.to_dict() | {"shown": shown})
         return
-    console.print(album.title, markup=False, soft_wrap=True)
+    say(album.title)
     for path in (html, out):
         if path is not None:
             console.print(f"written to {path}", markup=False, soft_wrap=True)
@@ -191,16 +195,15 @@ def show(album: Album, picture: Picture, view: View, head: int | None, row: int 
             console.print(f"{picture.title}, layer {picture.layer}\n", markup=False)
         console.print(table(("head", "pattern", "score", "entropy", "distance"), terminal.head_table(picture)))
     if picture.difference is not None and view not in (View.rollout, View.norms):
-        console.print(
+        say(
             f"\nrecomputed weights × values differ from what the run produced by {picture.difference:.1g} at most "
             f"(allowed {picture.tolerance:.1g})",
             style="dim",
-            soft_wrap=True,
         )
 
 
 def _text(title: str, drawn: str) -> None:
-    console.print(f"\n{title}\n", markup=False, soft_wrap=True)
+    say(f"\n{title}\n")
     if drawn:
         show_picture(drawn)
 

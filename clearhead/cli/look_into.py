@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.output import console, show_json, show_picture
+from clearhead.cli.output import console, say, show_json, show_picture
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def module_asked(
     from clearhead import look
     from clearhead.checks import subject_of
     from clearhead.checks.subject import Batch, Ids
-    from clearhead.cli.check import inputs_of, named
+    from clearhead.cli.named import inputs_of, named
 
     subject = subject_of(named(name), **inputs_of(*inputs))
     model, reads = subject.module, subject.inputs
@@ -126,12 +126,12 @@ def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None,
     if json:
         show_json({"title": title, "view": view, **document})
         return
-    console.print(title, markup=False, soft_wrap=True)
+    say(title)
     for path in filter(None, (html, out)):
         console.print(f"written to {path}", markup=False, soft_wrap=True)
     colour = console.is_terminal and not console.no_color
     for chart in charts if html is None and out is None else ():
-        console.print(f"\n{chart.title}\n", markup=False, soft_wrap=True)
+        say(f"\n{chart.title}\n")
         show_picture(chart.text(width=console.width, colour=colour))
         if note := getattr(chart, "note", ""):
             console.print(f"\n{note}", markup=False, style="dim")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, writing
+from clearhead.cli.output import Json, console, say, show_json, show_picture, writing
 
 if TYPE_CHECKING:
     from clearhead.attention.plan import Plan
@@ -35,7 +35,7 @@ def mask(
 
     Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
     full() causal() window(before, after) every(stride, offset=0) stride(step) prefix(n) blocks(size)
-    scattered(per_row, seed), joined by & | ~ and .T
+    scattered(per_row, seed) padding(length), joined by & | ~ and .T
     """
     from clearhead import masks
 
@@ -61,12 +61,14 @@ def mask(
             document["plan"] = {**counts, "density": made.density, "words": words}
         show_json(document)
         return
-    show_picture(str(parsed.draw(n, S, offset=offset)))
+    show_picture(parsed.draw(n, S, offset=offset).text(console.width))
     saving = 100 * (1 - density)
     saved = f"{saving:.4g}" if 99.95 <= saving < 100 else f"{saving:.1f}"  # what is allowed is never rounded away
     console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, saving {saved} %")
     if made is not None:
-        show_picture(f"\n{words}\n\n{made.draw()}")
+        for line in f"\n{words}\n".split("\n"):
+            say(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
+        show_picture(made.draw().text(console.width))
     if svg is not None:
         console.print(f"drawing written to {svg}", markup=False, soft_wrap=True)
 

@@ -18,7 +18,7 @@ def models(
     """List the trained models that come with clearhead, or show one's card."""
     from clearhead import pretrained
     from clearhead.errors import StorageError
-    from clearhead.pretrained.store import find, read_card
+    from clearhead.pretrained.box import find, read_card
 
     if name is not None:
         folder = find(name)

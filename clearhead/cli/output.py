@@ -7,30 +7,42 @@ import io
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.measure import Measurement
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 
 class _Console(Console):
-    """A console that never cuts a number: a table that does not fit is printed as wide as its longest words need."""
+    """A console that loses nothing: a table that does not fit becomes a list, one row after the other."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        before = self._width
         if len(objects) == 1 and isinstance(objects[0], Table):
-            least = Measurement.get(self, self.options.update(max_width=10_000), objects[0]).minimum
-            self._width = max(self.width, least)
-        try:
-            super().print(*objects, **options)
-        finally:
-            self._width = before
+            objects = (self._fitted(objects[0]),)
+        super().print(*objects, **options)
+
+    def _fitted(self, rows: Table) -> RenderableType:
+        if fits(rows):
+            return rows
+        cells = [[column.header, *column.cells] for column in rows.columns]
+        heads = [str(head) for head in (rows.title, cells[0][0]) if str(head or "")]
+        lines: list[RenderableType] = [Text(head, style="dim") for head in heads]
+        for first, *others in zip(*(column[1:] for column in cells), strict=True):
+            inner = len(str(first)) - len(str(first).lstrip()) + 2
+            lines.append(Text(str(first), style="bold"))
+            for (name, *_), cell in zip(cells[1:], others, strict=True):
+                if str(cell):
+                    told = Text.assemble(f"{name}: " if str(name) else "", cell)
+                    lines.append(Padding(told, (0, 0, 0, inner), expand=False))
+        return Group(*lines)
 
 
 console = _Console(highlight=False, emoji=False)
@@ -69,6 +81,44 @@ def show_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not whole) + "\n")
 
 
+def fits(rows: Table) -> bool:
+    """Whether a table can be printed with no word of it broken, if need be with one column between its cells; it then
+    has the widths for that, for rich takes room from its columns without a look at their words."""
+    cells = [[str(cell) for cell in (column.header, *column.cells)] for column in rows.columns]
+    widest = [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in cells]
+    least = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in cells]
+    least = [
+        max(n, column.min_width or 0, min(w, 14)) for n, w, column in zip(least, widest, rows.columns, strict=True)
+    ]
+    for gap, rows.padding in ((2, (0, 1)), (1, (0, 1, 0, 0))):
+        room = console.width - gap * (len(cells) - 1)
+        if sum(least) <= room:
+            break
+    else:
+        return False
+    while sum(widest) > room:
+        most = max((i for i, n in enumerate(least) if n < widest[i]), key=widest.__getitem__)
+        widest[most] -= 1
+    for column, width in zip(rows.columns, widest, strict=True):
+        column.width = width
+    return True
+
+
+def say(text: str, *, indent: int = 0, hang: int = 2, style: str | None = None) -> None:
+    """Sentences, broken by the terminal's width, further lines indented; paths and identifiers are never broken."""
+    for line in text.split("\n"):
+        first, later = " " * indent, " " * (indent + hang)
+        wrapped = textwrap.wrap(
+            line,
+            console.width,
+            initial_indent=first,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        console.print("\n".join(wrapped), markup=False, soft_wrap=True, style=style)
+
+
 def show_picture(text: str) -> None:
     """Text whose columns matter: printed as it is, never wrapped or styled."""
     sys.stdout.write(text.rstrip("\n") + "\n")
@@ -80,11 +130,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(row[i][:1] in "-+−0123456789" for row in cells if row[i])
-        if numeric:
-            longest = max([len(row[i]) for row in cells])
-            result.add_column(Text(column), justify="right", no_wrap=True, min_width=longest)
-        else:
-            result.add_column(Text(column))
+        longest = max([len(row[i]) for row in cells]) if numeric else None
+        result.add_column(Text(column), justify="right" if numeric else "left", min_width=longest)
     for row in cells:
         # As text, for a path may hold what rich would read as its markup.
         result.add_row(*map(Text, row))

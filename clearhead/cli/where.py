@@ -14,13 +14,18 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.
 AUTO, FLOAT32 = "auto", "float32"
 
 
-def placed(device: str, dtype: str) -> dict[str, Any]:
-    """`device` and `dtype` as the arguments by which a model is loaded."""
+def dtype_of(name: str) -> Any:
+    """The torch dtype of a name."""
     import torch
 
     from clearhead.errors import DtypeError
 
     known = ("float32", "bfloat16", "float16", "float64")
-    if dtype not in known:
-        raise DtypeError(f"dtype is {dtype!r}; expected one of {', '.join(known)}")
-    return {"device": device_here(None if device == AUTO else device), "dtype": getattr(torch, dtype)}
+    if name not in known:
+        raise DtypeError(f"dtype is {name!r}; expected one of {', '.join(known)}")
+    return getattr(torch, name)
+
+
+def placed(device: str, dtype: str) -> dict[str, Any]:
+    """`device` and `dtype` as the arguments by which a model is loaded."""
+    return {"dtype": dtype_of(dtype), "device": device_here(None if device == AUTO else device)}

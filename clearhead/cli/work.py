@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, table
+from clearhead.cli.output import Json, console, say, show_json, show_picture, table
 
 if TYPE_CHECKING:
     from clearhead.work import Work
@@ -37,7 +37,9 @@ def work(
     files: Annotated[
         list[str] | None, typer.Argument(help="With --check: further answer files; or what new, schema, skeleton take.")
     ] = None,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How the sheet is written.")] = Format.terminal,
+    format: Annotated[
+        Format, typer.Option("--format", "-f", metavar="FORMAT", help=f"How the sheet is written: {', '.join(Format)}.")
+    ] = Format.terminal,
     digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
     seed: Annotated[
         int | None, typer.Option(help="New numbers of the same difficulty; the same seed, the same sheet.", min=0)
@@ -142,16 +144,16 @@ def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
         console.print(table(["student", *heads, f"all/{sum(marks.cells)}", ""], marks.rows, title=solved.title))
         for count, key, because in marks.mistakes:
             students = f"{count} student{'' if count == 1 else 's'}"
-            console.print(f"{students}, {key}: {because}", markup=False, soft_wrap=True)
+            say(f"{students}, {key}: {because}")
         for name, why in marks.unread:
-            console.print(f"not marked: {name}: {why}", markup=False, soft_wrap=True)
+            say(f"not marked: {name}: {why}")
     raise typer.Exit(0 if marks.is_right else 1)
 
 
 def _show(solved: Work, format: Format, digits: int, blank: bool) -> None:
     from clearhead.work import show
 
-    style = show.Style(digits, blank)
+    style = show.Style(digits, blank, max(24, min(console.width, 120)))
     if format is Format.json:
         show_json(show.to_dict(solved, style))
         return

@@ -70,10 +70,12 @@ class Machine:
         return kernel.operations / rate, kernel.n_bytes / bandwidths.get(name, self.bandwidth), self.launch
 
     def to_dict(self) -> dict[str, Any]:
+        """What was measured of it, as plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Machine:
+        """The machine that such values describe."""
         return cls(**data)
 
     @classmethod
@@ -91,6 +93,7 @@ class Machine:
             ) from error
 
     def write(self, path: str | Path) -> None:
+        """Store it as JSON, for `clearhead cost --device FILE`."""
         write_atomically(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
 

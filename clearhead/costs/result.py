@@ -109,6 +109,13 @@ class Time:
         return words.get(most, most)
 
 
+def _amount(says: str, what: str, *phases: str) -> Any:
+    """A property of `Cost`: this amount of all kernels of these phases."""
+    made = cached_property(lambda self: self._steps(what, *phases))
+    made.__doc__ = says
+    return made
+
+
 @dataclass(frozen=True)
 class Cost:
     """What was watched, and what follows from it."""
@@ -139,14 +146,14 @@ class Cost:
 
     @cached_property
     def parameters(self) -> Amount:
+        """How many numbers the module learns."""
         return self.reader.amount(lambda log: ((p.path, p.elements) for p in log.parameters.values()))
 
-    # Operations are forward's, and in training also backward's, with what is computed again where blocks are.
-    forward = cached_property(lambda self: self._steps("products", "forward"))
-    backward = cached_property(lambda self: self._steps("products", "backward", "recompute"))
-    recomputed = cached_property(lambda self: self._steps("products", "recompute"))
-    operations = cached_property(lambda self: self._steps("products", "forward", "backward", "recompute"))
-    traffic = cached_property(lambda self: self._steps("moved", "forward"))
+    forward = _amount("Operations of the forward pass.", "products", "forward")
+    backward = _amount("Operations of the way back, with what is run again.", "products", "backward", "recompute")
+    recomputed = _amount("Operations of what is run again on the way back.", "products", "recompute")
+    operations = _amount("All operations.", "products", "forward", "backward", "recompute")
+    traffic = _amount("Bytes that the forward pass moves.", "moved", "forward")
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -160,6 +167,7 @@ class Cost:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
+        """What each module takes of the whole, in the order in which they ran."""
         paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
         return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
@@ -221,6 +229,7 @@ class Cost:
 
     @cached_property
     def memory(self) -> Memory:
+        """Weights, activations and the rest, and the moment at which they take most."""
         amount, at, zero = self.reader.amount, self.log.peak(), Amount(0)
         weights, states = (amount(partial(_states, times=n)) for n in (1, ADAM))
         kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.lives(at))
@@ -303,6 +312,8 @@ class Cost:
         return {name: amount.latex if latex else str(amount.formula) for name, amount in found.items() if amount.value}
 
     def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
+        """As `clearhead cost --json` prints it, with formulas where they are known."""
+
         def both(amount: Amount) -> Any:
             return {"value": amount.value, "formula": str(amount.formula)} if formulas else amount.value
 

@@ -35,6 +35,7 @@ class AttentionSizes:
             self.build()
 
     def build(self) -> MultiHeadAttention:
+        """A layer of these sizes."""
         how: dict[str, Any] = {"n_kv_heads": self.n_kv_heads, "d_head": self.d_head, "bias": self.bias}
         return MultiHeadAttention(self.d_model, self.n_heads, **how)
 

@@ -11,33 +11,40 @@ walks through a part:
 
 from __future__ import annotations
 
-from clearhead.data.augment import (
-    Affine,
-    Augmentation,
-    Contrast,
-    Normalisation,
-    PerImage,
-    PerSet,
-    Shift,
-    normalisation_from_dict,
-    normalisation_to_dict,
-)
-from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, TokenBatch
-from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
-from clearhead.data.byte_pairs import BytePairs, train_bpe
-from clearhead.data.digits import Digits, ImageSplit, prepare
-from clearhead.data.fetch import Remote, fetch_file
-from clearhead.data.images import Images, load_images
-from clearhead.data.ragged import Ragged
-from clearhead.data.registry import KNOWN, DataSet, KnownFile, fetch, find, recognise
-from clearhead.data.report import Report
-from clearhead.data.shards import Shards, tokenize
-from clearhead.data.sort_dedup import SortDedup
-from clearhead.data.task import Split, Task
-from clearhead.data.text import ConsecutiveWindows, RandomWindows, ShardSplit, Text, WindowSplit, read_text
-from clearhead.data.tokenizers import Characters, Symbols, Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
-from clearhead.data.translation import PairSplit, Translation, encode_sources, encode_targets, read_pairs
+from typing import TYPE_CHECKING
+
+from clearhead._lazy import lazy
+
+if TYPE_CHECKING:
+    from clearhead.data.augment import (
+        Affine,
+        Augmentation,
+        Contrast,
+        Normalisation,
+        PerImage,
+        PerSet,
+        Shift,
+        normalisation_from_dict,
+        normalisation_to_dict,
+    )
+    from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, TokenBatch
+    from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
+    from clearhead.data.byte_pairs import BytePairs, train_bpe
+    from clearhead.data.digits import Digits, ImageSplit, prepare
+    from clearhead.data.fetch import Remote, fetch_file
+    from clearhead.data.images import Images, load_images
+    from clearhead.data.ragged import Ragged
+    from clearhead.data.registry import KNOWN, DataSet, KnownFile, fetch, find, recognise
+    from clearhead.data.report import Report
+    from clearhead.data.shards import Shards, tokenize
+    from clearhead.data.sort_dedup import SortDedup
+    from clearhead.data.task import Split, Task
+    from clearhead.data.text import ConsecutiveWindows, RandomWindows, ShardSplit, Text, WindowSplit, read_text
+    from clearhead.data.tokenizers import Characters, Symbols, Tokenizer
+    from clearhead.data.tokenizers import load as load_tokenizer
+    from clearhead.data.translation import PairSplit, Translation, encode_sources, encode_targets, read_pairs
+
+lazy(__name__)
 
 __all__ = [
     "KNOWN",

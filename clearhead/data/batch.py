@@ -54,6 +54,7 @@ class Batch(ABC):
 
     @property
     def device(self) -> torch.device:
+        """Where its tensors lie."""
         return self.labels.device
 
     def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:

@@ -79,11 +79,13 @@ class Digits:
 
     @property
     def image_size(self) -> tuple[int, int]:
+        """Height and width of a picture."""
         height, width = self.train.pixels.shape[1:]
         return height, width
 
     @property
     def normalise(self) -> Normalisation:
+        """How pictures are shifted and scaled before the model sees them."""
         return self.train.normalise
 
     @classmethod

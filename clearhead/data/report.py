@@ -42,10 +42,12 @@ class Report:
 
     @property
     def n_skipped(self) -> int:
+        """How many rows were left out, for all reasons together."""
         return sum(reason.count for reason in self.skipped.values())
 
     @property
     def n_good(self) -> int:
+        """How many rows were kept."""
         return self.n_rows - self.n_skipped
 
     def __str__(self) -> str:

@@ -83,6 +83,7 @@ class Shards:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the shards, from their folder."""
         return load_tokenizer(self.folder)
 
     @cached_property

@@ -60,7 +60,11 @@ class Task(Protocol):
     name: str
 
     @property
-    def train(self) -> Split[Batch]: ...
+    def train(self) -> Split[Batch]:
+        """The part to train on."""
+        ...
 
     @property
-    def validation(self) -> Split[Batch]: ...
+    def validation(self) -> Split[Batch]:
+        """The part to measure on."""
+        ...

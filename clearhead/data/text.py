@@ -37,9 +37,11 @@ class RandomWindows:
     """Windows that start anywhere, anew in each epoch; an epoch has as many as would cover the text once."""
 
     def count(self, n_ids: int, context: int) -> int:
+        """How many windows an epoch has: as many as would cover the text once."""
         return -(-(n_ids - 1) // context)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
+        """Where the windows of these rows (B,) begin: drawn from the seed and the epoch."""
         if n_ids > _MOST_RANDOM:
             raise ConfigError(
                 f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}; "
@@ -59,11 +61,13 @@ class ConsecutiveWindows(Value):
     shifted: bool = False
 
     def count(self, n_ids: int, context: int) -> int:
+        """How many windows an epoch has: the text once, end to end."""
         if not self.shifted:
             return -(-(n_ids - 1) // context)
         return max(1, (n_ids - 1) // context - 1)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
+        """Where the windows of these rows (B,) begin: one after the other."""
         if not self.shifted:
             return rows * context
         room = max(0, n_ids - 1 - self.count(n_ids, context) * context)

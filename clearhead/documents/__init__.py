@@ -49,6 +49,7 @@ class Document:
     questions: tuple[Question, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead documents NUMBER --json` prints it."""
         questions = [
             {
                 "place": question.place,

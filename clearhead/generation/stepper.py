@@ -49,13 +49,16 @@ class Recompute:
         self._ids = prompts
 
     def begin(self) -> Float[Tensor, "B V"]:
+        """The logits (B, V) of the token after each prompt."""
         return self._logits(self._ids)
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        """One more id for each row (R,), and the logits (R, V) of the token after it."""
         self._ids = torch.cat((self._ids, ids[:, None]), dim=1)
         return self._logits(self._ids)
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Row i goes on from what row `rows[i]` was, as beam search asks."""
         self._ids = self._ids.index_select(0, rows)
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.values import checked, stray, whole
+from clearhead.values import checked, whole
 
 
 class TokenEmbedding(nn.Embedding):

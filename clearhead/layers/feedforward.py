@@ -93,6 +93,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
+        """Each token by itself: (…, M) becomes (…, F) and (…, M) again."""
         if x.ndim < 1 or x.shape[-1] != self.up.in_features:
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this feed-forward."

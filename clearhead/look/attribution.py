@@ -56,10 +56,12 @@ class Attribution(Shown):
 
     @property
     def total(self) -> float:
+        """The sum of the parts."""
         return math.fsum(part.value for part in self.parts)
 
     @property
     def rest(self) -> float:
+        """What of the logit is no part's: rounding."""
         return self.logit - self.total
 
     @property
@@ -93,6 +95,7 @@ class Attribution(Shown):
         return charts
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead look --view attribution --json` prints it."""
         answer = {"token": self.answer.token, "versus": self.answer.versus, "position": self.answer.position}
         kinds = [{"name": part.name, **vars(part)} for part in self.parts]
         return {"answer": answer, "logit": self.logit, "total": self.total, "rest": self.rest, "parts": kinds}

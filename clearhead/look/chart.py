@@ -45,6 +45,7 @@ class Chart:
 
     @property
     def is_bars(self) -> bool:
+        """Whether it is one row of bars and not a map."""
         return self.signed and len(self.columns) == 1
 
     def cells(self) -> list[list[str]]:
@@ -115,6 +116,7 @@ class Plane:
 
     @property
     def title(self) -> str:
+        """What is drawn, in words."""
         first, second = (f"{100 * share:.0f} %" for share in self.shares)
         return (
             f"{len(self.names)} vectors, {len(self.centre)} wide: along its axes {first} and {second} of the variance"
@@ -125,14 +127,17 @@ class Plane:
         return (vectors.to(self.centre) - self.centre) @ self.axes.T
 
     def to_dict(self) -> dict[str, Any]:
+        """The points and their labels as plain values, for JSON."""
         return {"shares": list(self.shares), "names": list(self.names), "points": self.points.tolist()}
 
     def text(self, *, width: int = 80, colour: bool = False) -> str:
+        """The points as text of this width."""
         columns = ("first", "second")
         chart = Chart(title="", rows=plain(self.names), columns=columns, values=self.points, signed=True)
         return chart.text(width=width, colour=colour)
 
     def html(self) -> str:
+        """The points as an SVG picture for a page."""
         low, high = self.points.min(0).values, self.points.max(0).values
         places = (self.points - low) / (high - low).clamp(min=1e-12)
         dots = "".join(

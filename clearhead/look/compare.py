@@ -81,6 +81,7 @@ class Comparison:
     logits: MovedLogits | None
 
     def to_dict(self) -> dict[str, Any]:
+        """Every difference as plain values, for JSON."""
         return {
             "outputs": [moved.to_dict() for moved in self.outputs],
             "weights": [moved.to_dict() for moved in self.weights],

@@ -22,19 +22,6 @@ from clearhead.look.picture import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "arcs",
-    "chart",
-    "contribution_bars",
-    "head_grid",
-    "heat",
-    "measures",
-    "norms",
-    "patches",
-    "rollout_map",
-    "save",
-]
-
 _LABELLED = 64  # tokens, up to which each is written at its row or column
 _INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 _SHADES = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")

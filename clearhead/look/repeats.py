@@ -41,6 +41,7 @@ class Repeats(Shown):
         return [Chart(title=t, rows=rows, columns=heads, values=getattr(self, n)) for n, t in titles.items()]
 
     def to_dict(self) -> dict[str, Any]:
+        """Each head's score as plain values, for JSON."""
         scores = {name: getattr(self, name).tolist() for name in ("induction", "duplicate", "previous")}
         return {"rows": list(self.rows), **scores}
 

@@ -73,6 +73,7 @@ class Grid(Shown):
         return [Chart(title=title, rows=shortened(self.rows), columns=columns, values=values, signed=True, note=note)]
 
     def to_dict(self) -> dict[str, Any]:
+        """Every number with its place as plain values, for JSON."""
         plain = {"what": self.what, "rows": list(self.rows), "over": self.over, "columns": list(self.columns)}
         source = None if self.source != self.source else self.source
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]

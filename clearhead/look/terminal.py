@@ -21,22 +21,6 @@ from clearhead.errors import ShapeError
 from clearhead.look.measures import Contribution
 from clearhead.look.picture import Picture
 
-__all__ = [
-    "contribution_table",
-    "flush_right",
-    "head_grid",
-    "head_table",
-    "heatmap",
-    "letters",
-    "link_list",
-    "norm_bars",
-    "paint",
-    "patch_map",
-    "plain",
-    "shade",
-    "sound_map",
-]
-
 _SHADES = " ·░▒▓█"
 _MOST_ROWS = 64
 _STEPS = ((18, 24, 32), (36, 80, 126), (59, 128, 189), (116, 183, 232), (191, 224, 245), (246, 252, 255))

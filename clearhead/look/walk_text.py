@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _ROWS = 8  # tokens that are shown of a longer line
 _NUMBERS = 5  # of each vector
 
+_BARS = "▁▂▃▄▅▆▇█"
+
 
 def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
     """See `Walk.text`."""
@@ -137,7 +139,10 @@ def _words(station: Station) -> str:
         read = f"{station.rows[i].strip() or station.rows[i]} →" if station.rows else "→"
         if station.values.dim() > 1:
             shares = station.values[i].tolist()
-            lines.append((read, *(f"{word.strip() or word} {p:.3f}" for word, p in zip(words, shares, strict=True))))
+            told = [
+                f"{word.strip() or word} {_BARS[int(7.99 * p)]} {p:.3f}" for word, p in zip(words, shares, strict=True)
+            ]
+            lines.append((read, *told))
         else:
             lines.append((read, words[0].strip() or words[0]))
     return table(lines, right=(0,))

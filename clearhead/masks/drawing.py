@@ -6,8 +6,9 @@ for each pair; large ones are shaded (see `shading.py`, which makes the numbers)
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from statistics import fmean
 
 _SHADES = " ░▒▓█"
 _LABEL_EVERY = 4
@@ -47,28 +48,48 @@ class Drawing:
             text += f", counted on a sample of {self.rows_seen:,} queries"
         return text
 
-    def body(self) -> list[str]:
-        """The rows of cells as text, without axes: ■ may attend, · may not; in shades, blank is none and █ is all."""
+    def body(self, wide: bool = True) -> list[str]:
+        """The rows of cells as text, without axes: ■ may attend, · may not; in shades, blank is none and █ is all.
+        A cell is two columns `wide`, or one."""
         if self.shaded:
-            return ["".join([2 * _shade(x) for x in row]) for row in self.cells]
-        return [" ".join(["■" if x else "·" for x in row]) for row in self.cells]
+            return ["".join([(1 + wide) * _shade(x) for x in row]) for row in self.cells]
+        return [(" " * wide).join(["■" if x else "·" for x in row]) for row in self.cells]
 
-    def __str__(self) -> str:
-        legend = "blank none, ░▒▓ some, █ all" if self.shaded else "■ may attend, · may not"
-        head = [self.expression, *textwrap.wrap(f"{self.caption}; {legend}", 80)]
-        if not self.queries or not self.keys:
-            return "\n".join(head)
+    def text(self, width: int | None = None) -> str:
+        """The picture as text of at most so many columns: narrower cells, and where these do not fit, larger ones."""
         rows, columns = self._size()
         labels = [str(self.offset + row * self.queries // rows) for row in range(rows)]
-        margin = max(len(label) for label in labels)
+        margin = max(map(len, labels), default=0) + 1
+        wide = width is None or margin + 2 * columns <= width
+        if width is not None and not wide and margin + columns > width:
+            return self._coarser(-(-columns // max(1, width - margin))).text(width)
+        legend = "blank none, ░▒▓ some, █ all" if self.shaded else "■ may attend, · may not"
+        head = [self.expression if width is None else textwrap.fill(self.expression, max(width, 20))]
+        head += textwrap.wrap(f"{self.caption}; {legend}", max(width or 80, 20))
+        if not self.queries or not self.keys:
+            return "\n".join(head)
         axis = ""
         for column in range(0, columns, _LABEL_EVERY):
             number = str(column * self.keys // columns)
-            if len(axis) <= 2 * column:
-                axis = axis.ljust(2 * column) + number + " "
-        lines = [" " * (margin + 1) + axis.rstrip()]
-        lines += [f"{label:>{margin}} {line}" for label, line in zip(labels, self.body(), strict=True)]
+            if len(axis) <= (1 + wide) * column:
+                axis = axis.ljust((1 + wide) * column) + number + " "
+        lines = [" " * margin + axis.rstrip()]
+        lines += [f"{label:>{margin - 1}} {line}" for label, line in zip(labels, self.body(wide), strict=True)]
         return "\n".join(head + [line.rstrip() for line in lines])
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _coarser(self, step: int) -> Drawing:
+        """The same in cells `step` times as large in both directions, each the mean of those that it takes in."""
+        rows, columns = self._size()
+        cells = tuple(
+            tuple(
+                fmean(x for row in self.cells[i : i + step] for x in row[j : j + step]) for j in range(0, columns, step)
+            )
+            for i in range(0, rows, step)
+        )
+        return replace(self, cells=cells)
 
     def svg(self) -> str:
         """The picture as one self-contained SVG document: dark may attend, pale may not, grey in proportion."""

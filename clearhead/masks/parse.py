@@ -196,7 +196,7 @@ class _Reader:
         values: dict[str, Any] = {}
         labels: dict[str, str] = {}
         while not self._skip(")"):
-            if values and not self._skip(","):
+            if values and not self._skip(",") and self.tokens[self.at].kind != "end":
                 self._fail(f"expected , or ) in the arguments of {name.text}", self.tokens[self.at].column)
             self._argument(name.text, constructor, values, labels)
         missing = [word for word in constructor.parameters[: constructor.required] if word not in values]

@@ -34,6 +34,7 @@ class Atom(NamedTuple):
         return self.leaf.keys_of(self.swapped)
 
     def flipped(self) -> Atom:
+        """The same of queries and keys exchanged."""
         return atom(self.leaf, not self.swapped)
 
 

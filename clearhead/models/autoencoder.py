@@ -56,6 +56,7 @@ class Autoencoder(nn.Module):
         self.decoder = _linears(widths[::-1], config.bias)
 
     def forward(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B features"]:
+        """What is left of each row (…, features) after it went through the narrow middle."""
         return self.decode(self.encode(x))
 
     def encode(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B latent"]:

@@ -203,6 +203,7 @@ class ConvNet(nn.Module):
             self.head = nn.Conv2d(width, config.n_classes, kernel)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
+        """Pictures (B, C, height, width) become the logits (B, classes)."""
         if isinstance(self.config.head, LinearHead):
             self._check(images)
             return self.head(self.features(images).flatten(1))

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.positions import Sinusoidal
-from clearhead.values import Count, Natural, require, stray
+from clearhead.values import Count, Natural, require
 
 __all__ = ["Encoder", "EncoderConfig"]
 

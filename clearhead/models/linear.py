@@ -63,6 +63,7 @@ class LogisticRegression(nn.Module):
                 parameter.zero_()
 
     def forward(self, x: Float[Tensor, "N features"]) -> Float[Tensor, "N classes"]:
+        """Features (N, features) become the logits (N, classes)."""
         _check(x, self.config.n_features)
         logits = self.linear(x)
         if self.config.n_classes == 2:

@@ -17,25 +17,6 @@ from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.positions import Learned, Sinusoidal
 
-__all__ = [
-    "PRESETS",
-    "bert_base",
-    "gpt2",
-    "gpt2_large",
-    "gpt2_medium",
-    "gpt2_xl",
-    "tiny_decoder",
-    "tiny_encoder",
-    "tiny_encoder_decoder",
-    "tiny_speech",
-    "tiny_vision",
-    "transformer_base",
-    "transformer_big",
-    "vit_base",
-    "vit_small",
-    "vit_tiny",
-]
-
 # ---------------------------------------------------------------------- Vaswani et al., 2017: translation
 
 

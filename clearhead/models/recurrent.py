@@ -355,6 +355,7 @@ class Recurrent(nn.Module):
     def forward(
         self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, cache: RecurrentCache | None = None
     ) -> Float[Tensor, "B *T out"]:
+        """Ids (B, T) become logits: (B, T, V) of the next token, or (B, classes) of the text."""
         check_ids("ids", ids)
         if cache is not None and self.config.bidirectional:
             raise ConfigError(

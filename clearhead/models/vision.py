@@ -31,6 +31,7 @@ class Cls:
     n_vectors: ClassVar[int] = 1  # of the model's width, in what `pool` returns
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """The first token's vector: (B, T, M) becomes (B, M)."""
         return x[:, 0]
 
 
@@ -42,6 +43,7 @@ class Mean:
     n_vectors: ClassVar[int] = 1
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """The mean over all tokens: (B, T, M) becomes (B, M)."""
         return x.mean(1)
 
 
@@ -53,6 +55,7 @@ class ClsAndMean:
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        """The first token's vector beside the mean of the patches: (B, T, M) becomes (B, 2M)."""
         return torch.cat((x[:, 0], x[:, 1:].mean(1)), dim=-1)
 
 
@@ -66,6 +69,7 @@ class Distilled:
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
+        """The class token's vector beside the teacher token's: (B, T, M) becomes (B, 2M)."""
         return x[:, :2].flatten(1)
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.positions._places import beside
-from clearhead.values import Count, Natural, require, stray, whole
+from clearhead.values import Count, Natural, require, whole
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Linear(Value):
     factor: Factor = 1.0
 
     def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+        """Every frequency (D/2,) divided by the factor."""
         return frequencies / self.factor
 
     @property
@@ -51,12 +52,14 @@ class Llama3(Value):
             raise ConfigError(f"Llama3: low is {self.low} and high is {self.high}; expected low below high")
 
     def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+        """Low frequencies (D/2,) divided by the factor, high ones kept, a ramp between them."""
         turns = self.trained_len * frequencies / (2 * math.pi)  # in a text of the trained length
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (keep + (1 - keep) / self.factor)
 
     @property
     def length(self) -> float:
+        """What the turned vectors are multiplied by."""
         return 1.0
 
 
@@ -75,6 +78,7 @@ class Yarn(Value):
     lengthened: Positive | None = None
 
     def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+        """Frequencies (D/2,) between divided and kept, by how often each turns within the trained length."""
         pairs = frequencies.shape[0]
         first = max(math.floor(self._pair_with(self.fast, pairs, base)), 0)
         last = min(math.ceil(self._pair_with(self.slow, pairs, base)), 2 * pairs - 1)
@@ -88,6 +92,7 @@ class Yarn(Value):
 
     @property
     def length(self) -> float:
+        """What the turned vectors are multiplied by, which keeps the softmax as sharp as it was."""
         return 0.1 * math.log(self.factor) + 1 if self.lengthened is None else self.lengthened
 
 

@@ -8,13 +8,21 @@ pretrained.translate(model, ["Hello world"])
 
 from __future__ import annotations
 
-from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.export import export
-from clearhead.pretrained.listen import Event, Listener
-from clearhead.pretrained.speak import conversation, nearest
-from clearhead.pretrained.store import BOX, Trained, cards, load, load_model, names
-from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
-from clearhead.pretrained.translate import Translated, translate, translations
+from typing import TYPE_CHECKING
+
+from clearhead._lazy import lazy
+
+if TYPE_CHECKING:
+    from clearhead.pretrained.box import BOX, cards, names
+    from clearhead.pretrained.evaluate import Evaluation, evaluate
+    from clearhead.pretrained.export import export
+    from clearhead.pretrained.listen import Event, Listener
+    from clearhead.pretrained.speak import conversation, nearest
+    from clearhead.pretrained.store import Trained, load, load_model
+    from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
+    from clearhead.pretrained.translate import Translated, translate, translations
+
+lazy(__name__)
 
 __all__ = [
     "BOX",

@@ -51,6 +51,7 @@ class Evaluation:
     latency_95: float | None = None  # that 95 % of the digits do not exceed
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead evaluate --json` prints it."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

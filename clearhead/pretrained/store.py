@@ -8,7 +8,6 @@ card: data and licence, metrics, the command, the time. All of it is data, as a 
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,16 +21,14 @@ from clearhead import interop
 from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
-from clearhead.errors import DataError, StorageError
+from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Limits, Sample
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
+from clearhead.pretrained.box import find, is_ours, read_card
 from clearhead.pretrained.listen import Listener
 from clearhead.training.recipe import Recipe
-from clearhead.values import did_you_mean
 
-BOX = Path(__file__).parent
-CARD = "card.toml"
 GREEDY = Greedy()
 
 
@@ -74,6 +71,7 @@ class Trained:
 
     @property
     def task(self) -> str:
+        """What it was trained for, or what a model of its kind can do."""
         if self.own is not None:
             return self.own.task
         hears = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
@@ -161,27 +159,6 @@ def _each(given: Any, run: Callable[[Any], Any], *, one: bool | None = None) -> 
     return run([given])[0] if one else run(given)
 
 
-def names() -> list[str]:
-    """The models in the box."""
-    return sorted(path.parent.name for path in BOX.glob("*/config.toml"))
-
-
-def cards() -> dict[str, dict[str, Any]]:
-    """Every model in the box, with its card."""
-    return {name: read_card(BOX / name) for name in names()}
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a model's folder; empty where there is none."""
-    path = folder / CARD
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} is not a card: {error}") from error
-
-
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
     if not is_ours(name) and interop.is_foreign(name):
@@ -207,34 +184,4 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     return storage.load(find(name), device=device, dtype=dtype)
 
 
-def is_ours(name: str | Path) -> bool:
-    """Whether a name stands for a model of this project's own form: in the box, or a folder with config.toml."""
-    return str(name) in names() or any(
-        (folder / "config.toml").is_file() for folder in (Path(name), Path(name, "model"))
-    )
-
-
-def find(name: str | Path) -> Path:
-    """The folder that a name or a path stands for."""
-    path = Path(name)
-    known = names()
-    if str(name) in known:
-        return BOX / str(name)
-    for folder in (path, path / "model"):
-        if (folder / "config.toml").is_file():
-            return folder
-    if path.is_dir():
-        unfinished = (path / "train.toml").is_file()
-        hint = (
-            f"its run is not finished; go on with: clearhead train --resume {path}"
-            if unfinished
-            else "expected config.toml, or config.json of a Hugging Face folder"
-        )
-        raise StorageError(f"{path} holds no model: {hint}")
-    hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
-    raise StorageError(
-        f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
-    )
-
-
-__all__ = ["BOX", "Trained", "cards", "find", "load", "load_model", "names", "read_card"]
+__all__ = ["Trained", "load", "load_model"]

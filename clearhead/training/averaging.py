@@ -50,6 +50,7 @@ class EMA(Value):
     decay: Fraction = 0.999
 
     def build(self) -> Average:
+        """The running average itself, still empty."""
         return _Moving(self)
 
 
@@ -61,6 +62,7 @@ class LastK(Value):
     every: Count = 100
 
     def build(self) -> Average:
+        """The average over the last checkpoints itself, still empty."""
         return _Snapshots(self)
 
 

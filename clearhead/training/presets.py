@@ -397,7 +397,7 @@ def spoken_digits() -> Recipe:
             init=Xavier(),
         ),
         train=TrainConfig(
-            steps=8000,
+            steps=6000,
             batch=ByCount(128),
             schedule=WarmupCosine(2e-3, 400),
             weight_decay=0.05,

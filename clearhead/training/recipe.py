@@ -43,6 +43,7 @@ class Recipe:
 
     @property
     def task(self) -> str:
+        """The name of the task: translation, text, digits or sort-dedup."""
         return self.data.task
 
     def changed(self, settings: Mapping[str, Any]) -> Recipe:
@@ -66,12 +67,14 @@ class Recipe:
         return getattr(getattr(self, section), path[0])
 
     def to_toml(self) -> str:
+        """The recipe as the text of train.toml."""
         head = f"preset = {json.dumps(self.preset)}\ntask = {json.dumps(self.task)}\n"
         parts = [f"[{name}]\n{getattr(self, name).to_toml()}" for name in ("data", "model", "train")]
         return "\n".join([head, *parts])
 
     @classmethod
     def from_toml(cls, text: str) -> Recipe:
+        """The recipe that such a text describes; unknown keys are refused by name."""
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

@@ -80,9 +80,11 @@ class Marks:
 
     @property
     def credit(self) -> int:
+        """How many cells are right, or follow from an earlier slip."""
         return sum(step.credit for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead work NAME --check FILE --json` prints it."""
         return {
             "problem": self.name,
             "student": self.student,
@@ -235,6 +237,7 @@ class ClassMarks:
 
     @property
     def is_right(self) -> bool:
+        """Whether every student has everything right, and every file could be read."""
         return not self.unread and all(marks.is_right for marks in self.students)
 
     @property
@@ -256,6 +259,7 @@ class ClassMarks:
         return [(count, key, because) for (key, because), count in found.most_common()]
 
     def to_dict(self) -> dict[str, Any]:
+        """As `clearhead work NAME --check FILES --json` prints it."""
         return {
             "problem": self.name,
             "right": self.is_right,

@@ -24,6 +24,7 @@ class Grid:
 
     @classmethod
     def of(cls, cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str]) -> Grid:
+        """A matrix of cells with the names of its rows and columns."""
         return cls(tuple(rows), tuple(columns), tuple(tuple(row) for row in cells))
 
     @classmethod
@@ -33,10 +34,12 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
         return len(self.rows), len(self.columns)
 
     @property
     def is_one(self) -> bool:
+        """Whether it is a single number."""
         return self.rows == ("",) and self.columns == ("",)
 
     @property
@@ -82,10 +85,12 @@ class Check:
 
     @property
     def agrees(self) -> bool:
+        """Whether both ways gave the same number, within the tolerance."""
         return self.difference <= self.limit
 
     @property
     def sentence(self) -> str:
+        """What was compared and how far the two are apart."""
         verdict = "the same" if self.agrees else "NOT THE SAME"
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 

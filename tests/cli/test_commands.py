@@ -163,7 +163,7 @@ class TestMask:
 class TestModels:
     def test_lists_what_is_in_the_box(self, cli):
         cards = cli("models", "--json").json
-        assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup"}
+        assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup", "spoken-digits"}
         assert all(card["weights"] > 0 and card["command"].startswith("clearhead train") for card in cards.values())
         assert "en-es" in cli("models").out
         assert "licence" in cli("models", "en-es").out

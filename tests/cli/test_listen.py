@@ -56,7 +56,7 @@ def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
     *digits, last = ran.out.splitlines()
     assert [line[0] for line in digits] == said
     assert all(" ended at " in line and " latency " in line and line.endswith("%") for line in digits)
-    assert last.startswith("5.05 s of sound in ")
+    assert last.startswith("5.05 s of sound took ")
     assert "real-time factor" in last
 
 

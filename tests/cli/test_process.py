@@ -51,6 +51,39 @@ def test_translates_from_a_cold_start():
     assert not others & {"matplotlib", "scipy", "sklearn", "sacrebleu", "transformers", "tensorboard", "IPython"}
 
 
+LIGHT = """
+import contextlib, json, sys
+from clearhead.cli import main
+from clearhead.cli.app import every_command
+
+def run(*arguments):
+    sys.argv = ["clearhead", *arguments]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, arguments
+
+with contextlib.redirect_stdout(None):
+    run("--version")
+    run("models")
+    run("models", "en-es")
+    run("data")
+    run("documents")
+    for words in every_command():
+        run(*words, "--help")
+print(json.dumps([len(list(every_command())), sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_what_computes_nothing_answers_without_torch():
+    """Every command's help, the version and the lists: in one process, for what one imports the others would see."""
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    commands, modules = json.loads(done.stdout)
+    assert commands > 30
+    assert not {"torch", "sympy", "numpy", "matplotlib", "tokenizers", "safetensors"} & set(modules)
+
+
 @pytest.mark.parametrize(
     "pipe",
     ["mask 'causal()' -n 64 | head -1", "data | head -1", "generate ROMEO: | true", "models --json | true"],

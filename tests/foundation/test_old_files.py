@@ -15,7 +15,7 @@ from clearhead.config import Config
 from clearhead.data import ByCount, ByTokens, ConsecutiveWindows, RandomWindows
 from clearhead.errors import ConfigError
 from clearhead.models import VisionConfig, load
-from clearhead.pretrained.store import BOX, names
+from clearhead.pretrained.box import BOX, names
 from clearhead.training import EMA, Constant, InverseRoot, Recipe, TrainConfig, WarmupCosine, checkpoints, train
 from clearhead.training.tasks import TextData
 

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead.bench.sparse_plot import draw_sparse
 from clearhead.cli.app import _COMMANDS
-from tools.readme import TABLES, updated
+from tools.readme import PAGES, TABLES, updated
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,9 +42,16 @@ def test_the_make_targets_exist():
 
 
 def test_the_tables_are_made_from_the_results():
-    assert updated(TEXT) == TEXT, "run `make readme`"
-    for name in TABLES:
-        assert f"<!-- {name} -->\n|" in TEXT
+    assert sorted(name for names in PAGES.values() for name in names) == sorted(TABLES)
+    for page, names in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert updated(page) == text, "run `make readme`"
+        for name in names:
+            assert f"<!-- {name} -->\n|" in text
+
+
+def test_it_is_read_in_one_sitting():
+    assert len(TEXT.splitlines()) < 200
 
 
 def test_the_picture_of_masks_is_made_from_the_results(tmp_path):

@@ -201,4 +201,7 @@ def test_patches_over_a_picture(tmp_path):
     assert found["row"] == top(weights[0, 1 + 1 * 4 + 2], names)
     assert found["below"].startswith("(2, 2)")
     assert found["ink"] > 50
+    assert found["plain"] > 50  # the picture itself, beside it
+    assert found["legend"].startswith("0")
+    assert "of its attention" in found["legend"]
     assert found["matrix"] > 20

@@ -343,7 +343,7 @@ class TestText:
         weights = walk["encoder.blocks.0", "weights"].values[5]
         for row in weights:
             assert "  ".join(f"{value:.2f}".rjust(4) for value in row[:2].tolist())[:4] in text
-        assert f"mundo {walk.steps[2].taken.probability:.3f}" in text
+        assert f"mundo █ {walk.steps[2].taken.probability:.3f}" in text
         assert f"length {float(walk['encoder', 'position'].values[0].norm()):.3g}" in text
 
     def test_why_is_said_once(self):

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from clearhead import pretrained
 from clearhead.errors import DataError, StorageError
-from clearhead.pretrained.store import BOX, find, read_card
+from clearhead.pretrained.box import BOX, find, read_card
 from tools.card import to_toml
 
 FIELDS = {

@@ -102,7 +102,6 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
 
 
-@pytest.mark.skipif("spoken-digits" not in pretrained.names(), reason="spoken-digits is not in the box yet")
 def test_the_model_in_the_box_hears_the_recording_in_any_pieces():
     model = pretrained.load("spoken-digits").model
     samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
@@ -207,3 +206,20 @@ def test_what_cannot_be_heard_is_refused():
         listener.feed(torch.zeros(50, dtype=torch.int16))
     with pytest.raises(ConfigError, match="beam is 0"):
         Listener(speech(MASKS["window"]), beam=0)
+
+
+class TestTheShippedModel:
+    @pytest.mark.parametrize("loud", [0.0, 1e-4, 1e-2, 0.1])
+    def test_silence_and_noise_say_nothing(self, loud):
+        listener = pretrained.load("spoken-digits").listen()
+        noise = torch.randn(3 * listener.rate, generator=torch.Generator().manual_seed(5))
+        assert [*listener.feed(loud * noise), *listener.end()] == []
+
+    def test_it_keeps_its_goals_by_its_card(self):
+        """Measured on recordings that nothing was trained on, by `tools/card.py`."""
+        metrics = pretrained.cards()["spoken-digits"]["metrics"]
+        assert metrics["greedy"]["accuracy"] >= 0.985
+        assert metrics["streams"]["digit_error_rate"] <= 0.03
+        assert metrics["streams"]["latency_95"] <= 0.3
+        size = sum(path.stat().st_size for path in (pretrained.BOX / "spoken-digits").iterdir())
+        assert size <= 6e6

@@ -50,7 +50,9 @@ def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, way, blank
     if way == "markdown":
         rendered = MarkdownIt("commonmark").enable("table").render(show.markdown(works[name], style))
     else:
-        rendered = show.html(works[name], style)
+        rendered = re.sub(r"<sub>(\w+)</sub>", r"_\1", show.html(works[name], style))  # as it was before it was set
+        rendered = re.sub(r"<sup>(\w+)</sup>", r"^\1", rendered)
+        rendered = re.sub(r"<sup>(.*?)</sup>", r"^(\1)", rendered)
     root = lxml_html.fromstring(f"<div>{rendered}</div>" if way == "markdown" else rendered)
     expected = [
         [["", *block.columns], *[[label, *row] for label, row in zip(block.rows, cells, strict=True)]]

@@ -15,7 +15,7 @@ import torch
 from clearhead.data import Characters, Symbols, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
 from clearhead.models import load, save, tiny_decoder
-from clearhead.pretrained.store import BOX, read_card
+from clearhead.pretrained.box import BOX, read_card
 from clearhead.training.recipe import Recipe
 from tools.trials import Broken, Case
 

@@ -11,7 +11,8 @@ from clearhead.values import did_you_mean
 
 __all__ = ["STUDIES", "Record", "Study", "carry_out", "read", "study"]
 
-STUDIES = {module.STUDY.name: module.STUDY for module in (fixed_vector, positions, stability, heads, gaze, speech)}
+_ALL = (*(module.STUDY for module in (fixed_vector, positions, stability, heads, gaze, speech)), speech.NEW_SPEAKER)
+STUDIES = {study.name: study for study in _ALL}
 
 
 def study(name: str) -> Study:

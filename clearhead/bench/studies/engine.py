@@ -116,6 +116,7 @@ class Study:
     bars: bool = False
     log_y: bool = False
     reads: str = ""  # what data it needs, if any
+    seeds: int = 3  # that its committed file has
 
 
 @dataclass

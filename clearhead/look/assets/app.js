@@ -155,7 +155,7 @@ async function detail(row) {
   const rows = tokens(one.rows), columns = tokens(one.columns), parts = [];
   const name = rows[row]?.trim() || rows[row] || "";
   const pointed = over === null ? [] : [make("p", { className: "note", textContent: `Under the pointer: ${columns[over]} ${show(found.weight(row, over))}` })];
-  parts.push(make("div", {}, make("p", { className: "of" }, name, " ", make("span", { className: "place", textContent: `${row} of ${rows.length}` })),
+  parts.push(make("div", {}, make("p", { className: "of" }, name, " ", make("span", { className: "place", textContent: `${row + 1} of ${rows.length}` })),
     table("looks at", found.best(row, 8).map(({ key, weight }) => [label(columns, key), gauge(weight), figure(show(weight))])), ...pointed));
   if (one.written) parts.push(make("div", { id: "adds" }));
   const scores = one.summary[head]?.scores;
@@ -269,7 +269,17 @@ function recalled() {
 }
 
 at("title").textContent = data.title;
-at("facts").append(...data.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+// Chances, such as "a (71 %), b (20 %)", have a bar each.
+function factOf(value) {
+  const parts = value.split("), ").map((part) => /^(.*) \((\d+) %\)?$/.exec(part));
+  if (parts.includes(null)) return [value];
+  return parts.map(([, word, share]) => {
+    const bar = make("span", { className: "chance" });
+    bar.style.setProperty("--share", `${share}%`);
+    return make("span", {}, `${word} `, bar, ` ${share} %`);
+  });
+}
+at("facts").append(...data.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", {}, ...factOf(value)))));
 at("foot").textContent = data.foot;
 const measures = new Measures((number, head) => { go({ number, head }); at("stage").scrollIntoView({ block: "nearest" }); });
 const extras = [data.rollouts.length ? rolloutBox() : null, data.norms.length ? normsBox() : null].filter(Boolean);

@@ -32,7 +32,8 @@ class MatrixView {
     pen.font = FONT;
     this.letters = Math.max(0, ...this.columns.map((label) => [...label.trim()].length)) <= 2; // then they stand upright
     const longest = (labels) => Math.min(120, 10 + Math.max(0, ...labels.map((label) => pen.measureText(label.trim()).width)));
-    this.margins(box, longest(this.rows), this.letters ? 20 : 8 + longest(this.columns) * 0.8, this.letters ? 8 : 50);
+    const beyond = this.letters ? 8 : Math.min(50, 0.62 * longest(this.columns.slice(-3))); // the last labels lean out
+    this.margins(box, longest(this.rows), this.letters ? 20 : 8 + longest(this.columns) * 0.8, beyond);
     // Where not every label has room, some are written with their positions, which takes more.
     if (this.cell < LABEL) this.margins(box, 92, 72, 16);
     const ratio = devicePixelRatio || 1;
@@ -43,10 +44,12 @@ class MatrixView {
 
   margins(box, left, above, right) {
     const T = this.rows.length, S = this.columns.length;
-    const wide = Math.max(160, box.clientWidth - 42 - left - right), high = Math.max(320, Math.min(680, innerHeight - 240));
-    this.cell = Math.min(wide / S, high / T, this.largest || 38);
-    // A matrix of very different sides still fills the frame.
-    const across = Math.min(wide, Math.max(this.cell * S, S < T ? Math.min(wide, S * 12, 200) : 0));
+    const { paddingLeft, paddingRight } = getComputedStyle(box), inside = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+    const wide = Math.max(160, inside - 2 - left - right), high = Math.max(320, Math.min(680, innerHeight - 240));
+    this.cell = Math.min(wide / S, high / T, this.largest || 56);
+    // A small matrix, and one of very different sides, still fills the frame.
+    const broad = this.largest ? this.cell : Math.min(wide / S, 1.75 * this.cell);
+    const across = Math.min(wide, Math.max(broad * S, S < T ? Math.min(wide, S * 12, 200) : 0));
     const down = Math.max(this.cell * T, Math.min(60, 24 * T));
     Object.assign(this, { left, above, across, down, width: left + across + right, height: above + down + 4 });
   }

@@ -20,6 +20,7 @@ function textOf(labels, isQuery) {
     spans.push(span);
     box.append(span);
     if (label.includes("⏎")) box.append(make("br"));
+    else if (isMark) box.append(make("wbr")); // a line of characters breaks where a blank is
   });
   if (isQuery) box.setAttribute("role", "listbox");
   return { box, spans };
@@ -221,7 +222,13 @@ class PatchView {
     const { height, width } = data.image, side = width > 2 * height ? 960 : 480;
     this.canvas = make("canvas", { width: side, height: Math.round((side * height) / width), tabIndex: 0, role: "img" });
     this.canvas.setAttribute("aria-label", "The picture with its patches, shaded by the weights of the chosen one. Arrow keys choose a patch.");
-    box.replaceChildren(make("div", { className: "patches" }, this.canvas));
+    const plain = make("canvas", { width: this.canvas.width, height: this.canvas.height, role: "img", className: "plain" });
+    plain.setAttribute("aria-label", "The picture as the model was shown it.");
+    const pen = plain.getContext("2d");
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(photograph(), 0, 0, plain.width, plain.height);
+    const titled = (title, drawn) => make("figure", {}, drawn, make("figcaption", { textContent: title }));
+    box.replaceChildren(make("div", { className: "patches" }, titled("The picture", plain), titled("What the chosen patch looks at", this.canvas)));
     this.listen();
     this.shade(this.row);
   }
@@ -260,6 +267,8 @@ class PatchView {
     pen.drawImage(photograph(), 0, 0, wide, high);
     if (row === null) return;
     const best = this.matrix.best(row, this.rows.length), most = best[0]?.weight || 1;
+    const before = best.filter(({ key }) => key < this.extra).reduce((sum, { weight }) => sum + weight, 0);
+    this.note(make("span", { className: "scale" }, "0", make("span", { className: "glow" }), `${show(most)} of its attention${before >= 0.005 ? `; ${show(before)} goes to the class token` : ""}`));
     const style = getComputedStyle(document.documentElement), tall = high / rows, broad = wide / columns;
     // The picture steps back, then the weights light up where they fall.
     pen.fillStyle = "rgb(10 14 20 / 0.35)";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from clearhead.work.sheet import Work
@@ -11,7 +12,7 @@ from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
 # A matrix stands between brackets, with the names of its rows and columns outside them, as on paper.
 # Notebooks stripe the rows of a table and rule off its head, by rules of two classes: `.chw.chw` has the last word.
 _CSS = """
-.chw { line-height: 1.5; max-width: 60rem; font-family: system-ui, -apple-system, "Segoe UI", sans-serif;
+.chw { line-height: 1.5; max-width: 78rem; font-family: system-ui, -apple-system, "Segoe UI", sans-serif;
   --line: color-mix(in srgb, currentColor 22%, transparent);
   --soft: color-mix(in srgb, currentColor 62%, transparent); }
 .chw h2 { font: 400 1.7em/1.25 "Iowan Old Style", Charter, Georgia, "Liberation Serif", serif; margin: 0 0 .4em; }
@@ -20,7 +21,10 @@ _CSS = """
 .chw .source { color: var(--soft); font-size: .9em; }
 .chw .question { font-size: 1.05em; padding-bottom: 1.2em; border-bottom: 1px solid var(--line); }
 .chw section { margin: 1.6em 0; }
-.chw section.given { display: inline-block; vertical-align: top; margin: 1.2em 3em .4em 0; }
+/* Steps stand beside each other where they have room, in the order of reading. */
+.chw section:is(.given, .step) { display: inline-block; vertical-align: top; margin: 1.1em 2.6em .3em 0;
+  max-width: 100%; }
+.chw .step :is(p, ul) { max-width: 34em; }
 .chw .key { font-weight: 400; color: var(--soft); font-size: .85em; margin-left: .5em; }
 .chw code { font-family: ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; font-size: .92em; }
 .chw .formula { color: var(--soft); }
@@ -52,11 +56,11 @@ _CSS = """
 .chw .one { font-size: 1.15em; }
 .chw ul { margin: .3em 0; padding-left: 1.3em; }
 .chw li { margin: .15em 0; }
-@media print { .chw section { break-inside: avoid; } }
+@media print { .chw { font-size: 9pt; max-width: none; } .chw section { break-inside: avoid; } }
 """
 _PAGE = """
 :root { color-scheme: light dark; }
-body { margin: 0 auto; max-width: 60rem; padding: 3rem clamp(1rem, 4vw, 3rem) 5rem;
+body { margin: 0 auto; max-width: 78rem; padding: 3rem clamp(1rem, 4vw, 3rem) 5rem;
   background: #fbfaf7; color: #1c2127; }
 @media (prefers-color-scheme: dark) { body { background: #14171b; color: #e8e6e1; } }
 @media print { body { padding: 0; background: none; color: #000; } }
@@ -84,13 +88,13 @@ def fragment(work: Work, style: Style | None = None) -> str:
     for block in blocks(work, style):
         step = block.step
         key = f"<code>{escape(step.key)}</code>" + (" given" if step.given and step.key != "given" else "")
-        parts.append('<section class="given">' if step.given else "<section>")
-        parts.append(f'<h3>{block.number}. {escape(step.title)} <span class="key">{key}</span></h3>')
+        parts.append(f'<section class="{"given" if step.given else "step"}">')
+        parts.append(f'<h3>{block.number}. {_set(step.title)} <span class="key">{key}</span></h3>')
         if step.formula:
-            parts.append(f'<p class="formula"><code>{escape(step.formula)}</code></p>')
+            parts.append(f'<p class="formula">{_set(step.formula)}</p>')
         parts.append(_body(block))
         if block.legend:
-            items = "".join(f"<li>{letter} = {escape(value)}</li>" for letter, value in block.legend)
+            items = "".join(f"<li>{letter} = {_set(value)}</li>" for letter, value in block.legend)
             parts.append(f"<ul>{items}</ul>")
         if block.note:
             parts.append(f"<p>{escape(block.note)}</p>")
@@ -105,17 +109,23 @@ def _body(block: Block) -> str:
     if is_plain(block.step.grid):
         exact = block.exact[0][0] or "______"
         rounded = "" if block.decimals is None else f" ≈ {escape(block.decimals[0][0])}"
-        return f'<p class="one">{escape(block.step.symbol)} = {escape(exact)}{rounded}</p>'
+        return f'<p class="one">{_set(block.step.symbol)} = {_set(exact)}{rounded}</p>'
     tables = _table(block, block.exact)
     if block.decimals is not None:
         tables += f'<div class="pair"><span class="about">≈</span>{_table(block, block.decimals)}</div>'
     return f'<div class="pair">{tables}</div>'
 
 
+def _set(formula: str) -> str:
+    """A formula as it is printed: W_Q with its index lowered, e^3 and e^(3/2) with their powers raised."""
+    low = re.sub(r"(?<=[A-Za-zα-ωℓ)])_(\w+)", r"<sub>\1</sub>", escape(formula))
+    return re.sub(r"\^(?:\(([^()]*)\)|(\w+))", lambda found: f"<sup>{found[1] or found[2]}</sup>", low)
+
+
 def _table(block: Block, cells: list[list[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in block.columns)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{_set(cell)}</td>" for cell in row) + "</tr>"
         for name, row in zip(block.rows, cells, strict=True)
     )
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -19,10 +19,11 @@ _LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and let
 
 @dataclass(frozen=True)
 class Style:
-    """`digits` after the point; `blank` leaves the cells of what is asked empty."""
+    """`digits` after the point; `blank` leaves the cells of what is asked empty; `width` columns of plain text."""
 
     digits: int = 4
     blank: bool = False
+    width: int = 80
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def blocks(
     taken = {step.symbol for step in work.steps}
     for i, step in enumerate(work.steps):
         grid, hide = step.grid, style.blank and not step.given
-        letters = {} if hide or grid.is_one else _letters(grid, taken)
+        letters = {} if hide or grid.is_one else _letters(grid, taken, style.width)
         exact = [["" if hide else _exact(x, write, word, letters) for x in row] for row in grid.cells]
         legend = tuple((letter, write(x)) for x, letter in letters.items())
         decimals = None
@@ -85,7 +86,7 @@ def is_plain(grid: Grid) -> bool:
     return grid.is_one
 
 
-def _letters(grid: Grid, taken: set[str]) -> dict[Number, str]:
+def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
     free = [letter for letter in _LETTERS if letter not in taken]
     forms = {x: written(x) for row in grid.cells for x in row if not isinstance(x, str)}
@@ -93,7 +94,7 @@ def _letters(grid: Grid, taken: set[str]) -> dict[Number, str]:
         max(len(row[j] if isinstance(row[j], str) else forms[row[j]]) for row in grid.cells) + 2
         for j in range(len(grid.columns))
     )
-    if width <= _WIDEST:
+    if width <= min(_WIDEST, room - 8 - (max(map(len, grid.rows)) if room < _WIDEST else 0)):
         return {}
     long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
     each = len(free)

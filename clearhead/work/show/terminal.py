@@ -1,18 +1,20 @@
-"""A sheet as plain text whose columns line up, in 80 columns wherever its numbers fit there."""
+"""A sheet as plain text whose columns line up, in as many columns as the terminal has: a wide matrix in parts."""
 
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 
 from clearhead.work.sheet import Work
 from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing, is_plain
 
-_WIDTH = 80
+_INDENT = 3
 
 
 def terminal(work: Work, style: Style | None = None) -> str:
     """The sheet as text; exact numbers to the left, decimals beside them where they fit, else below."""
     style = style or Style()
+    _wrap = partial(wrapped, style.width)
     title = _wrap(work.title)
     lines = [*title, "=" * max(len(line) for line in title)]
     if work.source:
@@ -25,7 +27,7 @@ def terminal(work: Work, style: Style | None = None) -> str:
         lines += ["", *_wrap(f"{step.title}   [{step.key}]{given}", bullet=f"{block.number}. ")]
         if step.formula:
             lines += _wrap(step.formula, "   ")
-        lines += ["   " + line for line in _body(block)]
+        lines += ["   " + line for line in _body(block, style.width - _INDENT)]
         for letter, value in block.legend:
             lines += _wrap(f"{letter} = {value}", "   ")
         if block.note:
@@ -37,46 +39,58 @@ def terminal(work: Work, style: Style | None = None) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _wrap(text: str, indent: str = "", bullet: str = "") -> list[str]:
+def wrapped(width: int, text: str, indent: str = "", bullet: str = "") -> list[str]:
+    """Text in lines of at most `width` columns."""
     return textwrap.wrap(
         text,
-        _WIDTH,
+        width,
         initial_indent=indent + bullet,
         subsequent_indent=indent + " " * len(bullet),
         break_on_hyphens=False,
     )
 
 
-def _body(block: Block) -> list[str]:
+def _body(block: Block, width: int) -> list[str]:
     if is_plain(block.step.grid):
         exact, name = block.exact[0][0] or "________", block.step.symbol
-        if block.decimals is None:
-            return [f"{name} = {exact}".strip()]
-        rounded = f"≈ {block.decimals[0][0]}"
-        if len(name) + len(exact) > 60:
-            lines = _wrap(exact, "   ", f"{name} = ".lstrip())
-            return [*[line[3:] for line in lines], f"{' ' * len(name)} {rounded}"]
-        return [f"{name} = {exact} {rounded}".strip()]
-    left = _table(block.rows, block.columns, block.exact)
+        rounded = "" if block.decimals is None else f"≈ {block.decimals[0][0]}"
+        line = " ".join(part for part in (f"{name} = {exact}".strip(), rounded) if part)
+        if len(line) <= width:
+            return [line]
+        return [
+            *wrapped(width, exact, "", f"{name} = ".lstrip()),
+            *([f"{' ' * len(name)} {rounded}"] if rounded else []),
+        ]
+    left = _table(block.rows, block.columns, block.exact, width)
     if block.decimals is None:
         return left
-    right = _table(block.rows, block.columns, block.decimals)
+    right = _table(block.rows, block.columns, block.decimals, width)
     pairs = [pair for rows in zip(block.exact, block.decimals, strict=True) for pair in zip(*rows, strict=True)]
     if all(exact in (TOO_LONG, rounded) for exact, rounded in pairs):
         return ["≈", *right]
-    gap = len(left[0]) + len(right[0]) + 7
-    if gap + 3 <= _WIDTH:
+    if len(left) == len(right) and len(left[0]) + len(right[0]) + 7 <= width:
         return [f"{a}{'   ≈   ' if i == 0 else '       '}{b}" for i, (a, b) in enumerate(zip(left, right, strict=True))]
     return [*left, "≈", *right]
 
 
-def _table(rows: tuple[str, ...], columns: tuple[str, ...], cells: list[list[str]]) -> list[str]:
-    width = max(len(row) for row in rows)
+def _table(rows: tuple[str, ...], columns: tuple[str, ...], cells: list[list[str]], width: int) -> list[str]:
+    """A matrix with its names; one that is too wide is cut between columns, each part with the rows' names."""
+    margin = max(len(row) for row in rows)
     widths = [max(len(name), 3, *[len(row[j]) for row in cells]) for j, name in enumerate(columns)]
-    between = "  " if 3 + width + sum(widths) + 2 * len(widths) <= _WIDTH else " "
-    head = " " * width + "".join(between + name.rjust(w) for name, w in zip(columns, widths, strict=True))
-    body = [
-        name.ljust(width) + "".join(between + (cell or "___").rjust(w) for cell, w in zip(row, widths, strict=True))
-        for name, row in zip(rows, cells, strict=True)
-    ]
-    return [head, *body] if any(columns) else body
+    between = "  " if margin + sum(widths) + 2 * len(widths) <= width else " "
+    parts, room = [[0]], width - margin - len(between) - widths[0]
+    for j, w in enumerate(widths[1:], 1):
+        room -= len(between) + w
+        if room < 0:
+            parts.append([])
+            room = width - margin - len(between) - w
+        parts[-1].append(j)
+    lines: list[str] = []
+    for part in parts:
+        head = " " * margin + "".join(between + columns[j].rjust(widths[j]) for j in part)
+        body = [
+            name.ljust(margin) + "".join(between + (row[j] or "___").rjust(widths[j]) for j in part)
+            for name, row in zip(rows, cells, strict=True)
+        ]
+        lines += [head, *body] if any(columns) else body
+    return lines

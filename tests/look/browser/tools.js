@@ -12,7 +12,7 @@ async function until(test) {
 }
 
 const ready = (what) => until(() => document.documentElement.dataset.ready === what);
-const row = (i) => until(() => find("#detail .place").textContent.startsWith(`${i} of `));
+const row = (i) => until(() => find("#detail .place").textContent.startsWith(`${i + 1} of `));
 const key = (name, target = document.body) =>
   target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 

@@ -1,0 +1,183 @@
+"""How `clearhead cost` speaks to people: a tree of parts with what each takes, memory, and what else was asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from clearhead.cli.output import console, fits, say, table
+
+if TYPE_CHECKING:
+    from clearhead.costs import Cost
+    from clearhead.costs.result import Part
+
+
+def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
+    from clearhead.costs.result import readable_bytes, readable_count
+
+    sizes = ", ".join(f"{letter}={value:,}" for letter, value in found.sizes.items())
+    what = "training step" if found.training else "forward pass"
+    dtype = str(found.dtype).removeprefix("torch.")
+    say(f"{name}, {what}, {dtype}: {sizes}")
+    parts = {part.name: part for part in (_products(found) if is_layer else found.parts)}
+    rows = [*tree(parts), ("total", "")]
+    named = parts | {"": found.total}
+    columns = _columns(found, formulas)
+    whole, short = (
+        table(columns, [[label, *cells.get(path, [""] * (len(columns) - 1))] for label, path in rows])
+        for count in (lambda n: f"{n:,}", readable_count)
+        for cells in [{path: _cells(part, found, formulas, count) for path, part in named.items()}]
+    )
+    # All digits, unless only four of each make it a table.
+    console.print(short if not fits(whole) and fits(short) else whole)
+    _show_attention(found)
+    console.print()
+    memory = [
+        (name, readable_bytes(amount.value), *([str(amount.formula)] if formulas else []))
+        for name, amount in found.memory.rows()
+        if amount.value
+    ]
+    console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
+    made_of = ", ".join(f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_made_of.items() if n.value)
+    say(f"peak: {found.memory.peak_when} ({made_of})")
+    in_all = readable_count(found.operations.value)
+    say(f"most operations: {found.bottleneck} ({in_all} in all); {found.n_launches:,} kernels")
+    if found.recomputed:
+        say(f"computed again on the way back: {readable_count(found.recomputed.value)} operations")
+    for operator, times in found.unknown.items():
+        say(f"not known: the operations of {operator}, which ran {times:,} times; its bytes are counted")
+    if found.odd_products and found.dtype.itemsize == 2:
+        where = ", ".join(found.odd_products)
+        say(f"{where}: a width is no multiple of 8, which a GPU multiplies several times more slowly in {dtype}")
+    if formulas and found.why_no_formulas:
+        say(f"numbers stand where there is no formula: {found.why_no_formulas}")
+
+
+def _products(found: Cost) -> list[Part]:
+    """The parts of one attention layer, with its two products apart, as the equation has them."""
+    from clearhead.costs.formulas import Amount
+
+    here, none, rows = {look.path for look in found.log.looks}, Amount(0), []
+    for part in found.parts:
+        if part.name in here and part.forward:
+            half = replace(part, name="scores", forward=part.forward.part(2), backward=none)
+            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
+        else:
+            rows.append(part)
+    return rows
+
+
+def tree(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Module paths as an indented tree, each with its label: what a path begins with stands once, above it."""
+    whole: dict[str, Any] = {}
+    for name in names:
+        level = whole
+        for step in re.split(r"\.(?!\*)", name):  # blocks.* is one step: all blocks together
+            level = level.setdefault(step, {})
+
+    def walk(level: dict[str, Any], above: str, depth: int) -> Iterator[tuple[str, str]]:
+        for step, inner in level.items():
+            path = f"{above}.{step}" if above else step
+            yield "  " * depth + step, path
+            yield from walk(inner, path, depth + 1)
+
+    return list(walk(whole, "", 0))
+
+
+def _columns(found: Cost, formulas: bool) -> list[str]:
+    training = ["backward", "kept"] if found.training else []
+    words = ["part", "parameters", "forward" if found.training else "operations", "share", *training, "moved"]
+    return [*words, "formula"] if formulas else words
+
+
+def _cells(part: Part, found: Cost, formulas: bool, count: Callable[[int], str]) -> list[str]:
+    from clearhead.costs.result import readable_bytes
+
+    def told(n: int, how: Callable[[int], str]) -> str:
+        return how(n) if n else ""
+
+    share = part.forward.value / max(1, found.forward.value)
+    cells = [
+        told(part.parameters.value, count),
+        told(part.forward.value, count),
+        f"{100 * share:.1f} %" if share else "",
+    ]
+    if found.training:
+        cells += [told(part.backward.value, count), told(part.kept.value, readable_bytes)]
+    cells.append(told(part.traffic.value, readable_bytes))
+    if formulas:
+        cells.append(str((part.forward if part.forward.value else part.parameters).formula))
+    return cells
+
+
+def _show_attention(found: Cost) -> None:
+    """Pairs of queries and keys: all there are, those allowed, and those computed."""
+    pairs = found.pairs
+    if pairs is None:
+        return
+    console.print()
+    dense = pairs.dense.value
+    say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
+    if pairs.mask is not None:
+        how = "by the equation" if found.impl == "reference" else "by the fused kernel"
+        say(
+            f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
+            f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
+            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}"
+        )
+
+
+def show_time(found: dict[str, Any]) -> None:
+    console.print()
+    whole = found["seconds"]
+    parts = {part["part"]: part for part in found["parts"]}
+    rows = []
+    for label, path in tree(parts):
+        took = parts.get(path, {"seconds": 0.0, "ceiling": ""})
+        seconds = took["seconds"]
+        told = (f"{1e3 * seconds:.3f} ms", f"{100 * seconds / whole:.1f} %") if path in parts else ("", "")
+        rows.append((label, *told, took["ceiling"]))
+    rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["limit"]))
+    console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
+    if found["waiting"]:
+        say(f"{1e3 * found['waiting']:.3f} ms of it the device waits for its host")
+
+
+def show_share(found: dict[str, Any]) -> None:
+    from clearhead.costs.result import readable_bytes
+
+    console.print()
+    kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
+    rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
+    console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
+    if found["seconds"] is not None:
+        hidden = found["computing"] + found["sending"] - found["seconds"]
+        say(
+            f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['computing']:.2f} ms computing, "
+            f"{1e3 * found['sending']:.2f} ms sending, of which {1e3 * hidden:.2f} ms hide behind computing)"
+        )
+
+
+def show_fit(found: dict[str, Any]) -> None:
+    from clearhead.costs.result import readable_bytes
+
+    console.print()
+    size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
+    say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
+    if found["longest"] is not None:
+        end = ", the model's longest" if found["longest_is_models"] else ""
+        say(f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}")
+
+
+def show_measured(found: dict[str, Any]) -> None:
+    from clearhead.costs.result import readable_bytes
+
+    sides = (found["predicted"], found["measured"])
+    peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
+    times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
+    ratio = found["ratio"]
+    rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
+    console.print()
+    console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))

@@ -1,0 +1,64 @@
+"""The box: the models that come with clearhead, their cards, and the folder that a name stands for. Needs no torch."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import StorageError
+from clearhead.values import did_you_mean
+
+BOX = Path(__file__).parent
+CARD = "card.toml"
+
+
+def names() -> list[str]:
+    """The models in the box."""
+    return sorted(path.parent.name for path in BOX.glob("*/config.toml"))
+
+
+def cards() -> dict[str, dict[str, Any]]:
+    """Every model in the box, with its card."""
+    return {name: read_card(BOX / name) for name in names()}
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a model's folder; empty where there is none."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} is not a card: {error}") from error
+
+
+def is_ours(name: str | Path) -> bool:
+    """Whether a name stands for a model of this project's own form: in the box, or a folder with config.toml."""
+    return str(name) in names() or any(
+        (folder / "config.toml").is_file() for folder in (Path(name), Path(name, "model"))
+    )
+
+
+def find(name: str | Path) -> Path:
+    """The folder that a name or a path stands for."""
+    path = Path(name)
+    known = names()
+    if str(name) in known:
+        return BOX / str(name)
+    for folder in (path, path / "model"):
+        if (folder / "config.toml").is_file():
+            return folder
+    if path.is_dir():
+        unfinished = (path / "train.toml").is_file()
+        hint = (
+            f"its run is not finished; go on with: clearhead train --resume {path}"
+            if unfinished
+            else "expected config.toml, or config.json of a Hugging Face folder"
+        )
+        raise StorageError(f"{path} holds no model: {hint}")
+    hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
+    raise StorageError(
+        f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
+    )

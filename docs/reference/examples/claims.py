@@ -1,0 +1,16 @@
+from clearhead import claims
+
+
+(outcome,) = claims.run(["scale-key-weight"])  # an Outcome of a Claim, tried on a Trial
+outcome.verdict  # → 'does not hold'
+
+len(claims.claims()) > 100  # → True
+
+claims.find(["scale-key-weight"])[0].place  # → '1.1g, summary'
+
+page = claims.report(claims.run(["scale-key-weight"]))
+
+claims.ledger_of("000").to_dict()["unaccounted"]  # → 0
+len(claims.coverage())  # → 5
+
+claims.ClaimError  # names the nearest claim where one does not exist

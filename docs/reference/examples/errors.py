@@ -1,0 +1,11 @@
+from clearhead import errors, masks
+
+
+try:
+    masks.parse("causl()")
+except errors.ParseError as error:  # a MaskError, a ClearheadError and a ValueError
+    print(error.column)  # where reading stopped
+
+caught = (errors.ClearheadError, errors.ShapeError, errors.DtypeError, errors.MaskError, errors.MaskTypeError)
+
+more = (errors.ConfigError, errors.ImplementationError, errors.StorageError, errors.DataError, errors.MissingDependencyError)

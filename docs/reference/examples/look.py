@@ -1,0 +1,63 @@
+import torch
+import clearhead as ch
+from clearhead import look
+from clearhead.models import tiny_decoder
+from clearhead.pretrained import load
+model, ids = ch.Decoder(tiny_decoder()).eval(), torch.arange(7)[None]
+
+
+with look.trace(model) as t:  # a Trace
+    model(ids)
+t.weights("blocks.1.attention", heads=2, rows=-1).shape  # → torch.Size([1, 1, 1, 7])
+
+with look.trace(model, "**.weights", "") as plain:
+    model(ids)
+with look.trace(model, "**.weights", "") as edited:
+    edited.edit("blocks.0.attention", look.Zero(heads=[2]))  # an Edit; others are Mean, Patch and Replace
+    model(ids)
+print(look.compare(plain, edited))  # a Comparison
+
+changes = (look.Edit, look.Mean, look.Patch, look.Replace(lambda x: 2 * x, heads=[0]))
+
+album = look.at(load("sort-dedup"), "D A A")  # an Album
+page = look.page(album)
+file = look.save_page(album, "page.html")
+
+with look.trace(model) as t:
+    model(ids)
+album = look.album(t, [str(i) for i in range(7)], title="seven tokens")
+shown = look.pictures(t)  # of each layer a Picture
+
+weights = torch.full((2, 3, 3), 1 / 3)  # (H, T, S)
+look.entropy(weights)[0, 0].exp().round().item()  # → 3.0
+
+look.distance(torch.eye(3)[None]).sum().item()  # → 0.0
+
+print(look.heatmap(torch.eye(3), ["a", "b", "c"], ["a", "b", "c"]))
+
+look.label(torch.eye(5)[None])[0].name  # of each head a HeadLabel
+
+look.rollout([torch.full((1, 3, 3), 1 / 3)] * 2).shape  # → torch.Size([3, 3])
+
+look.contributions(torch.rand(2, 5), torch.rand(2, 5), top=3)  # of the largest a Contribution each
+
+look.lens(model, ids).logits.shape[0]  # of a Lens: a row for each layer
+
+found = look.attribute(model, ids, look.Answer(token=3))  # an Attribution, made of Part
+
+grid = look.ablate(model, ids, over="heads")  # a Grid
+
+grid = look.patch(model, ids, ids.flip(1))
+
+heads = look.induction(model, length=5, batch=1)  # a Repeats
+
+plane = look.pca(torch.randn(5, 8))  # a Plane
+chart = look.lens(model, ids).charts()[0]  # a Chart
+
+walked = look.walk(load("sort-dedup"), "D A")  # a Walk
+
+question = look.question(load("sort-dedup"), "D A A")  # a Question
+
+from clearhead.pretrained import translations
+trained = load("en-es")
+album = look.translation(trained, translations(trained, ["Hello world"])[0])

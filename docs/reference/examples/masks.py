@@ -1,0 +1,57 @@
+import torch
+from clearhead import masks
+from clearhead.masks import (
+    allow,
+    block,
+    blocks,
+    causal,
+    documents,
+    every,
+    full,
+    padding,
+    prefix,
+    scattered,
+    stride,
+    window,
+)
+
+
+(causal() & (window(3, 0) | every(4))).count(16)  # → 82
+
+print(window(2, 2).draw(8))  # a Drawing
+
+full().density(5)  # → 1.0
+
+masks.parse("causal() & ~stride(2)") == causal() & ~stride(2)  # → True
+
+padding(torch.tensor([3, 5])).dense(5).shape  # → torch.Size([2, 1, 5, 5])
+
+documents(torch.tensor([[0, 0, 1, 1, 1]])).count(5)  # → 13
+
+(prefix(2) | causal()).count(4)  # → 11
+
+blocks(2).count(4)  # → 8
+
+scattered(per_row=2, seed=7).count(10)  # → 20
+
+allow(torch.eye(3, dtype=torch.bool)).count(3)  # → 3
+
+block(torch.eye(3, dtype=torch.bool)).count(3)  # → 6
+
+masks.as_mask(None) == full()  # → True
+
+masks.draw(causal(), 4, 4)
+
+masks.fold(causal() | full(), leaf=lambda atom: 1, both=min, either=max, inverse=lambda x: -x)  # → 1
+
+[atom.leaf for atom in masks.leaves(causal() & window(1, 1))]  # → [causal(), window(1, 1)]
+
+# The classes behind the functions: what a mask is made of, for code that looks into one.
+kinds = (masks.Mask, masks.Leaf, masks.Atom, masks.And, masks.Or, masks.Not, masks.Transposed)
+isinstance(causal() & full().T, masks.Mask)  # → True
+
+(masks.Full(), masks.Causal(), masks.Window(1, 1), masks.Every(2, 0), masks.Stride(2), masks.Prefix(2), masks.Blocks(2))
+
+(masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Block)
+
+masks.reach(causal() & window(3, 0))  # → 4

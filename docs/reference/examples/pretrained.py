@@ -1,0 +1,19 @@
+from clearhead import pretrained
+
+
+translator = pretrained.load("en-es")  # a Trained: the model, its tokenizer, its card
+pretrained.translate(translator, ["Hello world"])  # → ['Hola mundo.']
+
+made = pretrained.translations(pretrained.load("en-es"), ["Good morning."])  # of each a Translated
+made[0].target.startswith("Buenos")  # → True
+
+pretrained.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup']
+
+pretrained.cards()["sort-dedup"]["task"]  # → 'sort-dedup'
+
+found = pretrained.evaluate(pretrained.load("sort-dedup"), limit=20)  # an Evaluation
+found.exact_match  # → 1.0
+
+model = pretrained.load_model("sort-dedup")
+
+family = pretrained.export(pretrained.load("shakespeare"), "exported")
