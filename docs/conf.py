@@ -34,8 +34,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "force"
 nb_execution_timeout = 300
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_show_tb = True  # a cell that fails is a warning, which stops the build once all pages have been tried
 nb_merge_streams = True
 
 html_theme = "furo"
