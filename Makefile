@@ -5,6 +5,7 @@
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
 # make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
+# make speech  10,000 ways to cut a sound, each heard as the whole
 # make wheel   the package, installed and used in an empty environment   make readme  the tables, from the results
 # make documents  every command that answers a question of the five documents, run as a person would
 
@@ -13,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents docs docs-pdf readme wheel clean
+.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -88,6 +89,10 @@ docs: .venv/.docs
 docs-pdf: docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b singlehtml -d $(SITE)/doctrees docs $(SITE)/single
 	$(BIN)/python docs/pdf.py $(SITE)/single/index.html $(SITE)/clearhead.pdf
+
+# Streams of sound in 10,000 random pieces against the whole: some minutes; `make test` tries a few dozen.
+speech: setup
+	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/pretrained/test_listen.py
 
 bench: setup
 	$(BIN)/clearhead bench core

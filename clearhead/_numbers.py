@@ -24,7 +24,7 @@ HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
 
 def has_numbers(x: Tensor) -> bool:
     """Whether its numbers can be read: not while a graph is compiled, nor inside of torch.func or a FakeTensorMode."""
-    return not torch.compiler.is_compiling() and not _is_wrapped(x) and not isinstance(x, FakeTensor)
+    return not torch.compiler.is_compiling() and not is_wrapped(x) and not isinstance(x, FakeTensor)
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
@@ -33,7 +33,7 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return False
     # A transform inside of another one hides the outer one's tangent.
-    return any(x is not None and (_is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+    return any(x is not None and (is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
 
 
 def stray(ids: Tensor, limit: int) -> int | None:
@@ -55,5 +55,6 @@ def runs_triton(x: Tensor) -> bool:
     return HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def _is_wrapped(x: Tensor) -> bool:
+def is_wrapped(x: Tensor) -> bool:
+    """Whether a transform of torch.func has it in hand."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -242,7 +242,8 @@ def run(command: str, *, lines: int | None = None) -> None:
             raise RuntimeError(f"{command} ended with status {stop.code}") from None
     finally:
         sys.argv = before
-    text = out.getvalue().rstrip("\n").split("\n")
+    # A kernel asks for colours, which pages show; the cursor that a progress bar hides and shows is nobody's here.
+    text = re.sub(r"\x1b\[\?25[hl]", "", out.getvalue()).rstrip("\n").split("\n")
     print(f"$ {command}")
     print("\n".join(line.rstrip() for line in text[:lines]))
     if lines is not None and len(text) > lines:

@@ -2,30 +2,50 @@
 
 The peers are `scaled_dot_product_attention` called directly, and `torch.nn.MultiheadAttention` in training (it is given
 `need_weights=False`, its fastest way). Two rows are about starting: a new process that imports clearhead, and one that
-translates a sentence, each against one that imports torch.
+translates a sentence, each against one that imports torch. The last is about loading somebody's model.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead import interop
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.bench.results import Comparison, compare
+from clearhead.layers import RMSNorm, SwiGLU
 from clearhead.masks import Mask, causal, padding
+from clearhead.models import DecoderConfig
+from clearhead.positions import Rotary
 
+Part = Callable[[int, Callable[[], None]], Comparison]  # of the rounds, and what is called after each
 SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 
 
 def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Comparison]:
     """Every comparison, each `repeats` rounds."""
-    parts = (_fused, _fused_causal, _fused_padding, _training, _training_causal)
-    starts = (_import, _translate)
+    parts: tuple[Part, ...] = (
+        partial(_attend, "attend, fused / scaled_dot_product_attention", None, {}),
+        partial(_attend, "attend, fused, causal() / the same with is_causal", causal(), {"is_causal": True}),
+        _padded,
+        partial(_train, "MultiHeadAttention, training / nn.MultiheadAttention", None),
+        partial(_train, "MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal()),
+    )
+    both, morning = ["-c", "import torch, clearhead"], ["-m", "clearhead.cli", "translate", "Good morning."]
+    starts: tuple[Part, ...] = (
+        partial(_start, "a process that imports clearhead / one that imports torch", both, 1.25),
+        partial(_start, "clearhead translate 'Good morning.' / a process that imports torch", morning, 4.0),
+        _load,
+    )
     few = min(repeats, 5)  # a process takes a second or more to start, and varies little
     done = 0
 
@@ -37,63 +57,37 @@ def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda don
     return [part(repeats, tick) for part in parts] + [start(few, tick) for start in starts]
 
 
-def _fused(repeats: int, tick: Callable[[], None]) -> Comparison:
+def _attend(name: str, mask: Mask | None, plain: dict[str, Any], repeats: int, tick: Callable[[], None]) -> Comparison:
     q, k, v = _qkv()
-    return compare(
-        "attend, fused / scaled_dot_product_attention",
-        lambda: attend(q, k, v, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
+    ours = partial(attend, q, k, v, mask, impl="fused")
+    peer = partial(F.scaled_dot_product_attention, q, k, v, **plain)
+    return compare(name, ours, peer, bound=1.03, repeats=repeats, on_round=tick)
 
 
-def _fused_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
-    q, k, v = _qkv()
-    mask = causal()
-    return compare(
-        "attend, fused, causal() / the same with is_causal",
-        lambda: attend(q, k, v, mask, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
-
-
-def _fused_padding(repeats: int, tick: Callable[[], None]) -> Comparison:
-    q, k, v = _qkv()
-    B, _, _, T = SHAPE[0], SHAPE[1], SHAPE[3], SHAPE[2]
+def _padded(repeats: int, tick: Callable[[], None]) -> Comparison:
+    B, _, T, _ = SHAPE
     lengths = torch.linspace(T // 2, T, B).long()
-    mask = padding(lengths)
     row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
-    return compare(
-        "attend, fused, padding / the same with a (B, 1, 1, S) mask",
-        lambda: attend(q, k, v, mask, impl="fused"),
-        lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=row),
-        bound=1.03,
-        repeats=repeats,
-        on_round=tick,
-    )
+    name = "attend, fused, padding / the same with a (B, 1, 1, S) mask"
+    return _attend(name, padding(lengths), {"attn_mask": row}, repeats, tick)
 
 
-def _training(repeats: int, tick: Callable[[], None]) -> Comparison:
-    return _train("MultiHeadAttention, training / nn.MultiheadAttention", None, repeats, tick)
-
-
-def _training_causal(repeats: int, tick: Callable[[], None]) -> Comparison:
-    return _train("MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal(), repeats, tick)
-
-
-def _import(repeats: int, tick: Callable[[], None]) -> Comparison:
-    name = "a process that imports clearhead / one that imports torch"
-    return _start(name, ["-c", "import torch, clearhead"], 1.25, repeats, tick)
-
-
-def _translate(repeats: int, tick: Callable[[], None]) -> Comparison:
-    name = "clearhead translate 'Good morning.' / a process that imports torch"
-    return _start(name, ["-m", "clearhead.cli", "translate", "Good morning."], 4.0, repeats, tick)
+def _load(repeats: int, tick: Callable[[], None]) -> Comparison:
+    """Until every page of the weights has been touched, against the plain bytes of their file."""
+    sizes = {"d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30, "d_ff": 1536, "vocab_size": 49152}
+    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tied": True}
+    with torch.device("meta"):
+        model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as place:
+        interop.export(model.to_empty(device="cpu"), Path(place, "model"))
+        return compare(
+            "loading a model of 135 million weights / reading its file",
+            lambda: [weight.view(-1)[::512].sum() for weight in interop.load(Path(place, "model")).parameters()],
+            lambda: Path(place, "model", "model.safetensors").read_bytes(),
+            bound=1.3,
+            repeats=repeats,
+            on_round=tick,
+        )
 
 
 def _start(name: str, ours: list[str], bound: float, repeats: int, tick: Callable[[], None]) -> Comparison:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.attention import KVCache, MultiHeadAttention
-from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Run, Subject, Values
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
-from clearhead.masks import Mask, causal, full, padding
+from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.models.autoencoder import Autoencoder
 from clearhead.models.convnet import ConvNet
 from clearhead.models.decoder import Decoder
+from clearhead.models.dual_encoder import DualEncoder
 from clearhead.models.encoder import Encoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.linear import LogisticRegression
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
+from clearhead.models.speech import SpeechEncoder
 from clearhead.models.vision import VisionTransformer
 from clearhead.positions import Learned, NoPositions
 
@@ -51,13 +55,9 @@ def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
     return extra
 
 
-def _run_encoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, **_stack_extra(model, batch.keep))
-    return out
-
-
-def _run_decoder(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, cache=batch.cache, **_stack_extra(model, batch.keep))
+def _run_stack(model: Any, batch: Batch) -> Tensor:
+    cache = {} if batch.cache is None else {"cache": batch.cache}
+    out: Tensor = model(batch.x, **cache, **_stack_extra(model, batch.keep))
     return out
 
 
@@ -90,73 +90,125 @@ def _run_masked(model: Any, batch: Batch) -> Any:
     return model(batch.x, mask=_hidden(batch.keep))
 
 
-def _stack(module: Any, kind: Any, run: Run, mask: Mask, *, layers: int, **more: Any) -> Subject:
-    """What the three Transformers over tokens share; padding is told by the mask that sees it."""
+def _run_dual(model: Any, batch: Batch) -> Tensor:
+    """The factors of the logits side by side: every text meets every picture in those, so that no row is its own."""
+    texts = model.logit_scale.exp() * model.embed_texts(batch.x)
+    return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
+
+
+def _room(config: Any) -> int | None:
+    return config.max_len if isinstance(config.positions, Learned) else None
+
+
+def _encoder(module: Any, kind: Encoder | Decoder) -> Subject:
     config = kind.config
-    told = {"pads": not mask.depends_on_length, "left": speaks_of_distance_only(mask)}
+    mask = config.seen(config.mask)
     return Subject(
-        module,
-        name=type(kind).__name__,
+        module=module,
+        name="Encoder",
         inputs=Ids(config.vocab_size),
-        run=run,
+        run=_run_stack,
         sees=mask,
-        layers=layers,
+        layers=config.n_layers,
         in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions),
-        max_len=config.max_len if isinstance(config.positions, Learned) else None,
-        **told | more,
+        pads=not mask.depends_on_length,
+        left=speaks_of_distance_only(mask),
+        max_len=_room(config),
     )
 
 
-def _caching(mask: Mask) -> Caching | None:
-    return None if looks_ahead(mask, 1, 16) else Caching(new=KVCache)
-
-
-def _encoder(module: Any, kind: Encoder) -> Subject:
-    config = kind.config
-    return _stack(module, kind, _run_encoder, config.seen(config.mask), layers=config.n_layers)
-
-
 def _decoder(module: Any, kind: Decoder) -> Subject | None:
-    config = kind.config
-    if config.cross_attention:
+    if kind.config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
-    mask = config.seen(config.mask)
-    return _stack(module, kind, _run_decoder, mask, layers=config.n_layers, caching=_caching(mask))
+    read = _encoder(module, kind)
+    ahead = looks_ahead(kind.config.seen(kind.config.mask), 1, 16)
+    return replace(read, name="Decoder", caching=None if ahead else Caching(new=KVCache))
 
 
 def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
     config = kind.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
-    more = {
-        "source": Ids(config.source_vocab_size or config.vocab_size),
-        "pads": not source.depends_on_length,
-        "left": speaks_of_distance_only(source),
-        "pads_target": not mask.depends_on_length,
-        "left_target": speaks_of_distance_only(mask),
-        "caching": _caching(mask),
-    }
-    return _stack(module, kind, _run_encoder_decoder, mask, layers=config.n_decoder_layers, **more)
+    ahead = looks_ahead(mask, 1, 16)
+    return Subject(
+        module=module,
+        name="EncoderDecoder",
+        inputs=Ids(config.vocab_size),
+        source=Ids(config.source_vocab_size or config.vocab_size),
+        run=_run_encoder_decoder,
+        sees=mask,
+        layers=config.n_decoder_layers,
+        in_turn=config.layer_masks,
+        positions=not isinstance(config.positions, NoPositions),
+        pads=not source.depends_on_length,
+        left=speaks_of_distance_only(source),
+        pads_target=not mask.depends_on_length,
+        left_target=speaks_of_distance_only(mask),
+        caching=None if ahead else Caching(new=KVCache),
+        max_len=_room(config),
+    )
 
 
 def _pictures(module: Any, kind: VisionTransformer | ConvNet) -> Subject:
     shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
+    return Subject(module=module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
 
 
-def _recurrent(module: Any, kind: Any) -> Subject:
-    config, pair = kind.config, isinstance(kind, RecurrentSeq2Seq)
-    says_next = pair or isinstance(config.task, NextToken)
+def _run_speech(model: Any, batch: Batch) -> Any:
+    n_mels = model.config.mel.n_mels
+    return model(batch.x.unflatten(-1, (-1, n_mels)).flatten(1, 2), cache=batch.cache)
+
+
+def _speech(module: Any, kind: SpeechEncoder) -> Subject:
+    """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
+    config = kind.config
+    earlier = window(-(-config.n_earlier // config.n_stacked), 0)
     return Subject(
-        module,
-        name=type(kind).__name__,
+        module=module,
+        name="SpeechEncoder",
+        inputs=Embeddings(config.n_stacked * config.mel.n_mels),
+        run=_run_speech,
+        sees=config.mask | earlier,
+        layers=config.n_layers + 1,
+        in_turn=(earlier, *[config.mask] * config.n_layers),
+        positions=True,
+        caching=None if looks_ahead(config.mask, 1, 16) else Caching(new=KVCache, truncate=None),
+    )
+
+
+def _dual(module: Any, kind: DualEncoder) -> Subject:
+    text, image = kind.config.text, kind.config.image
+    reads: dict[str, Any] = {"inputs": Ids(text.vocab_size), "source": Values((image.n_channels, *image.image_size))}
+    return Subject(module=module, name="DualEncoder", run=_run_dual, **reads, max_len=_room(text))
+
+
+def _recurrent(module: Any, kind: Recurrent) -> Subject:
+    config = kind.config
+    says_next = isinstance(config.task, NextToken)
+    return Subject(
+        module=module,
+        name="Recurrent",
         inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size) if pair else None,
-        run=_run_recurrent_pair if pair else _run_recurrent,
+        run=_run_recurrent,
         sees=causal() if says_next else None,
         positions=True,
         pads=True,
         caching=Caching(new=RecurrentCache, truncate=None) if says_next else None,
+    )
+
+
+def _recurrent_pair(module: Any, kind: RecurrentSeq2Seq) -> Subject:
+    config = kind.config
+    return Subject(
+        module=module,
+        name="RecurrentSeq2Seq",
+        inputs=Ids(config.vocab_size),
+        source=Ids(config.source_vocab_size or config.vocab_size),
+        run=_run_recurrent_pair,
+        sees=causal(),
+        positions=True,
+        pads=True,
+        caching=Caching(new=RecurrentCache, truncate=None),
     )
 
 
@@ -181,8 +233,7 @@ def _attention(module: Any, kind: MultiHeadAttention) -> Subject:
 def _block(module: Any, kind: Block) -> Subject | None:
     if getattr(kind, "cross_attention", None) is not None:
         return None
-    found = _attention(module, kind.attention)
-    return Subject(**{**vars(found), "name": "Block"})
+    return replace(_attention(module, kind.attention), name="Block")
 
 
 _KNOWN: tuple[tuple[type, Any], ...] = (
@@ -190,9 +241,11 @@ _KNOWN: tuple[tuple[type, Any], ...] = (
     (Decoder, _decoder),
     (EncoderDecoder, _encoder_decoder),
     (VisionTransformer, _pictures),
+    (SpeechEncoder, _speech),
+    (DualEncoder, _dual),
     (ConvNet, _pictures),
     (Recurrent, _recurrent),
-    (RecurrentSeq2Seq, _recurrent),
+    (RecurrentSeq2Seq, _recurrent_pair),
     (LogisticRegression, _features),
     (Autoencoder, _features),
     (MultiHeadAttention, _attention),

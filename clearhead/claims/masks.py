@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from typing import Any
 
 import torch
@@ -221,3 +223,26 @@ def causal_streams(t: Trial) -> None:
             moved = max((model(ids[:, :n]) - whole[:, :n]).abs().max().item() for n in range(1, 9))
         what = "masked" if masked else "not masked, every earlier output is revised"
         t.case(f"{what}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
+
+
+@claim(
+    "causal-speech",
+    HOMEWORK,
+    "1.3e",
+    "Attention without a mask does not suit speech in real time; causal attention does.",
+    method="Redrawn from results/study-speech.json, which comes with the package: one small encoder under four masks "
+    "on streams of spoken digits, three seeds, trained on a GPU; `clearhead bench study speech` makes it again.",
+)
+def causal_speech(t: Trial) -> None:
+    text = (resources.files("clearhead.claims") / "results" / "study-speech.json").read_text(encoding="utf-8")
+    rows = [row for row in json.loads(text)["rows"] if row["panel"] == "known speakers"]
+    for sees in dict.fromkeys(row["line"] for row in rows):
+        curves = [row["curve"] for row in rows if row["line"] == sees]
+        waits = [wait for curve in curves if (wait := curve["seconds to wait (95 %)"]) is not None]
+        if sees == "everything":
+            t.case("no mask: digits that are known before a recording ends", "some" if waits else "none", not waits)
+        else:
+            what = f"it sees {sees}: seconds until 95 % of the digits are written down"
+            t.case(what, f"{max(waits):.2f}", max(waits) <= 0.5)
+        wrong = [curve["digits wrong in streams"] for curve in curves]
+        t.note(f"{sees}: {min(wrong):.1%} to {max(wrong):.1%} of the digits wrong")

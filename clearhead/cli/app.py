@@ -34,6 +34,7 @@ _COMMANDS = (
     "train",
     "evaluate",
     "generate",
+    "listen",
     "look",
     "walk",
     "explore",

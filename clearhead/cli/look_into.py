@@ -44,7 +44,7 @@ def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: M
         return text
 
     words: dict[str, Any] = {}
-    if trained.task != "digits":
+    if trained.task not in ("digits", "speech"):
         tokenizer = trained.tokenizer
         words = {"name": lambda token: tokenizer.tokens([token])[0], "choices": tokenizer.vocab_size}
     return Asked(

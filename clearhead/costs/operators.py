@@ -103,8 +103,8 @@ def kernels_of(
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         return (Kernel(call.moved(), (int(formula(*args, **kwargs, out_val=out)),)),), True
-    known = func.namespace in ("aten", "prims") and not call.name.startswith(_OTHER_PRODUCTS)
-    return (Kernel(call.moved()),), known
+    product = call.name.startswith(_OTHER_PRODUCTS) and call.name != "linalg_vector_norm"
+    return (Kernel(call.moved()),), func.namespace in ("aten", "prims") and not product
 
 
 def scratch_of(func: Any, args: Any) -> int:

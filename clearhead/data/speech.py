@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ from clearhead.data.task import Split
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
 
-__all__ = ["Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
+__all__ = ["TAIL", "Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
 
 _DRAWS = 601
 _FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
 _NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav$")
 _QUIET = 10**-3.5  # of a recording's loudest hundredth of a second, in power: below it nobody speaks
-_TAIL = 0.32  # seconds that a stream goes on after its last digit
+TAIL = 0.32  # seconds that a stream goes on after its last digit
 _NEVER = 1 << 40  # where a recording begins that does not come
 _FADE = 0.004  # seconds in which a recording comes in and goes out again
 
@@ -67,53 +68,60 @@ class Recordings:
     def load(cls, path: Path | str, rate: int) -> Recordings:
         """From a folder, or a tar archive, of files that are named digit_speaker_number.wav."""
         path = Path(path)
-        if path.is_dir() and not any(path.rglob("*.wav")):
-            path = next(iter(sorted(path.glob("*.tar*"))), path)
-        if not path.exists():
-            raise StorageError(f"there is no file or folder {path}: check the path, or see `clearhead data`")
-        if path.is_dir():
-            return cls._of(path, _in_folder(path), rate)
-        return cls._unpacked(path, rate, path.stat().st_mtime_ns)
-
-    @classmethod
-    @functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
-    def _unpacked(cls, path: Path, rate: int, changed: int) -> Recordings:
-        return cls._of(path, _in_archive(path), rate)
-
-    @classmethod
-    def _of(cls, path: Path, files: Iterable[tuple[str, bytes]], rate: int) -> Recordings:
-        found = []
-        for name, content in files:
-            if match := _NAME.search(name):
-                samples = torch.cat(list(Stream(io.BytesIO(content), rate=rate, name=name)))
-                found.append((match[2], int(match[1]), int(match[3]), samples))
+        files = [path] if path.is_file() else sorted(path.rglob("*.wav")) or sorted(path.glob("*.tar*"))
+        found = _sounds(tuple((file, file.stat().st_mtime_ns) for file in files), rate)
         if not found:
             raise DataError(f"{path} holds no recordings: expected files that are named like 7_jackson_32.wav")
-        found.sort(key=lambda item: item[:3])
-        names = tuple(dict.fromkeys(item[0] for item in found))
-        lengths = torch.tensor([len(item[3]) for item in found])
+        speakers, digits, numbers, sounds = zip(*found, strict=True)
+        names, lengths = tuple(dict.fromkeys(speakers)), torch.tensor([len(sound) for sound in sounds])
         return cls(
-            samples=torch.cat([item[3] for item in found]),
+            samples=torch.cat(sounds),
             starts=lengths.cumsum(0) - lengths,
             lengths=lengths,
-            spoken=torch.tensor([_spoken(item[3], rate) for item in found]),
-            digits=torch.tensor([item[1] for item in found]),
-            speakers=torch.tensor([names.index(item[0]) for item in found]),
-            numbers=torch.tensor([item[2] for item in found]),
+            spoken=torch.tensor([_spoken(sound, rate) for sound in sounds]),
+            digits=torch.tensor(digits),
+            speakers=torch.tensor([names.index(speaker) for speaker in speakers]),
+            numbers=torch.tensor(numbers),
             names=names,
         )
 
+    def parts(self, without: str | None = None, *, only_heard: bool = False) -> tuple[Recordings, Recordings]:
+        """Those to train on, with numbers from 10 on, and those to validate with; `without` a speaker, all of that one.
 
-def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:
-    return ((file.name, file.read_bytes()) for file in sorted(path.rglob("*.wav")))
+        Where nothing is to be trained (`only_heard`), recordings of any number will do for both."""
+        train, held = self.numbers >= _FIRST_TRAINED, self.numbers < _FIRST_TRAINED
+        if without is not None:
+            if without not in self.names:
+                raise DataError(f"there is no speaker {without!r} here; {did_you_mean(without, self.names)}")
+            held = self.speakers == self.names.index(without)
+            train = train & ~held
+        if only_heard:
+            held = train = held if held.any() else train
+        for part, what in ((train, "train on (numbers from 10 on)"), (held, "validate with (numbers below 10)")):
+            if not part.any():
+                raise DataError(f"there are no recordings to {what}, only others")
+        return self.only(train), self.only(held)
 
 
-def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
+@functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
+def _sounds(files: tuple[tuple[Path, int], ...], rate: int) -> list[tuple[str, int, int, Tensor]]:
+    """Speaker, digit, number and samples of what is in these files (with the times of their last change), in order."""
+    found = []
+    for name, content in itertools.chain.from_iterable(_contents(file) for file, _ in files):
+        if match := _NAME.search(name):
+            samples = torch.cat(list(Stream(io.BytesIO(content), rate=rate, name=name)))
+            found.append((match[2], int(match[1]), int(match[3]), samples))
+    return sorted(found, key=lambda item: item[:3])
+
+
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    if path.suffix == ".wav":
+        yield path.name, path.read_bytes()
+        return
     try:
         with tarfile.open(path) as tar:
             for member in tar:
-                content = tar.extractfile(member) if member.name.endswith(".wav") else None
-                if content is not None:
+                if (content := tar.extractfile(member) if member.name.endswith(".wav") else None) is not None:
                     yield member.name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise StorageError(f"{path} is no whole tar archive of recordings ({error}): fetch it again") from error
@@ -248,7 +256,7 @@ class StreamSplit(Split[SpeechBatch]):
         taken = (self.recordings.lengths[clips] / speeds).long() + 1
         pauses = (rate * (how.pause[0] + pause * (how.pause[1] - how.pause[0]))).long()
         ends = (pauses + taken).cumsum(1)
-        tail = int(rate * _TAIL)
+        tail = int(rate * TAIL)
         if how.seconds is not None:
             length = int(how.seconds * rate)
             counts = torch.minimum(counts, (ends + tail <= length).sum(1))
@@ -307,7 +315,7 @@ class SingleSplit(StreamSplit):
 
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
         nothing = torch.zeros(len(rows))
-        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * _TAIL)
+        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
         where, speed = torch.zeros(len(rows), 1, dtype=torch.int64), torch.ones(len(rows), 1)
         return _Plan(
             rows[:, None], where, speed, where[:, 0] + 1, lengths, nothing + 1, nothing, torch.zeros(len(rows), 10)
@@ -367,39 +375,3 @@ class Speech:
     def features(self) -> dict[str, Any]:
         """What a model has to know of what it is given."""
         return {"mel": self.mel, "mean": self.mean, "std": self.std}
-
-    @classmethod
-    def load(
-        cls,
-        path: Path | str,
-        *,
-        mel: Mel,
-        streams: Streams,
-        without: str | None = None,
-        delay: float | None = None,
-        n_train: int = 4096,
-        n_validation: int = 200,
-        seed: int = 0,
-        only_heard: bool = False,
-    ) -> Speech:
-        """Recordings with numbers from 10 on are trained on and those below are for validation; `without` a speaker,
-        all recordings of that one are for validation. Where nothing is to be trained (`only_heard`), one of the parts
-        may be missing: the other is then heard."""
-        found = Recordings.load(path, mel.sample_rate)
-        train, held = found.numbers >= _FIRST_TRAINED, found.numbers < _FIRST_TRAINED
-        if without is not None:
-            if without not in found.names:
-                raise DataError(f"there is no speaker {without!r} in {path}; {did_you_mean(without, found.names)}")
-            held = found.speakers == found.names.index(without)
-            train = train & ~held
-        if only_heard:
-            held = train = held if held.any() else train
-        for part, what in ((train, "train on (numbers from 10 on)"), (held, "validate with (numbers below 10)")):
-            if not part.any():
-                raise DataError(f"{path} has no recordings to {what}")
-        dev = found.only(held)
-        return cls(
-            StreamSplit(found.only(train), mel, streams, n=n_train, delay=delay, seed=seed),
-            StreamSplit(dev, mel, Streams(), n=n_validation, delay=None, seed=seed + 1),
-            SingleSplit(dev, mel),
-        )

@@ -25,7 +25,7 @@ from clearhead.attention import MultiHeadAttention, attend
 from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
-from clearhead.layers import Block, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
+from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, normed
 from clearhead.layers.few_rows import few_rows_reference as many_rows
 from clearhead.layers.norms import PlusOneRMSNorm
@@ -74,6 +74,8 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     for part in parts:
         if isinstance(part, Block) and type(part.residual) not in (PreNorm, PostNorm, Parallel):
             return f"a block has {type(part.residual).__name__} residuals"
+        if isinstance(part, ExpertsFeedForward):
+            return "its tokens go to different experts"
         if type(part) not in _KNOWN or "forward" in vars(part):
             return f"a {type(part).__name__} was not built here"
         if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
@@ -87,8 +89,8 @@ def why_not(model: Decoder | EncoderDecoder) -> str | None:
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return f"it runs under autocast or on {device}"
     mask = decoder.config.mask
-    if decoder.config.layer_masks:
-        return "its layers have masks of their own"
+    if decoder.config.layer_masks or decoder.config.layer_rotary:
+        return "its layers have masks or positions of their own"
     if not mask.is_structural or mask.depends_on_length:
         return f"{mask} holds tensors or changes with the length"
     return None
@@ -283,6 +285,7 @@ def _layer(block: Block) -> _Layer:
     norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
     own, cross, last = (None, None, None) if after else norms
     feed = block.feed_forward
+    assert isinstance(feed, FeedForward), "why_not refuses the others"
     gate = feed.gate
     up = Product(
         feed.up.weight.detach(),

@@ -22,29 +22,11 @@ __all__ = ["Family", "Keys"]
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
-    "_name_or_path",
-    "_attn_implementation*",
-    "architectures",
-    "attn_implementation",
+    *("_name_or_path", "_attn_implementation*", "architectures", "attn_implementation", "bos_token_id", "dtype"),
+    *("eos_token_id", "gradient_checkpointing", "id2label", "initializer_range", "label2id", "model_type"),
+    *("output_attentions", "output_hidden_states", "output_past", "pad_token_id", "sep_token_id"),
+    *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "pad_token_id",
-    "sep_token_id",
-    "task_specific_params",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "use_cache",
 )
 _REQUIRED = object()
 
@@ -128,7 +110,8 @@ class Family:
             ) from error
 
     def keys(self, config: Config) -> dict[str, Any]:
-        """Their configuration for ours."""
+        """Their configuration for ours, whose own defaults are written out first."""
+        config = spelt_out(config)
         same = {
             key: getattr(config, field if isinstance(field, str) else field[0]) for key, field in self.fields.items()
         }
@@ -170,18 +153,20 @@ class Family:
         return list(made.values())
 
 
+def spelt_out(config: Any) -> Any:
+    """A configuration with the sizes written out that it leaves to those of others."""
+    if not hasattr(config, "head_width"):
+        return config
+    sizes = {"d_ff": 4 * config.d_model, "n_kv_heads": config.n_heads, "d_head": config.head_width}
+    return config.replace(**{name: size for name, size in sizes.items() if getattr(config, name, 0) is None})
+
+
 def settled(config: Config) -> Config:
-    """A configuration with its defaults written out and what matters in training alone put aside, to compare by."""
-    changes: dict[str, Any] = {}
-    for name, value in (
-        ("d_ff", lambda c: 4 * c.d_model),
-        ("n_kv_heads", lambda c: c.n_heads),
-        ("d_head", lambda c: c.head_width),
-    ):
-        if getattr(config, name, 0) is None:
-            changes[name] = value(config)
-    if hasattr(config, "biases"):
-        changes["bias"] = config.biases
+    """A configuration that is spelt out, without what matters in training alone, to compare by."""
+    config = spelt_out(config)
+    changes: dict[str, Any] = {"bias": config.biases} if hasattr(config, "biases") else {}
+    halves = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    changes |= {name: settled(half) for name, half in halves if isinstance(half, Config)}
     plain = {field.name: field.default for field in dataclasses.fields(config)}
     training = ("dropout", "attention_dropout", "feed_forward_dropout", "init")
     changes |= {name: plain[name] for name in training if name in plain}

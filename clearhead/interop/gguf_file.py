@@ -122,7 +122,7 @@ class GGUF(Source):
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
 
     @contextmanager
-    def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:
+    def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
         yield lambda name: self._read(name).to(device)
 
     def _read(self, name: str) -> Tensor:

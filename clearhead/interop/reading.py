@@ -6,6 +6,7 @@ and at most one tensor more.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
     stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
     dtype = dtype or max(stored, key=lambda one: torch.finfo(one).bits)
     made: dict[str, Tensor] = {}
-    with source.reading(device) as get:
-        for move, shapes in moves:
+    kept = set(stored) == {dtype} and torch.device(device).type == "cpu"
+    with source.reading(device, kept=kept) as get:
+        # The largest first, while there is little beside it.
+        for move, shapes in sorted(moves, key=lambda pair: -max(map(math.prod, pair[1]))):
             tensors = move.into([get(name) for name in move.theirs], shapes)
             for name, tensor in zip(move.ours, tensors, strict=True):
                 made[name] = tensor.to(dtype=dtype).contiguous()

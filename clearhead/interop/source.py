@@ -5,6 +5,7 @@ reading it, and reads one at a time, memory-mapped, to the device that is wanted
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ from clearhead.data.pieces import Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
+from clearhead.models import storage
 
 __all__ = ["CONFIG", "GENERATION", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
 
@@ -47,8 +49,11 @@ class Source(ABC):
         """The settings of generation that came with the weights, by transformers' keys."""
 
     @abstractmethod
-    def reading(self, device: str | torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
-        """Inside this context, a function from a name to its tensor on a device."""
+    def reading(
+        self, device: str | torch.device, *, kept: bool = False
+    ) -> AbstractContextManager[Callable[[str], Tensor]]:
+        """Inside this context, a function from a name to its tensor on a device, in memory of the file's own where it
+        is `kept` as it is; what is made something else of takes no memory once it is let go."""
 
 
 class Folder(Source):
@@ -61,14 +66,14 @@ class Folder(Source):
         shapes: dict[str, Shape] = {}
         dtypes: dict[str, torch.dtype | str] = {}
         for file in sorted(set(self._file_of.values())):
-            with _opened(file, "cpu") as opened:
+            with storage.opened(file, "cpu") as opened:
                 held = set(opened.keys())
                 for name in [name for name, place in self._file_of.items() if place == file]:
                     if name not in held:
                         raise StorageError(f"{INDEX} says that {file.name} holds {name}, and it does not: get it again")
                     view = opened.get_slice(name)
                     shapes[name] = tuple(view.get_shape())
-                    dtypes[name] = _DTYPES.get(view.get_dtype(), view.get_dtype())
+                    dtypes[name] = storage.FLOATS.get(view.get_dtype(), view.get_dtype())
         self.shapes, self.dtypes = shapes, dtypes
 
     def _files(self) -> dict[str, Path]:
@@ -79,7 +84,7 @@ class Folder(Source):
         file = self.path / WEIGHTS
         if not file.is_file():
             raise StorageError(_no_weights(self.path))
-        with _opened(file, "cpu") as opened:
+        with storage.opened(file, "cpu") as opened:
             return dict.fromkeys(opened.keys(), file)
 
     def _indexed(self, index: Mapping[str, Any]) -> dict[str, Path]:
@@ -103,25 +108,23 @@ class Folder(Source):
         return {**self.config, **(read_json(path) if path.is_file() else {})}
 
     @contextmanager
-    def reading(self, device: str | torch.device) -> Iterator[Callable[[str], Tensor]]:
+    def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
+        sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        maps: dict[Path, Any] = {}
+        taken, most = 0, max(sizes.values()) // 4
+
+        def get(name: str) -> Tensor:
+            nonlocal taken
+            if (taken := taken + sizes[name]) > most and not kept:
+                stack.close()  # what was read of a map stays in memory until it is closed
+                maps.clear()
+                taken = sizes[name]
+            if (file := self._file_of[name]) not in maps:
+                maps[file] = stack.enter_context(storage.opened(file, device))
+            return maps[file].get_tensor(name)
+
         with ExitStack() as stack:
-            files = {file: stack.enter_context(_opened(file, device)) for file in set(self._file_of.values())}
-            yield lambda name: files[self._file_of[name]].get_tensor(name)
-
-
-# Under safetensors' names.
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@contextmanager
-def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            yield file
-    except SafetensorError as error:
-        raise StorageError(f"{path} is not a whole safetensors file ({error}): get it again") from error
+            yield get
 
 
 def _no_weights(folder: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import StorageError
 
-__all__ = ["Fold", "Join", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
+__all__ = ["Fold", "Join", "Lift", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
 
 Shape = tuple[int, ...]
 
@@ -91,6 +91,17 @@ class Squeeze(Transform):
 
     def back(self, ours: list[Tensor]) -> list[Tensor]:
         return [tensor[None] for tensor in ours]
+
+
+@dataclass(frozen=True)
+class Lift(Transform):
+    """A vector is the only row of ours: (M,) to (1, M)."""
+
+    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        return [tensor[None] for tensor in theirs]
+
+    def back(self, ours: list[Tensor]) -> list[Tensor]:
+        return [tensor[0] for tensor in ours]
 
 
 @dataclass(frozen=True)

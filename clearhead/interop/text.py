@@ -40,7 +40,8 @@ def companions(source: Source) -> dict[str, str]:
 def tokenizer_of(source: Source) -> Pieces:
     """The tokenizer that came with a model; one that has ids beyond the model's vocabulary is refused."""
     pieces = source.tokenizer()
-    size = source.config.get("vocab_size")
+    half = source.config.get("text_config")  # of CLIP
+    size = (half if isinstance(half, dict) else source.config).get("vocab_size")
     if isinstance(size, int) and pieces.vocab_size > size:
         raise StorageError(
             f"the tokenizer in {source.path} has ids up to {pieces.vocab_size - 1} and the model's vocabulary ends at "

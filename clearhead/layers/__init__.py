@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from clearhead.layers.block import Block, BlockConfig, BlockParts
 from clearhead.layers.embeddings import FrameEmbedding, PatchEmbedding, TokenEmbedding
+from clearhead.layers.experts import Experts, ExpertsFeedForward
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
@@ -19,6 +20,8 @@ __all__ = [
     "BlockConfig",
     "BlockParts",
     "DepthScaled",
+    "Experts",
+    "ExpertsFeedForward",
     "FeedForward",
     "FrameEmbedding",
     "GeGLU",

@@ -7,6 +7,8 @@ Letters: B batch, T tokens, S tokens of the memory, M model width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.attention import AttentionConfig, KVCache, MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.layers.experts import Experts, ExpertsFeedForward
 from clearhead.layers.feedforward import GELU, Activation, FeedForward
 from clearhead.layers.norms import LayerNorm, Norm
 from clearhead.layers.residual import PreNorm, Residual, Sandwich
@@ -37,6 +40,7 @@ class BlockParts(AttentionConfig):
     norm: Norm = LayerNorm()
     residual: Residual = PreNorm()
     activation: Activation = GELU()
+    experts: Experts | None = None  # several feed-forwards, of which each token takes a few (Mixtral)
     qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
     layer_scale: Positive | None = None  # each branch times a learned vector that begins with this everywhere (CaiT)
 
@@ -75,13 +79,7 @@ class Block(nn.Module):
         # The memory has positions of its own, so queries are not turned against its keys.
         self.cross_attention = _attention(config, None) if cross else None
         self.norm2 = config.norm.build(config.d_model)
-        self.feed_forward = FeedForward(
-            config.d_model,
-            4 * config.d_model if config.d_ff is None else config.d_ff,
-            config.activation,
-            bias=config.biases.ff,
-            dropout=config.feed_forward_dropout,
-        )
+        self.feed_forward = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
         self.after1, self.after2 = _after(config), _after(config)
         self.after_cross = _after(config) if cross else None
@@ -148,6 +146,13 @@ def _after(config: BlockConfig) -> nn.Module | None:
     if config.layer_scale is not None:
         parts.append(LayerScale(config.d_model, config.layer_scale))
     return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _feed_forward(config: BlockConfig) -> FeedForward | ExpertsFeedForward:
+    width = 4 * config.d_model if config.d_ff is None else config.d_ff
+    how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
+    make = partial(FeedForward, config.d_model, width, config.activation, **how)
+    return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
 
 
 def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention:

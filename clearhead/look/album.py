@@ -43,7 +43,8 @@ class Album:
     pictures: Sequence[Picture]
     facts: Mapping[str, str] = field(default_factory=dict)  # shown under the title
     norms: Sequence[tuple[str, Tensor]] = ()  # (T,) after each block: the residual stream
-    image: Tensor | None = None  # (height, width) uint8: what an image model was shown
+    image: Tensor | None = None  # (height, width) uint8: what an image model was shown, or a spectrogram
+    row: int | None = None  # the query that a page shows first; None: the one in the middle
 
     def __post_init__(self) -> None:
         if not self.pictures:

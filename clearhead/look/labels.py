@@ -65,7 +65,7 @@ class Places:
 
     def apart(self, start: int, stop: int) -> Float[Tensor, "r S"]:
         """How far each key is from each of these queries: along the line, or on the grid in patches."""
-        if self.grid is None:
+        if self._in_line:
             return (self.at(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
         y, x = self._on_grid()
         here = slice(start, stop)
@@ -76,7 +76,7 @@ class Places:
         """The keys that each pattern of places names, for these queries."""
         keys = torch.arange(self.n_columns, dtype=torch.float32)
         at = self.at(start, stop)[:, None]
-        if self.grid is not None:
+        if not self._in_line:
             y, x = self._on_grid()
             here, itself = slice(start, stop), keys == at
             return {
@@ -88,6 +88,11 @@ class Places:
         if self.cross:
             return {"diagonal": (keys - at).abs() <= 1}
         return {"previous token": keys == at - 1, "next token": keys == at + 1, "diagonal": keys == at}
+
+    @property
+    def _in_line(self) -> bool:
+        """Text, or the moments of a sound, whose grid is one row of slices of its spectrogram."""
+        return self.grid is None or self.grid == (1, self.n_columns)
 
     def _on_grid(self) -> tuple[Tensor, Tensor]:
         """Row and column of every token; NaN, which equals nothing, for those outside."""

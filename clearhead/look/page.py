@@ -122,7 +122,7 @@ def contents(
         "texts": [list(labels) for labels in texts],
         "pictures": [_layer(picture, texts, how) for picture in _told(pictures, on_layer)],
         "order": [pictures.index(picture) for picture in in_order],
-        "start": {"number": first, "head": pictures[first].n_heads},  # all heads together
+        "start": {"number": first, "head": pictures[first].n_heads, "row": album.row},  # all heads
         "rollouts": [
             {
                 "title": title_of[group],

@@ -204,6 +204,9 @@ class Guide:
 
     def _feed_forward(self, part: Visit, x: Tensor, matrices: list[Visit], common: dict[str, Any]) -> int:
         hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
+        if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with the tokens that picked it
+            common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
+            return self._vectors("feed_forward", x, line, **common)
         activation = type(getattr(part.module, "activation", None)).__name__.replace("NoneType", "activation")
         inside = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
         inside = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else inside

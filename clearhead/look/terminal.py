@@ -139,6 +139,22 @@ def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int]
     )
 
 
+def sound_map(
+    image: Tensor, weights: Float[Tensor, "R N"], rows: Sequence[str], *, width: int = 80, colour: bool = False
+) -> str:
+    """A spectrogram (height, width) of bytes; below it, along the same time, a line for each of some moments: where
+    it looks."""
+    margin = max(map(letters, rows), default=0)
+    wide = max(1, min(2 * weights.shape[1], width - margin - 1))
+    above = torch.nn.functional.adaptive_avg_pool2d(image[None].float() / 255, (12, wide))[0].square()
+    below = [adaptive_max_pool2d(row[None, None].float(), (1, wide))[0, 0] for row in weights]
+    shades = [*above, *(row / row.max().clamp(min=1e-12) for row in below)]
+    names = [""] * len(above) + list(rows)
+    lines = zip(names, (map(float, row) for row in shades), strict=True)
+    drawn = (flush_right(name, margin) + " " + "".join(_cell(v, 1, colour) for v in row) for name, row in lines)
+    return "\n".join(line.rstrip() for line in drawn)
+
+
 def contribution_table(found: Sequence[Contribution], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """A row a contribution: key, head, weight, and its share of all that was added."""
     return [

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead import audio
+from clearhead._shapes import Float
 from clearhead.attention import MultiHeadAttention
 from clearhead.data.digits import prepare
 from clearhead.data.images import grey
+from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate
+from clearhead.generation.ctc import decode
 from clearhead.look.album import Album, Labels, album
 from clearhead.look.question import Question
 from clearhead.look.trace import Trace, trace
-from clearhead.models import VisionTransformer
+from clearhead.models import SpeechEncoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
 def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
-    """The album of one input: a sentence to translate, a beginning, letters to sort, or a picture of a digit.
+    """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit,
+    or a sound.
 
         look.at(pretrained.load("en-es"), "How are you?")
 
@@ -33,6 +39,9 @@ def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = 
         return of_sorting(trained, given)
     if trained.task == "digits":
         return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
+    if trained.task == "speech":
+        rate = trained.model.config.mel.sample_rate if isinstance(trained.model, SpeechEncoder) else None
+        return of_sound(trained, audio.read(given, rate).samples, name=Path(given).name)
     return of_text(trained, given)
 
 
@@ -147,6 +156,34 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
         image=pixels,
         grid=(rows, columns),
     )
+
+
+def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Album:
+    """A sound and what is heard in it: which moments look at which, over its spectrogram."""
+    model = trained.model
+    if not isinstance(model, SpeechEncoder):
+        raise nothing_to_see(trained)
+    mel, stacked = model.config.mel, model.config.n_stacked
+    if mel.n_frames(len(samples)) < stacked:
+        raise DataError(f"{name} is too short: {len(samples)} samples, and a moment of {trained.name} takes more")
+    frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL * mel.sample_rate)))[None])  # as a listener hears it
+    with torch.no_grad(), _trace(trained) as t:
+        logits = model(frames.to(model.head.weight))[0].float().cpu()
+    heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}
+    names = [f"{n * model.config.moment:.2f} s" for n in range(len(logits))]
+    names = [f"{heard[n]} {name}" if n in heard else name for n, name in enumerate(names)]
+    shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low notes below
+    image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
+    made = album(
+        t,
+        names,
+        title=f"{name} → {' '.join(heard.values()) or 'nothing'}",
+        facts=_facts(trained)
+        | {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"},
+        image=image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0),
+        grid=(1, len(logits)),
+    )
+    return replace(made, row=next(iter(heard), None))
 
 
 def _patch_names(trained: Trained) -> list[str]:

@@ -1,7 +1,7 @@
 """Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
 
-Five Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`), the presets of
-well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder.
+The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`, `DualEncoder`), the
+presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from clearhead.config import Config
 from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
 from clearhead.models.convnet import ConvNet, ConvNetConfig
 from clearhead.models.decoder import Decoder, DecoderConfig
+from clearhead.models.dual_encoder import DualEncoder, DualEncoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from clearhead.models.linear import LogisticRegression, LogisticRegressionConfig
@@ -23,6 +24,7 @@ from clearhead.models.presets import (
     tiny_decoder,
     tiny_encoder,
     tiny_encoder_decoder,
+    tiny_speech,
     tiny_vision,
     transformer_base,
     transformer_big,
@@ -48,6 +50,8 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "Distilled",
+    "DualEncoder",
+    "DualEncoderConfig",
     "Encoder",
     "EncoderConfig",
     "EncoderDecoder",
@@ -75,6 +79,7 @@ __all__ = [
     "tiny_decoder",
     "tiny_encoder",
     "tiny_encoder_decoder",
+    "tiny_speech",
     "tiny_vision",
     "transformer_base",
     "transformer_big",

@@ -41,6 +41,11 @@ class EncoderConfig(TextConfig):
             f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
         )
 
+        require(
+            not self.share_layers or (self.first_norm and not self.layer_rotary),
+            f"{self.owner}: layers that share their weights are one block; leave first_norm and layer_rotary out",
+        )
+
     def build(self) -> Encoder:
         return Encoder(self)
 

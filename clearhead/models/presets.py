@@ -13,6 +13,7 @@ from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, Re
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
+from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.positions import Learned, Sinusoidal
 
@@ -178,6 +179,11 @@ def tiny_vision() -> VisionConfig:
     )
 
 
+def tiny_speech() -> SpeechConfig:
+    """A small encoder of speech that sees the last 64 moments."""
+    return SpeechConfig(d_model=32, n_layers=2, n_heads=4)
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "base": transformer_base,
     "big": transformer_big,
@@ -193,4 +199,5 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "tiny-decoder": tiny_decoder,
     "tiny-encoder-decoder": tiny_encoder_decoder,
     "tiny-vision": tiny_vision,
+    "tiny-speech": tiny_speech,
 }

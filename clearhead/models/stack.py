@@ -32,6 +32,15 @@ class TransformerConfig(BlockParts):
     """The fields that describe a Transformer's blocks, whatever goes in and comes out."""
 
     init: Init = TruncatedNormal()
+    embedding_norm: bool = False  # a norm before the first block, as in BERT
+    first_norm: bool = True  # the first block's own before attention; ModernBERT has an embedding_norm alone
+
+    def validate(self) -> None:
+        super().validate()
+        require(
+            self.first_norm or not self.residual.normalised,
+            f"{self.owner}: {self.residual} has its norms behind the branches; leave first_norm out",
+        )
 
     def block(self, rotary: Rotary | None = None) -> BlockConfig:
         """What one block of the stack is made of."""
@@ -60,8 +69,8 @@ class TextConfig(TransformerConfig):
     max_len: Count = 512
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
-    embedding_norm: bool = False  # a norm before the first block, as in BERT
     layer_masks: tuple[Mask, ...] = ()  # what the layers see, taken in turn, of what the model's own mask allows
+    layer_rotary: tuple[Rotary, ...] = ()  # how the layers turn, taken in turn; positions is the first of them
 
     def seen(self, mask: Mask) -> Mask:
         """What of a model's own mask some layer sees."""
@@ -69,7 +78,12 @@ class TextConfig(TransformerConfig):
 
     def validate(self) -> None:
         super().validate()
-        self.check_positions(self.positions)
+        for positions in (self.positions, *self.layer_rotary):
+            self.check_positions(positions)
+        require(
+            not self.layer_rotary or self.positions == self.layer_rotary[0],
+            f"{self.owner}: positions is {self.positions}; expected the first of layer_rotary: {self.layer_rotary[:1]}",
+        )
         if isinstance(self.positions, Learned):
             require(
                 self.positions.grid is None,
@@ -98,7 +112,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self._masks = config.layer_masks if isinstance(config, TextConfig) else ()
+        self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
         self._positions_kind = positions.kind
         # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
         self.positions: nn.Module | None = None
@@ -108,13 +122,15 @@ class Stack(nn.Module):
             self.positions = positions.build(width)
         elif positions.kind == "bias":
             self.positions = positions.build(config.n_heads)
-        norm_first = isinstance(config, TextConfig) and config.embedding_norm
-        self.embedding_norm = config.norm.build(width) if norm_first else nn.Identity()
+        self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        block = config.block(positions if isinstance(positions, Rotary) else None)
+        turns: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
-        self.blocks = nn.ModuleList(Block(block, cross=cross) for _ in range(n_blocks))
+        kinds = [config.block(turn) for turn in turns]
+        self.blocks = nn.ModuleList(Block(kinds[i % len(kinds)], cross=cross) for i in range(n_blocks))
+        if not config.first_norm:
+            self.blocks[0].norm1 = nn.Identity()
         # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
         self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from clearhead._version import __version__
 from clearhead.config import Config
@@ -24,16 +25,16 @@ from clearhead.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from safetensors import safe_open
 
-__all__ = ["build_empty", "check_target", "few", "groups", "load", "save"]
+__all__ = ["FLOATS", "build_empty", "check_target", "few", "groups", "load", "opened", "save"]
 
 CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
 _NEW = ".new"
 
 # What a stored number may be, under safetensors' names: kinds must agree, widths may differ (a half-precision copy).
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
-_DTYPES = _FLOATS | _OTHERS | {"BOOL": torch.bool}
+_DTYPES = FLOATS | _OTHERS | {"BOOL": torch.bool}
 
 
 def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -68,7 +69,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     folder = Path(folder)
     check_target(device, dtype)
     config = _read_config(folder)
-    with _open(folder / WEIGHTS, device) as file:
+    if not (folder / WEIGHTS).is_file():
+        raise StorageError(f"{folder} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
+    with opened(folder / WEIGHTS, device) as file:
         skeleton = build_empty(config, folder / CONFIG, len(file.keys()))
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
@@ -91,8 +94,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
 
 def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
     """Refuses a device or dtype that weights cannot be loaded to."""
-    if dtype is not None and dtype not in _FLOATS.values():
-        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, _FLOATS.values()))}")
+    if dtype is not None and dtype not in FLOATS.values():
+        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, FLOATS.values()))}")
     try:
         usable = torch.empty(0, device=device).device.type != "meta"
     except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
@@ -219,7 +222,7 @@ def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
 
     counting = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Numberless():
             return config.build()
     except (ConfigError, RuntimeError, TypeError) as error:
         raise StorageError(f"{where} describes a model that cannot be built: {str(error).splitlines()[0]}") from error
@@ -227,13 +230,21 @@ def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
         counting.remove()
 
 
+class _Numberless(TorchFunctionMode):
+    """Nothing is drawn for tensors that hold no numbers: for that torch would import its compiler, which takes longer
+    than reading a model of 100 million weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
-def _open(path: Path, device: str | torch.device) -> Iterator[safe_open]:
+def opened(path: Path, device: str | torch.device) -> Iterator[safe_open]:
     """A safetensors file, with what can be wrong in reading it said in one way."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise StorageError(f"{path.parent} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield file
@@ -271,7 +282,7 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
 
 
 def _kind_words(tensor: Tensor) -> str:
-    return "one of " + "/".join(_FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
+    return "one of " + "/".join(FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
 
 
 def few(items: list[str], most: int = 3) -> str:

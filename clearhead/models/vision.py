@@ -86,6 +86,7 @@ class VisionConfig(TransformerConfig):
     n_layers: Count
     n_channels: Count = 3
     pooling: Pooling = Cls()
+    patch_bias: bool = True  # of the map that makes patches vectors
     n_registers: Natural = 0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
     positions: Positions | None = None
 
@@ -130,7 +131,7 @@ class VisionTransformer(Stack):
     """Patches in, class logits out."""
 
     def __init__(self, config: VisionConfig) -> None:
-        embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model)
+        embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
         super().__init__(config, embedding, config.chosen_positions, n_layers=config.n_layers)
         self.config = config
         n_extra = config.pooling.n_extra

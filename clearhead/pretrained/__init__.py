@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clearhead.pretrained.box import BOX, cards, names
     from clearhead.pretrained.evaluate import Evaluation, evaluate
     from clearhead.pretrained.export import export
+    from clearhead.pretrained.listen import Event, Listener
     from clearhead.pretrained.store import Trained, load, load_model
     from clearhead.pretrained.translate import Translated, translate, translations
 
@@ -24,6 +25,8 @@ lazy(__name__)
 __all__ = [
     "BOX",
     "Evaluation",
+    "Event",
+    "Listener",
     "Trained",
     "Translated",
     "cards",

@@ -17,21 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Sample
 from clearhead.interop import Source, is_foreign, open_source, pooling_of, read, stops_of, tokenizer_of
-from clearhead.models import Decoder, Encoder, VisionTransformer, storage
+from clearhead.models import Decoder, Encoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
 from clearhead.pretrained.box import find, is_ours, read_card
+from clearhead.pretrained.listen import Listener
 from clearhead.training.recipe import Recipe
 
 GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
-_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures"}
+_TASKS = {Decoder: "text", Encoder: "vectors", VisionTransformer: "pictures", SpeechEncoder: "speech"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,13 @@ class Trained:
         """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
         vectors = speak.embed(self, [texts] if isinstance(texts, str) else texts, batch=batch)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def listen(self, *, beam: int = 1) -> Listener:
+        """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
+        after the sounds that it was trained and measured with."""
+        self.require("speech")
+        assert isinstance(self.model, SpeechEncoder)
+        return Listener(self.model, beam=beam, silence=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:

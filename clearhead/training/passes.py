@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import Batch
+from clearhead.layers import ExpertsFeedForward
 from clearhead.training.averaging import borrowed
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, blocks_of, inner
@@ -34,16 +35,20 @@ class Passes:
         objective = Objective(smoothing=config.label_smoothing, consistency=config.consistency)
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
+        self._routed = [part for part in model.modules() if isinstance(part, ExpertsFeedForward)]
         self._prepare(blocks_of(model))
         self._shared = world.share(LossOf(self.model, objective))
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
-        # What is recomputed puts the random numbers of dropout back, which a recording cannot.
-        if config.compile and rows is not None and alone and not config.recompute:
+        # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
+        if config.compile and rows is not None and alone and not (config.recompute or self._routed):
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> None:
         dynamic = self._rows is None  # one graph then serves batches of every shape
+        for routed in self._routed if self._config.compile else ():
+            # Experts get other numbers of tokens every time, and a graph for each would be a new one.
+            routed.forward = torch.compiler.disable(routed.forward)  # type: ignore[method-assign]
         if not self._config.recompute:
             for part in (blocks or [self.model]) if self._config.compile else ():
                 part.compile(dynamic=dynamic)

@@ -17,7 +17,7 @@ from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.data.digits import Digits
 from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
-from clearhead.data.speech import Speech, Streams
+from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
 from clearhead.data.task import Task
 from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
 from clearhead.data.tokenizers import Tokenizer
@@ -186,16 +186,11 @@ class SpeechData(DataConfig):
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Speech:
         if self.path is None:
             raise _no_data(self.task, "recordings named like 7_jackson_32.wav, such as the Free Spoken Digit Dataset")
-        return Speech.load(
-            self.path,
-            mel=self.mel,
-            streams=self.streams,
-            without=self.without,
-            delay=self.delay,
-            n_train=self.n_train,
-            n_validation=self.n_validation,
-            seed=seed,
-            only_heard=self.only_heard,
+        train, held = Recordings.load(self.path, self.mel.sample_rate).parts(self.without, only_heard=self.only_heard)
+        return Speech(
+            StreamSplit(train, self.mel, self.streams, n=self.n_train, delay=self.delay, seed=seed),
+            StreamSplit(held, self.mel, Streams(), n=self.n_validation, seed=seed + 1),
+            SingleSplit(held, self.mel),
         )
 
 

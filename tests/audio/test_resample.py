@@ -57,7 +57,7 @@ def test_a_constant_stays_what_it_is():
 
 
 def test_a_sample_is_the_sum_that_the_definition_writes_out():
-    x, source, target = torch.randn(211), 11_025, 8_000
+    x, source, target = torch.randn(83), 11_025, 8_000
     cut = 0.92 * target / source
     half, window = math.ceil(32 / cut), np.kaiser(20_001, 8.6)
     for n, found in enumerate(resample(x, source, target).tolist()):
@@ -70,7 +70,7 @@ def test_a_sample_is_the_sum_that_the_definition_writes_out():
         assert found == pytest.approx(wanted, abs=1e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.sampled_from(RATES), st.integers(0, 3_001), st.integers(0, 1_000_000))
 def test_any_pieces_give_the_same_bits(rates, length, seed):
     draw = random.Random(seed)

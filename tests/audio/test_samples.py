@@ -129,6 +129,14 @@ def test_what_stands_after_the_samples_is_not_heard():
     assert torch.equal(heard(data + b"LIST\x04\0\0\0abcd")[0], heard(data)[0])
 
 
+def test_what_stands_before_the_samples_is_not_heard_however_long(tmp_path):
+    data = wav(noise())
+    for size in (4, 3_000_000):
+        long = data[:12] + b"JUNK" + struct.pack("<I", size) + bytes(size) + data[12:]
+        (tmp_path / "a.wav").write_bytes(long[:4] + struct.pack("<I", len(long) - 8) + long[8:])
+        assert torch.equal(read(tmp_path / "a.wav").samples, heard(data)[0])
+
+
 def test_the_header_counts_and_a_rate_that_contradicts_it_is_told():
     assert heard(wav(noise()), raw_rate=16_000)[1] == ["its header says 8,000 Hz, which counts, not 16,000 Hz"]
 
@@ -164,10 +172,11 @@ BAD = {
     "one byte": (b"a", "holds no samples"),
     "a header alone": (b"RIFF\0\0\0\0WAVE", "its header ends early"),
     "no samples": (wav(noise(0)), "holds no samples"),
-    "a long way to no samples": (b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff" + bytes(99), "its header ends early"),
-    "flac": (wav(noise(), form="FLAC"), "is FLAC, which cannot be read as it comes; give it as a file"),
-    "mp3": (b"ID3\x04" + bytes(99), "is MP3, which cannot"),
-    "compressed": (wav(noise(), subtype="ULAW"), "is compressed WAV, which cannot"),
+    "a long way to no samples": (b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff" + bytes(99), "is WAV that is not plain"),
+    "flac": (wav(noise(), form="FLAC"), "is fLaC, which cannot be read as it comes; give it as a file"),
+    "mp3": (b"ID3\x04" + bytes(99), "is ID3., which cannot"),
+    "compressed": (wav(noise(), subtype="ULAW"), "is WAV that is not plain, which cannot"),
+    "of three bytes": (wav(noise(), subtype="PCM_24"), "is WAV that is not plain, which cannot"),
     "not a number": (wav(np.array([0, 0.5, np.nan]), subtype="FLOAT"), "no number, at 0.000 s"),
 }
 

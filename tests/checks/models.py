@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.masks import causal, every, window
+from clearhead.audio import Mel
+from clearhead.masks import blocks, causal, every, window
 from clearhead.models import (
     AutoencoderConfig,
     ConvNetConfig,
@@ -14,6 +15,7 @@ from clearhead.models import (
     Mean,
     RecurrentConfig,
     RecurrentSeq2SeqConfig,
+    SpeechConfig,
     VisionConfig,
 )
 from clearhead.models.recurrent import GRU, Classify
@@ -51,6 +53,12 @@ OURS = {
     ),
     "vision, cls": VisionConfig(**PICTURE),
     "vision, mean": VisionConfig(**PICTURE, pooling=Mean()),
+    "speech": SpeechConfig(
+        d_model=12, n_heads=3, n_layers=2, n_symbols=5, mel=Mel(n_mels=5), mask=causal() & window(3, 0)
+    ),
+    "speech, blocks": SpeechConfig(
+        d_model=12, n_heads=3, n_layers=2, n_symbols=5, mel=Mel(n_mels=5), mask=(causal() | blocks(3)) & window(4, 2)
+    ),
     "recurrent": RecurrentConfig(vocab_size=31, d_model=13, n_layers=2, dropout=0.1),
     "recurrent, both ways": RecurrentConfig(
         vocab_size=31, d_model=13, cell=GRU(), bidirectional=True, task=Classify(5)

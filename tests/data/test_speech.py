@@ -14,7 +14,7 @@ from torch import nn
 
 from clearhead.audio import Mel
 from clearhead.data.ctc import SpeechBatch, compared, written
-from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
+from clearhead.data.speech import Recordings, SingleSplit, Streams, StreamSplit
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.training.loss import Objective, loss_sum, scores
 from tests.data.recorded import RATE, recorded, tone, write
@@ -55,23 +55,23 @@ class TestReading:
         assert Recordings.load(tmp_path, RATE).spoken.tolist() == [[800, 2400]]
 
     @pytest.mark.bad_input
-    def test_what_cannot_be_read_is_told(self, tmp_path, folder):
+    def test_what_cannot_be_read_is_told(self, tmp_path, recordings):
+        (tmp_path / "torn.tar.xz").write_bytes(b"not a tar")
         for path, error, says in (
-            (tmp_path, DataError, "named like 7_jackson_32.wav"),
-            (tmp_path / "none", StorageError, "there is no file or folder"),
-            (folder / "3_ann_9.wav", StorageError, "no whole tar archive"),
+            (tmp_path, StorageError, "no whole tar archive"),
+            (tmp_path / "none", DataError, "named like 7_jackson_32.wav"),
         ):
             with pytest.raises(error, match=says):
                 Recordings.load(path, RATE)
-        how = {"mel": MEL, "streams": Streams()}
-        with pytest.raises(DataError, match=r"there is no speaker 'anna' in .*; did you mean 'ann'"):
-            Speech.load(folder, without="anna", **how)
-        write(tmp_path / "3_eve_10.wav", tone(3, 1.0, 0.2))
+        with pytest.raises(DataError, match="there is no speaker 'anna' here; did you mean 'ann'"):
+            recordings.parts("anna")
+        ten = recordings.only(recordings.numbers == 10)
         with pytest.raises(DataError, match=r"no recordings to validate with \(numbers below 10\)"):
-            Speech.load(str(tmp_path), **how)
-        write(tmp_path / "3_eve_9.wav", tone(3, 1.0, 0.2))
-        with pytest.raises(DataError, match="eve has no recording of the digit 0"):
-            Speech.load(tmp_path / ".", **how)
+            ten.parts()
+        assert len(ten.parts(only_heard=True)[1]) == 20
+        few = recordings.only(recordings.digits > 0)
+        with pytest.raises(DataError, match="ann has no recording of the digit 0"):
+            StreamSplit(few, MEL, Streams(), n=3).batch(torch.arange(3))
         with pytest.raises(ConfigError, match="the lower limit first"):
             Streams(pause=(0.5, 0.1))
         with pytest.raises(ConfigError, match="of all streams together"):
@@ -137,14 +137,15 @@ class TestStreams:
             moved = (both[0] != both[1]).any(3 - axis).sum(1)
             assert 0 < moved.max() <= most
 
-    def test_the_parts_have_no_recording_in_common(self, folder):
-        task = Speech.load(folder, mel=MEL, streams=Streams(seconds=1.0), n_train=5, n_validation=3)
-        assert task.train.recordings.numbers.unique().tolist() == [10, 11]
-        assert task.singles.recordings.numbers.unique().tolist() == [9]
-        left = Speech.load(folder, mel=MEL, streams=Streams(seconds=1.0), without="bob")
-        assert left.train.recordings.speakers.unique().tolist() == [0]
-        assert left.validation.recordings.speakers.unique().tolist() == [1]
-        assert len(left.singles) == 30
+    def test_the_parts_have_no_recording_in_common(self, recordings):
+        train, held = recordings.parts()
+        assert train.numbers.unique().tolist() == [10, 11]
+        assert held.numbers.unique().tolist() == [9]
+        train, held = recordings.parts("bob")
+        assert train.speakers.unique().tolist() == [0]
+        assert train.numbers.unique().tolist() == [10, 11]
+        assert held.speakers.unique().tolist() == [1]
+        assert len(held) == 30
 
     def test_single_recordings_are_left_as_they_are(self, recordings):
         split = SingleSplit(recordings.only(torch.arange(4, 9)), MEL)

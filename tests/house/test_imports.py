@@ -24,7 +24,6 @@ HOUSE = (
     ("audio",),
     ("layers",),
     ("models",),
-    ("audio",),
     ("data",),
     ("training",),
     ("generation",),

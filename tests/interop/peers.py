@@ -85,6 +85,15 @@ class Peer:
         """What comes back to the same bits: everything."""
         return model.state_dict()
 
+    def gradients(self, model: nn.Module) -> dict[str, Tensor]:
+        """What a backward pass left, by the names in memory."""
+        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+    def tokens(self) -> int | tuple[int, int] | None:
+        """How long a text is, as `cost` takes it; None for pictures."""
+        example = self.example()[0]
+        return example.shape[1] if example.dim() == 2 else None
+
     def n_weights(self, model: nn.Module) -> int:
         """How many numbers the model has learnt."""
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -102,6 +111,29 @@ class Eager(Peer):
         model = super().reload(folder)
         model.set_attn_implementation("eager")
         return model
+
+
+class Routed(Peer):
+    """Mixtral, which keeps its experts' matrices as one in memory, and apart in files."""
+
+    def build(self) -> nn.Module:
+        return self._plain(super().build())
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._plain(super().reload(folder))
+
+    def _plain(self, model: nn.Module) -> nn.Module:
+        model.set_experts_implementation("eager")  # the other ways do not know float64
+        return model
+
+    def gradients(self, model: nn.Module) -> dict[str, Tensor]:
+        found = {name.replace(".mlp.", ".block_sparse_moe."): g for name, g in super().gradients(model).items()}
+        for name in [name for name in found if "experts" in name]:
+            place, _, kind = name.rpartition(".")
+            for i, gradient in enumerate(found.pop(name)):
+                apart = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
+                found |= {f"{place}.{i}.{part}.weight": piece for part, piece in apart.items()}
+        return found
 
 
 class OneBlock(Peer):
@@ -142,9 +174,33 @@ class TwoSided(Peer):
         }
         return {path.format(i): w for path, layers in found.items() for i, w in enumerate(layers)}
 
+    def tokens(self) -> tuple[int, int]:
+        source, target = self.example()
+        return source.shape[1], target.shape[1]
+
     def n_weights(self, model: nn.Module) -> int:
         # transformers keeps the bias of the logits where it is not trained.
         return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+
+
+class Towers(Peer):
+    """CLIP, which reads texts and pictures."""
+
+    def example(self) -> tuple[Tensor, ...]:
+        return self.inputs(), squares()[:1].expand(3, -1, -1, -1) * torch.arange(1, 4).reshape(3, 1, 1, 1)
+
+    def run(self, model: nn.Module, ids: Tensor, images: Tensor) -> Tensor:
+        return getattr(model(ids, images), self.output)
+
+    def weights(self, model: nn.Module, ids: Tensor, images: Tensor) -> dict[str, Tensor]:
+        for part in (model, model.text_model, model.vision_model):
+            part.set_attn_implementation("eager")
+        out = model(ids, images, output_attentions=True)
+        halves = {"text": out.text_model_output, "image": out.vision_model_output}
+        return {f"{half}.blocks.{i}.attention": w for half in halves for i, w in enumerate(halves[half].attentions)}
+
+    def tokens(self) -> int:
+        return T
 
 
 class T5Peer(TwoSided):
@@ -243,6 +299,14 @@ def words() -> Tensor:
     return torch.randint(2, V, (B, T))
 
 
+def ended() -> Tensor:
+    """Ids with the end of a text, V − 2, at places of its own in each, once more behind it in one, and larger ids."""
+    ids = torch.randint(2, V - 2, (B, T))
+    ids[0, 4] = ids[0, 7] = ids[1, 9] = V - 2
+    ids[:, 2] = V - 1
+    return ids
+
+
 def squares() -> Tensor:
     return torch.randn(B, 2, 9, 9, dtype=torch.float64)
 
@@ -286,6 +350,15 @@ BERT = {
 }
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
 ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
+MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"} | {
+    "num_hidden_layers": 5,
+    "local_attention": 6,
+    "pad_token_id": 0,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
 VIT = {
@@ -325,6 +398,25 @@ T5 = {
     "relative_attention_num_buckets": 6,
     "relative_attention_max_distance": 8,
 }
+CLIP = {
+    "text_config": {
+        **{key: LLAMA[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+        "num_attention_heads": H,
+        "max_position_embeddings": MAX_LEN,
+        "bos_token_id": 1,
+        "eos_token_id": V - 2,
+    },
+    "vision_config": {
+        "hidden_size": 20,
+        "intermediate_size": 19,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 9,
+        "patch_size": 3,
+        "num_channels": 2,
+    },
+    "projection_dim": 7,
+}
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
     "image_size": 9,
     "mlp_ratio": 2,
@@ -353,6 +445,12 @@ PEERS: dict[str, Peer] = {
     ),
     "mistral": Peer(
         "MistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 5, "head_dim": 10}, in_float32=True
+    ),
+    "mixtral": Routed(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5},
+        in_float32=True,
     ),
     "llama 3.1": Peer(
         "LlamaForCausalLM",
@@ -427,6 +525,16 @@ PEERS: dict[str, Peer] = {
     "roberta pooled": Peer("RobertaModel", "RobertaConfig", ROBERTA, **POOLED),
     "albert": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **TOKENS, options={"add_pooling_layer": False}),
     "albert pooled": OneBlock("AlbertModel", "AlbertConfig", ALBERT, **POOLED),
+    "modernbert": Peer("ModernBertModel", "ModernBertConfig", MODERN, **TOKENS, in_float32=True),
+    "modernbert biased": Peer(
+        "ModernBertModel",
+        "ModernBertConfig",
+        MODERN
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "hidden_activation": "silu"}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_hidden_layers": 3},
+        **TOKENS,
+        in_float32=True,
+    ),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",
@@ -457,6 +565,15 @@ PEERS: dict[str, Peer] = {
         "Dinov2WithRegistersConfig",
         DINO | {"num_register_tokens": 2},
         squares,
+    ),
+    "clip": Towers("CLIPModel", "CLIPConfig", CLIP, ended, output="logits_per_image"),
+    "clip largest": Towers(
+        "CLIPModel",
+        "CLIPConfig",
+        CLIP
+        | {"text_config": CLIP["text_config"] | {"eos_token_id": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-4}}
+        | {"vision_config": CLIP["vision_config"] | {"hidden_act": "gelu_new"}},
+        output="logits_per_image",
     ),
     "timm": Timm("vit_base_patch16_224", "", TIMM, images),
     "timm mean": Timm(

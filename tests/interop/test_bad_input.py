@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import clearhead as ch
 from clearhead import interop
 from clearhead.errors import ClearheadError, StorageError
+from clearhead.interop.source import Folder
 from clearhead.interop.table import Row, Transform
 from tests.interop.conftest import change_json
 
@@ -155,6 +157,42 @@ def test_the_way_to_convert_a_pickle_works(llama):
     command = str(caught.value).partition("convert it: python -c ")[2].strip('"')
     subprocess.run([sys.executable, "-c", command], check=True)
     assert torch.equal(ch.load(llama)(ids), whole)
+
+
+def test_nothing_is_read_before_everything_fits(llama, monkeypatch):
+    """One tensor of another shape, and no number of the others is touched."""
+    weights = load_file(llama / "model.safetensors")
+    save_file(weights | {"model.norm.weight": torch.zeros(5)}, llama / "model.safetensors")
+    monkeypatch.setattr(Folder, "reading", lambda *_, **__: pytest.fail("a tensor was read"))
+    refused(llama, "model.norm.weight", "(5,)")
+
+
+def test_code_in_a_folder_is_not_run(llama):
+    """transformers would import a module beside the weights for this key, where it is trusted."""
+    (llama / "modeling.py").write_text("raise SystemExit('the code of a folder was run')")
+    change_json(llama / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    assert ch.load(llama)(torch.tensor([[3, 1, 4]])).shape == (1, 3, 31)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("qwen2", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types", "cannot express")),
+        ("modernbert", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
+        ("modernbert", {"layer_types": ["full_attention"]}, ("layer_types", "expected 5")),
+        ("modernbert", {"local_attention": -6}, ("modernbert", "-3")),
+        ("mixtral", {"num_local_experts": 10**9}, ("more than", "weight tensors")),
+        ("mixtral", {"num_local_experts": 6}, ("missing", "experts.5.w1")),
+        ("mixtral", {"num_experts_per_tok": 6}, ("top_k is 6",)),
+        ("clip", {"text_config": {"num_hidden_layers": 10**9}}, ("more than", "weight tensors")),
+        ("clip", {"projection_dim": 8}, ("text_projection.weight", "(8, 24)")),
+    ],
+)
+def test_a_configuration_that_does_not_fit_its_weights(made, tmp_path, name, change, words):
+    folder = shutil.copytree(made(name)[1], tmp_path / name)
+    change_json(folder / "config.json", **change)
+    refused(folder, *words)
 
 
 def test_names_that_stand_for_nothing(tmp_path):

@@ -14,15 +14,16 @@ from clearhead.data.batch import TokenBatch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.generation.program import why_not
-from clearhead.layers import Sandwich
+from clearhead.layers import BlockConfig, PostNorm, Sandwich
 from clearhead.look import attribute, trace
 from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.models.storage import load, save
-from clearhead.positions import Learned
+from clearhead.positions import Learned, Rotary
 from clearhead.training.loss import loss
 
 CONFIG = DecoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, max_len=13)
+ROTARY = EncoderConfig(vocab_size=31, d_model=16, n_heads=2, n_layers=2, max_len=13, positions=Rotary())
 IDS = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
@@ -219,3 +220,40 @@ def test_they_are_stored_with_the_model(words):
 def test_what_they_cannot_be_is_refused(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         CONFIG.replace(**words)
+
+
+def test_layers_turn_in_turn():
+    """Layer i turns as the one of its number in the cycle: the same as a model of such layers with their weights."""
+    slow, fast = Rotary(base=500.0), Rotary(base=20.0)
+    model = built(ROTARY, n_layers=3, positions=slow, layer_rotary=(slow, fast))
+    assert [block.attention.rotary for block in model.blocks] == [slow, fast, slow]
+    x = model.embedding(IDS)
+    for i, turn in enumerate((slow, fast, slow)):
+        one = BlockConfig(d_model=16, n_heads=2, rotary=turn).build().double().eval()
+        one.load_state_dict(model.blocks[i].state_dict())
+        x = one(x)
+    torch.testing.assert_close(model(IDS), model.norm(x))
+    assert check(model).ok
+    decoder = built(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))
+    assert why_not(decoder) == "its layers have masks or positions of their own"
+    assert Config.from_toml(decoder.config.to_toml()) == decoder.config
+
+
+def test_a_first_block_without_its_norm():
+    model = built(ROTARY, embedding_norm=True, first_norm=False)
+    first, x = model.blocks[0], model.embedding_norm(model.embedding(IDS))
+    x = x + first.attention(x)
+    x = model.blocks[1](x + first.feed_forward(first.norm2(x)))
+    torch.testing.assert_close(model(IDS), model.norm(x))
+    assert "blocks.0.norm1.weight" not in model.state_dict()
+
+
+@pytest.mark.bad_input
+def test_what_these_words_refuse():
+    for words, said in (
+        ({"layer_rotary": (Rotary(base=7.0),)}, "expected the first of layer_rotary"),
+        ({"layer_rotary": (ROTARY.positions,), "share_layers": True}, "are one block"),
+        ({"first_norm": False, "residual": PostNorm()}, "leave first_norm out"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ROTARY.replace(**words)

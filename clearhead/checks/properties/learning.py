@@ -41,13 +41,21 @@ class GradientsReach(Property):
             for p in module.parameters():
                 if p.is_floating_point():
                     p.add_(0.01 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype))
+        idle: set[nn.Parameter] = set()  # of parts that got no token at all, as an expert that none of them picks
+
+        def note(part: nn.Module, given: tuple[Any, ...]) -> None:
+            if given and isinstance(given[0], torch.Tensor) and not given[0].numel():
+                idle.update(part.parameters())
+
+        for part in module.modules():
+            part.register_forward_pre_hook(note)
         outs = [t for t in all_tensors(lab.raw(case.batch(), module)) if t.requires_grad]
         if outs:
             total = sum(
                 (t * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)).sum() for t in outs
             )
             torch.autograd.backward(total)  # type: ignore[arg-type]
-        wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
         without = [n for n, p in wanted if p.grad is None or not bool(p.grad.any())]
         names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
         yield Seen(difference=float(len(without)), tolerance=0.0, where=f"no gradient at {names}" if without else "")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from clearhead.interop.families.bart import BART, MARIAN
 from clearhead.interop.families.bert import ALBERT, BERT, ROBERTA
+from clearhead.interop.families.clip import CLIP
 from clearhead.interop.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from clearhead.interop.families.gemma import GEMMA, GEMMA2
 from clearhead.interop.families.gpt2 import GPT2
 from clearhead.interop.families.gpt_neox import GPT_NEOX
 from clearhead.interop.families.llama import LLAMA
 from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.mixtral import MIXTRAL
+from clearhead.interop.families.modernbert import MODERNBERT
 from clearhead.interop.families.phi3 import PHI3
 from clearhead.interop.families.qwen import QWEN2, QWEN3
 from clearhead.interop.families.t5 import T5
@@ -19,9 +22,9 @@ from clearhead.interop.family import Family
 
 __all__ = ["FAMILIES"]
 
-_DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
-_ENCODERS = (BERT, ROBERTA, ALBERT)
+_DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
+_ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)
 _ENCODER_DECODERS = (BART, MARIAN, T5)
 _VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
-_ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION)
+_ALL = (*_DECODERS, *_ENCODERS, *_ENCODER_DECODERS, *_VISION, CLIP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

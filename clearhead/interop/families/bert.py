@@ -43,7 +43,6 @@ def _write(config: EncoderConfig, *, after_padding: bool) -> dict[str, Any]:
         "hidden_act": word_for(config.activation, ACTIVATIONS),
         "layer_norm_eps": config.norm.eps,
         "max_position_embeddings": config.max_len + skipped,
-        "intermediate_size": config.d_ff or 4 * config.d_model,
     }
 
 

@@ -9,10 +9,10 @@ import dataclasses
 from typing import Any
 
 from clearhead.attention import Biases, Capped, Scaled
-from clearhead.errors import StorageError
-from clearhead.interop.families.llama import FIELDS, IGNORED, rows, write_blocks
-from clearhead.interop.families.words import read_rotary
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.llama import rows, write_blocks
+from clearhead.interop.families.mistral import MISTRAL
+from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary
+from clearhead.interop.family import Keys
 from clearhead.interop.table import Row
 from clearhead.layers import GeGLU, RMSNorm, Sandwich
 from clearhead.masks import Window, full, window
@@ -41,49 +41,38 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | acts | {"attention_bias": config.biases.q}
 
 
-GEMMA = Family(
+GEMMA = dataclasses.replace(
+    MISTRAL,
     name="gemma",
     architecture="GemmaForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS | {"head_dim": ("d_head", 256), "tie_word_embeddings": ("tied", True)},
+    fields={**MISTRAL.fields, "head_dim": ("d_head", 256), "tie_word_embeddings": ("tied", True)},
     read=_read,
     write=_write,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
 )
 
 
 # ---------------------------------------------------------------------- Gemma 2
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-
 
 def _read_2(keys: Keys) -> dict[str, Any]:
-    n = keys("num_hidden_layers")
-    types = keys("layer_types", None) or [_FULL if i % 2 else _SLIDING for i in range(n)]
-    if len(types) != n or not set(types) <= {_SLIDING, _FULL}:
-        raise StorageError(f"layer_types is {types}; expected {n} of {_SLIDING!r} and {_FULL!r}")
-    period = next(p for p in range(1, n + 1) if all(kind == types[i % p] for i, kind in enumerate(types)))
-    seen = {_SLIDING: window(keys("sliding_window", 4096) - 1, 0), _FULL: full()}
+    kinds = read_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
+    seen = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
     scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
     return _read(keys) | {
         "residual": Sandwich(),
         "scores": Scaled(scale) if cap is None else Capped(cap, scale),
-        "layer_masks": tuple(seen[kind] for kind in types[:period]),
+        "layer_masks": tuple(seen[kind] for kind in kinds),
     }
 
 
 def _write_2(config: DecoderConfig) -> dict[str, Any]:
     masks, scores = config.layer_masks or (full(),), config.scores
-    if not all(mask == full() or (isinstance(mask, Window) and mask.after == 0) for mask in masks):
-        raise StorageError(f"layer_masks are {', '.join(map(str, masks))}; expected full() and windows that look back")
     scale = getattr(scores, "scale", None) or config.head_width**-0.5
     return _write(config) | {
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": getattr(scores, "cap", None),
         "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
-        "layer_types": [_FULL if masks[i % len(masks)] == full() else _SLIDING for i in range(config.n_layers)],
+        "layer_types": [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)],
     }
 
 

@@ -30,7 +30,6 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "layer_norm_eps": config.norm.eps,
         "use_parallel_residual": config.residual == Parallel(),
         "attention_bias": config.biases.q,
-        "intermediate_size": config.d_ff or 4 * config.d_model,
         "rotary_emb_base": rotary["rope_theta"],
         "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
         "rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]},

@@ -40,8 +40,6 @@ def write_blocks(config: DecoderConfig) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "rms_norm_eps": config.norm.eps,
-        "num_key_value_heads": config.n_kv_heads or config.n_heads,
-        "head_dim": config.head_width,
         **write_rotary(config.positions),
     }
 

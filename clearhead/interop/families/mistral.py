@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, rows, write_blocks
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.llama import LLAMA, read_blocks, write_blocks
+from clearhead.interop.family import Keys
 from clearhead.masks import Mask, causal, window
 from clearhead.models import DecoderConfig
 
@@ -30,14 +31,6 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | {"sliding_window": write_window(config.mask, config.max_len)}
 
 
-MISTRAL = Family(
-    name="mistral",
-    architecture="MistralForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS,
-    read=_read,
-    write=_write,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
+MISTRAL = dataclasses.replace(
+    LLAMA, name="mistral", architecture="MistralForCausalLM", read=_read, write=_write, harmless=()
 )

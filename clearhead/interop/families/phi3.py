@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, write_blocks
-from clearhead.interop.families.llama import rows as llama_rows
-from clearhead.interop.families.mistral import read_window, write_window
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.llama import read_blocks, rows, write_blocks
+from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
+from clearhead.interop.family import Keys
 from clearhead.interop.table import Row, Split
 from clearhead.models import DecoderConfig
 
@@ -32,18 +32,16 @@ def _rows(config: DecoderConfig) -> tuple[Row, ...]:
         Row(f"{theirs}.self_attn.qkv_proj.weight", qkv, (Split(),)),
         Row(f"{theirs}.mlp.gate_up_proj.weight", gated, (Split(),)),
     )
-    return (*fused, *llama_rows(config))  # the first row that fits counts
+    return (*fused, *rows(config))  # the first row that fits counts
 
 
-PHI3 = Family(
+PHI3 = dataclasses.replace(
+    MISTRAL,
     name="phi3",
     architecture="Phi3ForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS | {"resid_pdrop": ("dropout", 0.0)},
+    fields={**MISTRAL.fields, "resid_pdrop": ("dropout", 0.0)},
     read=_read,
     write=_write,
     rows=_rows,
     harmless=("original_max_position_embeddings",),  # counts only where angles are stretched, which are refused
-    ignored=IGNORED,
-    prefix="model.",
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from clearhead.attention import Biases
-from clearhead.interop.families.llama import FIELDS, IGNORED, read_blocks, rows, write_blocks
-from clearhead.interop.families.mistral import read_window, write_window
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.llama import read_blocks, write_blocks
+from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
+from clearhead.interop.families.words import FULL, SLIDING, read_cycle
+from clearhead.interop.family import Keys
 from clearhead.masks import causal
 from clearhead.models import DecoderConfig
 
@@ -17,19 +19,16 @@ _QKV = Biases(out=False, ff=False)
 def _read_mask(keys: Keys) -> dict[str, Any]:
     """A window counts only where it is switched on; layers with and without one are not mixed here."""
     width = keys("sliding_window", None) if keys("use_sliding_window", False) else None
-    n_layers, first = keys("num_hidden_layers"), keys("max_window_layers", 28)
+    first = keys("max_window_layers", 28)
     keys("sliding_window", None)
-    kinds = keys("layer_types", None) or [
-        "full_attention" if width is None or i < first else "sliding_attention" for i in range(n_layers)
-    ]
-    keys.data["layer_types"] = sorted(set(kinds))
-    keys.only("layer_types", ["full_attention"], ["sliding_attention"])
-    return {"mask": causal() if kinds[0] == "full_attention" else read_window(width)}
+    keys.data["layer_types"] = kinds = read_cycle(keys, lambda i: FULL if width is None or i < first else SLIDING)
+    keys.only("layer_types", [FULL], [SLIDING])
+    return {"mask": causal() if kinds == [FULL] else read_window(width)}
 
 
 def _write_mask(config: DecoderConfig) -> dict[str, Any]:
     width = write_window(config.mask, config.max_len)
-    kind = "full_attention" if width is None else "sliding_attention"
+    kind = FULL if width is None else SLIDING
     window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
     return window | {"max_window_layers": config.n_layers if width is None else 0}
 
@@ -56,25 +55,12 @@ def _write3(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | _write_mask(config) | {"attention_bias": config.biases.q}
 
 
-QWEN2 = Family(
-    name="qwen2",
-    architecture="Qwen2ForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS,
-    read=_read2,
-    write=_write2,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
-)
-QWEN3 = Family(
+QWEN2 = dataclasses.replace(MISTRAL, name="qwen2", architecture="Qwen2ForCausalLM", read=_read2, write=_write2)
+QWEN3 = dataclasses.replace(
+    MISTRAL,
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    kind=DecoderConfig,
-    fields=FIELDS | {"head_dim": ("d_head", 128)},
+    fields={**MISTRAL.fields, "head_dim": ("d_head", 128)},
     read=_read3,
     write=_write3,
-    rows=rows,
-    ignored=IGNORED,
-    prefix="model.",
 )

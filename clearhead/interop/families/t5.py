@@ -43,8 +43,6 @@ def _write(config: EncoderDecoderConfig) -> dict[str, Any]:
         raise StorageError(f"positions are {config.positions}; expected RelativeBias")
     return {
         "num_decoder_layers": config.n_decoder_layers,
-        "d_kv": config.head_width,
-        "d_ff": config.d_ff or 4 * config.d_model,
         "feed_forward_proj": word_for(config.activation, _ACTIVATIONS),
         "layer_norm_epsilon": config.norm.eps,
         _BUCKETS: config.positions.n_buckets,

@@ -18,15 +18,8 @@ from clearhead.models import Cls, Mean, VisionConfig
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
 _SIZES = {"class_token", "depth", "embed_dim", "fc_norm", "global_pool", "img_size", "in_chans", "mlp_ratio"}
 _SIZES |= {"num_classes", "num_heads", "patch_size", "qkv_bias"}
-_TRAINING = {
-    "drop_rate",
-    "drop_path_rate",
-    "proj_drop_rate",
-    "attn_drop_rate",
-    "pos_drop_rate",
-    "weight_init",
-    "fix_init",
-}
+_TRAINING = {"drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "weight_init"}
+_TRAINING |= {"fix_init"}
 
 
 def _read(keys: Keys) -> dict[str, Any]:
@@ -64,7 +57,6 @@ def _read(keys: Keys) -> dict[str, Any]:
 
 def _write(config: VisionConfig) -> dict[str, Any]:
     token = config.pooling == Cls()
-    d_ff = config.d_ff or 4 * config.d_model
     arguments = {
         "img_size": list(config.image_size),
         "patch_size": config.patch_size,
@@ -72,7 +64,7 @@ def _write(config: VisionConfig) -> dict[str, Any]:
         "embed_dim": config.d_model,
         "depth": config.n_layers,
         "num_heads": config.n_heads,
-        "mlp_ratio": (d_ff + 0.5) / config.d_model,  # timm rounds the product down
+        "mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model,  # timm rounds the product down
         "class_token": token,
         "fc_norm": False,
     }

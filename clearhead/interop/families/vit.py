@@ -66,10 +66,6 @@ def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
     return (Row(tokens, "cls", (Squeeze(), Join())), *heads, *rows(config, "deit"))
 
 
-def _write_sizes(config: VisionConfig) -> dict[str, Any]:
-    return write(config) | {"intermediate_size": config.d_ff or 4 * config.d_model}
-
-
 FIELDS: dict[str, str | tuple[str, Any]] = {
     "patch_size": ("patch_size", 16),
     "num_channels": ("n_channels", 3),
@@ -86,7 +82,7 @@ VIT = Family(
     kind=VisionConfig,
     fields=FIELDS | {"intermediate_size": "d_ff"},
     read=read,
-    write=_write_sizes,
+    write=write,
     rows=partial(rows, name="vit"),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier

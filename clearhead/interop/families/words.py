@@ -1,8 +1,8 @@
-"""What several families say with the same words: activations, rotary angles."""
+"""What several families say with the same words: activations, kinds of layers, rotary angles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clearhead.errors import StorageError
@@ -29,6 +29,39 @@ def word_for(choice: object, words: Mapping[str, Any]) -> str:
         if meaning == choice:
             return word
     raise StorageError(f"there is no word for {choice} in a transformers configuration")
+
+
+# What older versions of transformers wrote into every part of a configuration, for generation and other models.
+OLD = (
+    *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
+    *(
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_*",
+    ),
+    *("exponential_decay_length_penalty", "finetuning_task", "forced_*", "is_encoder_decoder"),
+    *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_return_sequences"),
+    *("output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
+    *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "tf_legacy_loss", "tie_*"),
+    *("tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16"),
+)
+
+_MOST = 10_000  # layers whose kinds are listed
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
+    """The fewest kinds of layers that, taken in turn, are all of them; `usual` is a layer's where none are listed."""
+    n = keys("num_hidden_layers")
+    if n > _MOST:
+        raise StorageError(f"num_hidden_layers is {n}; expected at most {_MOST:,}")
+    kinds = keys("layer_types", None) or [usual(i) for i in range(n)]
+    if len(kinds) != n or not set(kinds) <= {SLIDING, FULL}:
+        raise StorageError(f"layer_types is {kinds}; expected {n} of {SLIDING!r} and {FULL!r}")
+    return kinds[: next(p for p in range(1, n + 1) if all(kind == kinds[i % p] for i, kind in enumerate(kinds)))]
 
 
 # The keys of each way to stretch rotary angles, and our fields for them.

@@ -261,7 +261,7 @@ function remember() {
 
 function recalled() {
   const words = new URLSearchParams(location.hash.slice(1)), number = data.pictures.findIndex((one) => one.path === words.get("layer"));
-  const chosen = number < 0 ? { number: data.start.number, head: data.start.head } : { number };
+  const chosen = number < 0 ? { ...data.start } : { number };
   if (words.has("head")) chosen.head = words.get("head") === "mean" ? Infinity : Number(words.get("head")) || 0;
   if (words.has("row")) chosen.row = Number(words.get("row")) || 0;
   if (words.get("view") in VIEWS) chosen.view = words.get("view");

@@ -219,7 +219,7 @@ class LineView {
 class PatchView {
   constructor(box, context) {
     Object.assign(this, context);
-    const side = 480, { height, width } = data.image;
+    const { height, width } = data.image, side = width > 2 * height ? 960 : 480;
     this.canvas = make("canvas", { width: side, height: Math.round((side * height) / width), tabIndex: 0, role: "img" });
     this.canvas.setAttribute("aria-label", "The picture with its patches, shaded by the weights of the chosen one. Arrow keys choose a patch.");
     const plain = make("canvas", { width: this.canvas.width, height: this.canvas.height, role: "img", className: "plain" });

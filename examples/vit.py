@@ -1,0 +1,140 @@
+"""A vision Transformer on one page, built of clearhead's parts: a picture is cut into squares, read as words are.
+
+    python examples/vit.py     1,797 handwritten digits of 8×8 pixels from scikit-learn, 360 of them for the test
+
+The names of the parts are those of `clearhead.VisionTransformer`, so that either loads the other's weights; a test
+holds that both give the same logits. Letters: B batch, C channels, N patches, T = N + 1 tokens, H heads, D width of a
+head, M = H·D width of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead import attend
+from clearhead.layers import GELU, FeedForward, Xavier
+from clearhead.positions import Learned
+from clearhead.training import WarmupCosine
+from clearhead.training.optimiser import adamw, clip
+
+
+class Patches(nn.Module):
+    """Squares of p × p pixels, row by row, each flattened (channel, row, column) and projected to width M."""
+
+    def __init__(self, n_channels: int, patch: int, d_model: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.projection = nn.Linear(n_channels * patch**2, d_model)
+
+    def forward(self, images: Tensor) -> Tensor:
+        squares = F.unfold(images, self.patch, stride=self.patch)  # (B, C·p·p, N)
+        return self.projection(squares.transpose(1, 2))  # (B, N, M)
+
+
+class Attention(nn.Module):
+    """Every token asks (q) every token (k) and takes a mean of what they hold (v). No mask: a picture has no future."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.o_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))  # (B, T, M)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, T, M) → (B, H, T, D)
+
+
+class Block(nn.Module):
+    """Two residual lines: patches look at each other, then each thinks by itself."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(d_model)
+        self.attention = Attention(d_model, n_heads)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.feed_forward = FeedForward(d_model, 4 * d_model, GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed_forward(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """Images in, the logits of the classes out, read from one extra token that looks at all patches."""
+
+    def __init__(
+        self, side: int, patch: int, n_classes: int, d_model: int, n_layers: int, n_heads: int, n_channels: int = 1
+    ) -> None:
+        super().__init__()
+        self.embedding = Patches(n_channels, patch, d_model)
+        self.cls = nn.Parameter(torch.empty(1, d_model))
+        self.positions = Learned(grid=(side // patch, side // patch), n_extra=1).build(d_model)
+        self.blocks = nn.ModuleList(Block(d_model, n_heads) for _ in range(n_layers))
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, n_classes)
+        Xavier().apply(self, n_layers)
+        nn.init.normal_(self.cls, std=0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embedding(images)  # (B, N, M)
+        x = torch.cat((self.cls.expand(len(x), -1, -1), x), dim=1)  # (B, T, M): [CLS] stands first
+        x = self.positions(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])  # (B, classes)
+
+
+def train(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, lr_max: float = 3e-3) -> list[float]:
+    """The loss of every step."""
+    optimiser, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
+    chance, losses = torch.Generator().manual_seed(0), []
+    for step in range(1, steps + 1):
+        rows = torch.randint(len(images), (64,), generator=chance)
+        loss = F.cross_entropy(model(images[rows]), labels[rows])
+        optimiser.zero_grad()
+        loss.backward()
+        clip(model.parameters(), 1.0)
+        for group in optimiser.param_groups:
+            group["lr"] = rate(step)
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    return (model(images).argmax(-1) == labels).float().mean().item()
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Pictures (1797, 1, 8, 8) between −1 and 1, and the digit on each."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        sys.exit("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
+    data = load_digits()
+    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(data.target)
+
+
+def main(steps: int = 300) -> None:
+    images, labels = digits()
+    torch.manual_seed(0)
+    model = ViT(side=8, patch=2, n_classes=10, d_model=48, n_layers=2, n_heads=4)
+    losses = train(model, images[360:], labels[360:], steps=steps)
+    print(f"{len(images) - 360:,} pictures, {sum(p.numel() for p in model.parameters()):,} weights")
+    print(f"loss {losses[0]:.2f} at first, {losses[-1]:.3f} after {steps} steps")
+    print(f"right on 360 unseen pictures: {accuracy(model, images[:360], labels[:360]):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The dual encoder against its equation, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.config import Config
+from clearhead.errors import ConfigError
+from clearhead.masks import causal, padding
+from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
+from clearhead.models.storage import load, save
+from clearhead.positions import Learned
+
+TEXT = EncoderConfig(
+    vocab_size=17, d_model=10, n_heads=2, n_layers=2, max_len=7, positions=Learned(max_len=7), mask=causal()
+)
+IMAGE = VisionConfig(
+    image_size=(6, 6), patch_size=3, n_channels=1, n_classes=0, d_model=6, n_heads=2, n_layers=1, patch_bias=False
+)
+CONFIG = DualEncoderConfig(text=TEXT, image=IMAGE, d_shared=5, eos=16)
+IDS, IMAGES = torch.tensor([[3, 16, 2, 16, 9], [4, 5, 6, 7, 16]]), torch.randn(3, 1, 6, 6, dtype=torch.float64)
+
+
+def test_logits_are_cosines_times_a_learned_scale():
+    model = CONFIG.build().double()
+    x = model.text(IDS)
+    ends = torch.stack((x[0, 1], x[1, 4]))  # the first end of each
+    texts, pictures = ends @ model.text_proj.weight.T, model.image(IMAGES) @ model.image_proj.weight.T
+    wanted = torch.nn.functional.cosine_similarity(pictures[:, None], texts[None], dim=-1) / 0.07
+    torch.testing.assert_close(model(IDS, IMAGES), wanted)
+
+
+def test_without_an_eos_a_text_is_summed_up_at_its_largest_id():
+    model = CONFIG.replace(eos=None).build().double()
+    ids = torch.tensor([[3, 14, 2, 1, 14]])
+    until = model.embed_texts(torch.tensor([[3, 14]]))
+    torch.testing.assert_close(model.embed_texts(ids), until)
+
+
+def test_what_stands_behind_the_end_changes_nothing():
+    model = CONFIG.build().double()
+    longer = torch.cat((IDS, torch.tensor([[1, 1], [2, 3]])), dim=1)
+    torch.testing.assert_close(model(longer, IMAGES, mask=padding(torch.tensor([5, 5]))), model(IDS, IMAGES))
+
+
+def test_it_is_stored_like_any_other(tmp_path):
+    assert Config.from_toml(CONFIG.to_toml()) == CONFIG
+    model = CONFIG.build().double().eval()
+    save(model, tmp_path / "m")
+    assert torch.equal(load(tmp_path / "m")(IDS, IMAGES), model(IDS, IMAGES))
+
+
+@pytest.mark.bad_input
+def test_what_a_dual_encoder_refuses():
+    with pytest.raises(ConfigError, match="n_classes=4; expected 0"):
+        CONFIG.replace(image=IMAGE.replace(n_classes=4))
+    with pytest.raises(ConfigError, match="eos is 17; expected one of the text's 17 ids"):
+        CONFIG.replace(eos=17)
