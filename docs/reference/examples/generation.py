@@ -23,3 +23,10 @@ search(favourite, max_new=3).ids.tolist()  # → [[[1, 2, 3]]]
 isinstance(generation.Recompute(lambda ids: ids, torch.tensor([[0]])), generation.Stepper)  # → True
 
 generation.LogitsError  # raised where all logits are NaN or −∞
+
+model = ch.Decoder(tiny_decoder()).eval()
+limits = generation.Limits(suppressed=(0, 5), no_repeat=1)
+made = generate(model, torch.tensor([[1, 2, 3]]), limits=limits, max_new=4).sequence(0).tolist()
+len({1, 2, 3, *made})  # → 7
+
+generation.Times(first=50363, end=50256, latest=50).first  # → 50363

@@ -18,3 +18,8 @@ stops = interop.stops_of(source)
 
 # What comes with a model of text: its tokenizer, how an encoder's vectors are pooled, files to go along.
 (interop.tokenizer_of, interop.pooling_of, interop.companions)
+
+family = interop.export(ch.Decoder(tiny_decoder()), "limits", files={"generation_config.json": '{"min_new_tokens": 3}'})
+source = interop.open_source("limits")
+interop.limits_of(source).min_new  # → 3
+interop.start_of(source)  # → ()

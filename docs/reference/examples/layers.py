@@ -33,3 +33,5 @@ PatchEmbedding(3, 4, 12)(torch.randn(2, 3, 8, 8)).shape  # → torch.Size([2, 4,
 layers.BlockParts(d_model=12, n_heads=3, d_ff=48, residual=PreNorm()).d_ff  # → 48
 
 layers.FrameEmbedding(40, 4, 12)(torch.zeros(2, 16, 40)).shape  # → torch.Size([2, 4, 12])
+
+layers.SoundEmbedding(80, 12)(torch.zeros(2, 16, 80)).shape  # → torch.Size([2, 8, 12])

@@ -58,3 +58,6 @@ models.Pace.of(causal() & window(3, 0)).kept  # → 3
 
 fields = sorted(set(models.SpeechConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))
 issubclass(models.SpeechEncoder, torch.nn.Module)  # → True
+
+config = models.SoundConfig(n_layers=1, d_model=12, n_heads=3, n_features=5)
+models.SoundEncoder(config)(torch.zeros(2, 8, 5)).shape  # → torch.Size([2, 4, 12])

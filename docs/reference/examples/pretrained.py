@@ -1,3 +1,4 @@
+import torch
 from clearhead import pretrained
 
 
@@ -7,7 +8,7 @@ pretrained.translate(translator, ["Hello world"])  # → ['Hola mundo.']
 made = pretrained.translations(pretrained.load("en-es"), ["Good morning."])  # of each a Translated
 made[0].target.startswith("Buenos")  # → True
 
-pretrained.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup']
+pretrained.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup', 'spoken-digits']
 
 pretrained.cards()["sort-dedup"]["task"]  # → 'sort-dedup'
 
@@ -17,3 +18,12 @@ found.exact_match  # → 1.0
 model = pretrained.load_model("sort-dedup")
 
 family = pretrained.export(pretrained.load("shakespeare"), "exported")
+
+pretrained.nearest(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), 1)  # → [(1.0, 0, 2)]
+
+part = pretrained.Segment(0.0, 1.5, "Hello.")
+str(pretrained.Transcript("Hello.", (part,), 2.0))  # → 'Hello.'
+
+callable(pretrained.transcribe)  # → True
+
+callable(pretrained.conversation)  # → True
