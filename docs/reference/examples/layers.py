@@ -33,3 +33,6 @@ PatchEmbedding(3, 4, 12)(torch.randn(2, 3, 8, 8)).shape  # → torch.Size([2, 4,
 layers.BlockParts(d_model=12, n_heads=3, d_ff=48, residual=PreNorm()).d_ff  # → 48
 
 layers.FrameEmbedding(40, 4, 12)(torch.zeros(2, 16, 40)).shape  # → torch.Size([2, 4, 12])
+
+config = BlockConfig(d_model=12, n_heads=3, experts=layers.Experts(4, top_k=2))
+isinstance(Block(config).feed_forward, layers.ExpertsFeedForward)  # → True

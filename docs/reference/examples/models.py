@@ -58,3 +58,10 @@ models.Pace.of(causal() & window(3, 0)).kept  # → 3
 
 fields = sorted(set(models.SpeechConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))
 issubclass(models.SpeechEncoder, torch.nn.Module)  # → True
+
+config = models.tiny_speech()
+frames = torch.zeros(1, 32, config.mel.n_mels)
+models.SpeechEncoder(config).eval()(frames).shape[0]  # → 1
+
+pair = models.DualEncoderConfig(text=models.tiny_encoder(), image=models.tiny_vision().replace(n_classes=0), d_shared=8)
+parts = sum(p.numel() for p in models.DualEncoder(pair).parameters())

@@ -7,7 +7,7 @@ pretrained.translate(translator, ["Hello world"])  # → ['Hola mundo.']
 made = pretrained.translations(pretrained.load("en-es"), ["Good morning."])  # of each a Translated
 made[0].target.startswith("Buenos")  # → True
 
-pretrained.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup']
+"en-es" in pretrained.names()  # → True
 
 pretrained.cards()["sort-dedup"]["task"]  # → 'sort-dedup'
 
@@ -17,3 +17,8 @@ found.exact_match  # → 1.0
 model = pretrained.load_model("sort-dedup")
 
 family = pretrained.export(pretrained.load("shakespeare"), "exported")
+
+from clearhead.models import SpeechEncoder, tiny_speech
+import torch
+ears = pretrained.Listener(SpeechEncoder(tiny_speech()).eval())
+events = ears.feed(torch.zeros(4000))  # of each symbol that is told an Event
