@@ -41,6 +41,7 @@ class ExpertsFeedForward(nn.Module):
         self.experts = nn.ModuleList(make() for _ in range(experts.n))
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
+        """Each token by the experts that its router takes: (…, M) becomes (…, M)."""
         scores, chosen = self.router(x).topk(self.top_k, dim=-1)  # (…, k)
         shares = scores.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
         if not torch.compiler.is_compiling() and is_wrapped(x):

@@ -35,3 +35,6 @@ layers.BlockParts(d_model=12, n_heads=3, d_ff=48, residual=PreNorm()).d_ff  # �
 layers.FrameEmbedding(40, 4, 12)(torch.zeros(2, 16, 40)).shape  # → torch.Size([2, 4, 12])
 
 layers.SoundEmbedding(80, 12)(torch.zeros(2, 16, 80)).shape  # → torch.Size([2, 8, 12])
+
+config = BlockConfig(d_model=12, n_heads=3, experts=layers.Experts(4, top_k=2))
+isinstance(Block(config).feed_forward, layers.ExpertsFeedForward)  # → True

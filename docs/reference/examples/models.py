@@ -61,3 +61,10 @@ issubclass(models.SpeechEncoder, torch.nn.Module)  # → True
 
 config = models.SoundConfig(n_layers=1, d_model=12, n_heads=3, n_features=5)
 models.SoundEncoder(config)(torch.zeros(2, 8, 5)).shape  # → torch.Size([2, 4, 12])
+
+config = models.tiny_speech()
+frames = torch.zeros(1, 32, config.mel.n_mels)
+models.SpeechEncoder(config).eval()(frames).shape[0]  # → 1
+
+pair = models.DualEncoderConfig(text=models.tiny_encoder(), image=models.tiny_vision().replace(n_classes=0), d_shared=8)
+parts = sum(p.numel() for p in models.DualEncoder(pair).parameters())

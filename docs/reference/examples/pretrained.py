@@ -27,3 +27,8 @@ str(pretrained.Transcript("Hello.", (part,), 2.0))  # → 'Hello.'
 callable(pretrained.transcribe)  # → True
 
 callable(pretrained.conversation)  # → True
+
+from clearhead.models import SpeechEncoder, tiny_speech
+import torch
+ears = pretrained.Listener(SpeechEncoder(tiny_speech()).eval())
+events = ears.feed(torch.zeros(4000))  # of each symbol that is told an Event
