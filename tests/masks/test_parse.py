@@ -132,7 +132,7 @@ def test_data_is_bound_by_name():
         ("prefix(1.5)", 9, "expected , or )"),
         ("prefix(x)", 8, "expected a whole number for n"),
         ("prefix(1 2)", 10, "expected , or )"),
-        ("prefix(1", 9, "expected , or )"),
+        ("prefix(1", 9, "the bracket of prefix( is not closed"),
         ("prefix(", 8, "the bracket of prefix( is not closed: prefix(n)"),
         ("causal(", 8, "the bracket of causal( is not closed"),
         ("prefix(,)", 8, "expected a whole number"),
