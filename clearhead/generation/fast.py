@@ -134,10 +134,11 @@ class Fast:
     def _recorded_width(self) -> int | None:
         """How long prompts are rounded up to where reading them is recorded: of one length, each token seeing what is
         before it alone."""
-        B, T = self._ids.shape
-        longest = getattr(self.program.decoder.positions, "length", None)
+        (B, T), decoder = self._ids.shape, self.program.decoder
+        longest = getattr(decoder.positions, "length", None)
         width = max(16, bucket(T)) if longest is None else min(max(16, bucket(T)), longest)
         plain = self._source is None and self._before is None and isinstance(self.program.mask, Causal)
+        plain = plain and (decoder.positions is None or decoder.adds_positions)  # a bias is planned for, call by call
         return width if self.recordable and plain and T and B * width <= _READ_AT_ONCE else None
 
     def session(self, key: Hashable, search: Search) -> tuple[Search, Callable[[], None], Callable[[], None]]:

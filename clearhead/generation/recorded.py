@@ -49,7 +49,7 @@ class Reading:
         self._program, device = program, program.device
         self._ids = torch.zeros(B, width, dtype=torch.int64, device=device)
         self._last = torch.zeros(1, dtype=torch.int64, device=device)
-        self._read = Replay(self._run, device)
+        self._read: Callable[[], None] = Replay(self._run, device)
 
     def _run(self) -> None:
         self._logits, kept = self._program.read(self._ids, last=self._last)
@@ -60,7 +60,11 @@ class Reading:
         T = ids.shape[1]
         self._ids[:, :T] = ids
         self._last.fill_(T - 1)
-        self._read()
+        try:
+            self._read()
+        except RuntimeError:  # what cannot be recorded is run as it is; what went wrong otherwise does so again
+            self._read = self._run
+            self._read()
         kept = self._kept[..., :T, :].clone().unbind()
         return self._logits.clone(), list(zip(kept[::2], kept[1::2], strict=True))
 
