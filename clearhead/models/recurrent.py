@@ -22,18 +22,6 @@ from clearhead.layers.embeddings import TokenEmbedding
 from clearhead.masks import Mask, as_mask
 from clearhead.values import Count, Range, Rate, require
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "Classify",
-    "NextToken",
-    "Recurrent",
-    "RecurrentCache",
-    "RecurrentConfig",
-    "RecurrentStack",
-]
-
 # B batch, T tokens, M width of a state, I width of the input, W width of a stack's output (M, or 2M both ways)
 
 State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
