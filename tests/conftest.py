@@ -17,10 +17,15 @@ SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "lo
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 
+OFTEN = ("generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py")
+"""Of these rooms, tests that call the same few signatures so often that the checks cost three times what is tested; the
+other tests of their rooms call them too."""
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] not in SHAPED:
+        path = item.path.relative_to(Path(__file__).parent)
+        if path.parts[0] not in SHAPED or path.as_posix() in OFTEN:
             item.add_marker("plain")
 
 
