@@ -95,7 +95,7 @@ SUBJECTS = TRANSFORMERS | BASELINES
 
 
 def reads_a_sequence(config) -> bool:
-    return hasattr(config, "vocab_size")
+    return hasattr(config, "vocab_size") or hasattr(config, "n_symbols")  # of text, or of speech
 
 
 def reads_two(config) -> bool:
