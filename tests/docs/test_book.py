@@ -8,6 +8,7 @@ import importlib
 import io
 import re
 
+import matplotlib as mpl
 import pytest
 import typer
 
@@ -103,7 +104,8 @@ def test_the_helpers_of_pages_draw(monkeypatch):
     assert [text.text for text in grid.iter("text")][-2:] == ["−∞", "a < b"]
     assert show.matrices(W_Q=[[1.0, 0.25]])._repr_latex_() == r"$$W_{Q} = \begin{bmatrix} 1 & 0.25 \end{bmatrix}$$"
     assert '<td class="number">−1,234.500</td>' in show.table([(-1234.5,)], ["x"])._repr_html_()
-    drawn = show.lines([0, 1], {"y": [0, 1]})._repr_html_()
+    with mpl.rc_context():  # other tests draw too
+        drawn = show.lines([0, 1], {"y": [0, 1]})._repr_html_()
     assert "currentColor" in drawn
     assert show.INK not in drawn
     out = io.StringIO()
