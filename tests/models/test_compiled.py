@@ -96,7 +96,7 @@ def assert_decodes_alike(call, whole, ids, assert_close, cache, sizes=(3, 1, 1, 
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_decoder_trains(name, assert_close):
-    model = made(DecoderConfig(**SIZES, n_layers=2, positions=POSITIONS[name]))
+    model = made(DecoderConfig(**SIZES, n_layers=1, positions=POSITIONS[name]))
     assert_trains_alike(model, assert_close, random_ids(3, 11), batches=2)
 
 
@@ -139,7 +139,7 @@ def test_dropout_compiles():
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_decoder_decodes(name, assert_close):
-    model = made(DecoderConfig(**SIZES, n_layers=2, positions=POSITIONS[name]))
+    model = made(DecoderConfig(**SIZES, n_layers=1, positions=POSITIONS[name]))
     ids, run = random_ids(2, 10), compiled(model)
     assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, KVCache())
 
