@@ -314,11 +314,9 @@ def commands() -> tuple[str, str]:
 def ran(*words: str) -> str:
     """What a command prints in 80 columns, in this process; an error of its own stops the build."""
     from clearhead.cli import main
-    from clearhead.cli.output import console
 
-    told, before = io.StringIO(), (sys.argv, sys.stdin, console.width, os.environ.get("COLUMNS"))
-    sys.argv, sys.stdin, console.width = ["clearhead", *words], io.StringIO("1\n"), 80
-    os.environ["COLUMNS"] = "80"
+    told, before = io.StringIO(), (sys.argv, sys.stdin, dict(os.environ))
+    sys.argv, sys.stdin, os.environ["COLUMNS"] = ["clearhead", *words], io.StringIO("1\n"), "80"
     try:
         with contextlib.redirect_stdout(told):
             main()
@@ -326,8 +324,9 @@ def ran(*words: str) -> str:
         if stop.code:
             raise RuntimeError(f"clearhead {shlex.join(words)} ended with {stop.code}") from stop
     finally:
-        sys.argv, sys.stdin, console.width, columns = before
-        os.environ |= {"COLUMNS": columns} if columns else {}
+        sys.argv, sys.stdin, environment = before
+        os.environ.clear()
+        os.environ.update(environment)
     return "\n".join(line.rstrip() for line in told.getvalue().splitlines())
 
 
