@@ -8,6 +8,7 @@ import pytest
 
 from clearhead.bench import cost as catalogue
 from clearhead.bench.cost import Case, read, worst
+from clearhead.cli.output import console
 from clearhead.costs import cost
 
 
@@ -22,6 +23,7 @@ def test_one_layer(run):
 
 def test_no_number_is_cut_in_a_narrow_terminal(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(console, "_width", 60)  # whatever width it was made with
     status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
     assert status == 0, error
     found = cost("gpt2", tokens=1024, batch=4, training=True)
