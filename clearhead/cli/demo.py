@@ -25,7 +25,7 @@ def demo(
     show_picture(str(pattern.draw(16)))
     density = pattern.density(16)
     console.print(
-        f"\n{pattern}: {pattern.count(16)} of 256 pairs, density {density:.3f}, saving {1 - density:.1%}\n",
+        f"\n{pattern}: {pattern.count(16)} of 256 pairs, density {density:.3f}, saving {100 * (1 - density):.1f} %\n",
         markup=False,
     )
 

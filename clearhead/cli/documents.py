@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, show_picture, table
+from clearhead.cli.output import Json, console, say, show_json, show_picture, table
 
 
 @app.command()
@@ -33,6 +33,7 @@ def documents(
     console.print(f"{chosen.name}. {chosen.about}", markup=False, style="bold")
     for question in chosen.questions:
         points = f" ({question.points} points)" if question.points else ""
-        console.print(f"\n{question.place}{points}: {question.asks}", markup=False)
-        for answer in question.answers:  # to be copied, so never cut or wrapped
-            show_picture(f"   clearhead {answer.command.format(folder='.')}   {answer.shows}")
+        say(f"\n{question.place}{points}: {question.asks}")
+        for answer in question.answers:
+            show_picture(f"   clearhead {answer.command.format(folder='.')}")  # to be copied, so never cut or wrapped
+            say(answer.shows, indent=5, hang=0)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, Json, console, show_json
+from clearhead.cli.output import A_MODEL, Json, say, show_json
 
 
 @app.command()
@@ -33,4 +33,4 @@ def export(
     if json:
         show_json({"model": model, "family": chosen, "folder": str(out), "files": files})
         return
-    console.print(f"{model} is written as {chosen} to {out}: {', '.join(files)}", markup=False, soft_wrap=True)
+    say(f"{model} is written as {chosen} to {out}: {', '.join(files)}")

@@ -29,8 +29,8 @@ def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100
     letters = [
         f"{letter} = {size:,} {texts()['letters'].get(letter, '')}".strip() for letter, size in walk.sizes.items()
     ]
-    lines = [walk.title, "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())]
-    lines += textwrap.wrap(", ".join(letters), width)
+    facts = "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())
+    lines = [walk.title, *textwrap.wrap(facts, width), *textwrap.wrap(", ".join(letters), width)]
     said: set[str] = set()  # why a station is there is said once
     for group in walk.groups:
         if group.block is not None and group not in shown:

@@ -68,3 +68,8 @@ def test_help_breaks_no_word(at, command):
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
     assert "contributions" in shown or command != "look"
+
+
+def test_only_commands_that_are_to_be_copied_are_longer_than_the_terminal(at):
+    long = [line for line in at(80, "documents 000").splitlines() if len(line) > 80]
+    assert [line for line in long if not line.startswith("   clearhead ")] == []
