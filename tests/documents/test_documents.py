@@ -75,7 +75,7 @@ def test_the_command(cli):
     listed = cli("documents").out
     assert all(number in listed for number in KNOWN)
     shown = cli("documents", "002").out
-    assert "   clearhead claims show attention-as-convolution   " in shown
+    assert "   clearhead claims show attention-as-convolution\n" in shown
     assert all(question.place in shown for question in KNOWN["002"].questions)
     assert [d["number"] for d in cli("documents", "--json").json] == list(KNOWN)
     one = cli("documents", "004", "--json").json["questions"][3]
