@@ -10,7 +10,7 @@ the mask as an argument."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from clearhead.attention.attend import attend
 from clearhead.attention.multihead import MultiHeadAttention
@@ -40,7 +41,7 @@ class _Here(threading.local):
     def added(self, mask: Mask | None) -> Mask:
         """This mask with those that the thread is under; an attention call asks for it."""
         for block in self.blocks:
-            block.calls += 1
+            block.has_met = True
             mask = block.mask if mask is None else mask & block.mask
         assert mask is not None
         return mask
@@ -57,19 +58,15 @@ def under(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | None = 
     `layers` are paths of modules, or patterns such as "model.layers.[02468]"; by default it is the whole model. In a
     call with more keys than queries (a cache) the queries are the last of the keys; a model that also attends to
     another sequence needs `layers` that leave those calls out. Where keys are padded on the left, positions count the
-    padding. Call `backward` inside, where layers are recomputed. Attention that is written out by hand cannot be
-    seen: if no call is, the end of the block says so."""
+    padding. Call `backward` inside, where layers are recomputed. Layers that are compiled, each by itself, are compiled
+    anew in every block: put it around the whole loop. Attention that is written out by hand cannot be seen: if no call
+    is, the end of the block says so."""
     block = _Block(as_mask(mask))
     with ExitStack() as stack:
         # All modules inside, not only the outermost: those that are recomputed in the backward pass run by themselves.
-        for module in {inner: None for part in _parts(model, layers) for inner in part.modules()}:
-            stack.callback(module.register_forward_pre_hook(block.enter, prepend=True).remove)
-            stack.callback(module.register_forward_hook(block.leave, always_call=True).remove)
-            if isinstance(module, MultiHeadAttention):
-                stack.callback(module.register_forward_pre_hook(block.begin, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(block.end, always_call=True).remove)
+        block.watch({inner: None for part in _parts(model, layers) for inner in part.modules()}, stack)
         yield
-    if block.has_run and not block.calls:
+    if block.has_run and not block.has_met:
         raise ConfigError(
             f"the mask was under no attention: {type(model).__name__} never called scaled_dot_product_attention; "
             "load a model of transformers with attn_implementation='sdpa', and ask torch.nn's layers for no weights"
@@ -117,14 +114,28 @@ def from_sdpa(
 
 
 class _Block:
-    """One `with under(…)`: its mask, whether anything ran in it, and how many calls of attention there were."""
+    """One `with under(…)`: its mask, whether anything ran in it, and whether that met any attention."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
         self.has_run = False
-        self.calls = 0
+        self.has_met = False
         self._mode = _Mode()
         self._depth = _Depth()
+
+    def watch(self, modules: Iterable[nn.Module], stack: ExitStack) -> None:
+        """Hooks on modules, which the stack takes off again."""
+        with _LOCK:
+            first = RemovableHandle.next_id
+            for module in modules:
+                # The same numbers everywhere: a compiled layer looks at them, and is to serve for all layers.
+                RemovableHandle.next_id = first
+                stack.callback(module.register_forward_pre_hook(self.enter, prepend=True).remove)
+                stack.callback(module.register_forward_hook(self.leave, always_call=True).remove)
+                if isinstance(module, MultiHeadAttention):
+                    stack.callback(module.register_forward_pre_hook(self.begin, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(self.end, always_call=True).remove)
+            RemovableHandle.next_id = first + 4
 
     def enter(self, module: nn.Module, args: Any) -> None:
         self._depth.value += 1
@@ -206,7 +217,7 @@ def _offset(T: int, S: int, mask: Mask | None) -> int:
 def _parts(model: nn.Module, layers: str | Sequence[str] | None) -> list[nn.Module]:
     """The outermost modules that are meant."""
     if "_orig_mod" in model._modules or getattr(model, "_compiled_call_impl", None) is not None:
-        raise ConfigError("the model is compiled, and a compiled graph calls no hooks; give the one before compiling")
+        raise ConfigError("the model is compiled, and a compiled graph calls no hooks; compile its layers")
     if layers is None:
         return [model]
     paths = dict(model.named_modules())

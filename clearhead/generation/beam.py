@@ -37,6 +37,8 @@ def beam_search(stepper: Stepper, beam: Beam, *, max_new: int, stops: tuple[int,
     search.begin()
     search.look()
     if search.is_over:
+        if isinstance(stepper, Fast):
+            stepper.give_back()
         return search.result()
     advance, leave = search.advance, lambda: None
     if isinstance(stepper, Fast):

@@ -26,7 +26,8 @@ from clearhead.masks import Causal, padding
 
 __all__ = ["EVERYTHING_AFTER", "Fast", "Search"]
 
-_LONG, _READ_AT_ONCE = 1024, 8192  # tokens: from which on attention counts; beyond, starting kernels costs nothing
+_LONG = 1024  # tokens from which on attention counts
+_READ_AT_ONCE = 1 << 30  # bytes of keys and values; beyond, starting kernels costs nothing, and keeping them much
 EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 
 
@@ -72,6 +73,7 @@ class Fast:
         self._source = None if source is None else [*source, *[source[0]] * extra]
         self._limit = T + max_new
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
+        self._lent: tuple[Hashable, Reading] | None = None  # whose memory those tokens are in
         self._memory: Memory | None = None
         self._memory_bias: Tensor | None = None
         self._share, self._beams = 1, False
@@ -87,7 +89,7 @@ class Fast:
                 key = ("reading", len(self._ids), width)
                 reading = self.kept.take(key) or Reading(self.program, len(self._ids), width)
                 logits, self._kept_tokens = reading(self._ids)
-                self.kept.give_back(key, reading)
+                self._lent = key, reading
                 return logits
         with evaluating(self._parts), torch.inference_mode(), quick:
             if self._source is not None:
@@ -139,7 +141,8 @@ class Fast:
         width = max(16, bucket(T)) if longest is None else min(max(16, bucket(T)), longest)
         plain = self._source is None and self._before is None and isinstance(self.program.mask, Causal)
         plain = plain and (decoder.positions is None or decoder.adds_positions)  # a bias is planned for, call by call
-        return width if self.recordable and plain and T and B * width <= _READ_AT_ONCE else None
+        small = self.program.bytes_per_token * B * width <= _READ_AT_ONCE
+        return width if self.recordable and plain and T and small else None
 
     def session(self, key: Hashable, search: Search) -> tuple[Search, Callable[[], None], Callable[[], None]]:
         """The search to go on with, how to advance it, and what to call when it is over.
@@ -183,7 +186,15 @@ class Fast:
             memory_bias=self._memory_bias,
             beams=self._beams,
         )
-        self.room, self._kept_tokens = room, []
+        self.room = room
+        self.give_back()
+
+    def give_back(self) -> None:
+        """What the prompt's reading is kept in, once it is copied or not wanted."""
+        self._kept_tokens = []
+        if self._lent is not None:
+            self.kept.give_back(*self._lent)
+            self._lent = None
 
     def _read_source(self, rows: Sequence[Tensor]) -> None:
         """The encoder reads the sources, padded on the right; a few lengths only where steps are recorded."""

@@ -26,8 +26,7 @@ from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
 from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
-from clearhead.layers.few_rows import Product, few_rows, normed
-from clearhead.layers.few_rows import few_rows_reference as many_rows
+from clearhead.layers.few_rows import Product, few_rows, many_rows, normed
 from clearhead.layers.norms import PlusOneRMSNorm
 from clearhead.masks import Causal, Mask
 from clearhead.models.decoder import Decoder
@@ -165,6 +164,9 @@ class Program:
         self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
+        self.bytes_per_token = (
+            2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
+        )  # of a cache
 
     def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
         """One token a row, as a vector at its place (R, M): the next logits (R, V).

@@ -52,11 +52,11 @@ class Reading:
         self._read: Callable[[], None] = Replay(self._run, device)
 
     def _run(self) -> None:
-        self._logits, kept = self._program.read(self._ids, last=self._last)
-        self._kept = torch.stack([x for pair in kept for x in pair])  # (2 · layers, B, K, width, D)
+        self._logits, self._kept = self._program.read(self._ids, last=self._last)
 
     def __call__(self, ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The logits (B, V) after the prompts (B, T), and each layer's keys and values: copies, for others read too."""
+        """The logits (B, V) after the prompts (B, T), and each layer's keys and values (B, K, T, D): all in memory that
+        the next reading writes to again."""
         T = ids.shape[1]
         self._ids[:, :T] = ids
         self._last.fill_(T - 1)
@@ -65,8 +65,7 @@ class Reading:
         except RuntimeError:  # what cannot be recorded is run as it is; what went wrong otherwise does so again
             self._read = self._run
             self._read()
-        kept = self._kept[..., :T, :].clone().unbind()
-        return self._logits.clone(), list(zip(kept[::2], kept[1::2], strict=True))
+        return self._logits, [(k[:, :, :T], v[:, :, :T]) for k, v in self._kept]
 
 
 class Kept:

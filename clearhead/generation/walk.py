@@ -28,7 +28,7 @@ from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
 __all__ = ["collect", "walk"]
 
 _LUCK = 601  # keeps these random numbers apart from those that data draw
-_AHEAD = 8  # steps that a GPU makes before the host looks in
+_AHEAD, _FAR_AHEAD = 8, 64  # steps that a GPU makes before the host looks in, and where nothing ends a row
 
 
 def walk(stepper: Stepper, how: Greedy | Sample, *, max_new: int, stops: tuple[int, ...]) -> Iterator[Step]:
@@ -51,8 +51,9 @@ def collect(stepper: Stepper, how: Greedy | Sample, *, max_new: int, stops: tupl
     """The same to its end, as one result."""
     state, advance, leave = _begun(stepper, how, max_new, stops)
     try:
+        ahead = 1 if not state.runs_ahead else _AHEAD if stops else _FAR_AHEAD
         while not state.done and state.made < max_new:
-            _go_on(state, advance, min(_AHEAD if state.runs_ahead else 1, max_new - state.made))
+            _go_on(state, advance, min(ahead, max_new - state.made))
         return state.result()
     finally:
         leave()
@@ -64,8 +65,10 @@ def _begun(
     state = Walk(stepper, how, max_new, stops)
     state.advance()
     state.look()
-    if not isinstance(stepper, Fast) or state.done or max_new == 1:
+    if not isinstance(stepper, Fast):
         return state, state.advance, lambda: None
+    if state.done or max_new == 1:
+        return state, state.advance, stepper.give_back
     constants = (how.temperature, how.top_k, how.top_p, how.min_p) if isinstance(how, Sample) else None
     found, advance, leave = stepper.session(("walk", constants, state.room, stops), state)
     assert isinstance(found, Walk)

@@ -20,7 +20,7 @@ from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
 from clearhead.layers.feedforward import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
-__all__ = ["Product", "few_rows", "few_rows_reference", "normed"]
+__all__ = ["Product", "few_rows", "few_rows_reference", "many_rows", "normed"]
 
 MOST_ROWS = 64
 """Beyond this many rows a product is no longer limited by reading its weight, and torch's own is better."""
@@ -59,6 +59,16 @@ def few_rows_reference(x: Tensor, product: Product, residual: Tensor | None = No
         out = product.activation(F.linear(x, product.gate, product.gate_bias)).mul_(out)
     elif product.activation is not None:
         out = product.activation(out)
+    return out if residual is None else out.add_(residual)
+
+
+def many_rows(x: Tensor, product: Product, residual: Tensor | None = None) -> Tensor:
+    """The same for as many rows as a prompt has. On a GPU the product itself ends in GPT-2's activation."""
+    activation, bias = product.activation, product.bias
+    if not x.is_cuda or bias is None or not (isinstance(activation, GELU) and activation.tanh):
+        return few_rows_reference(x, product, residual)
+    x = x if product.norm is None else normed(x, product.norm)
+    out = torch._addmm_activation(bias, x, product.weight.T, use_gelu=True)
     return out if residual is None else out.add_(residual)
 
 

@@ -1,10 +1,11 @@
 """The Triton kernels behind `few_rows`: every program reads a strip of the weight once, and everything else is small.
 
 Up to 8 rows, sums are taken element by element, from loads that are all in flight at once. Beyond, tensor cores
-multiply tiles, with the rows as the short side. Norms are computed by every program anew: its input is a few kilobytes
-that every program finds in the cache.
+multiply tiles, with the rows as the short side; where a weight has few columns of long rows, several programs share a
+row, and the last to end adds up their parts, in their order. Norms are computed by every program anew: its input is a
+few kilobytes that every program finds in the cache.
 
-    R rows, RP rounded up   BN columns of the result   BK features at once
+    R rows, RP rounded up   BN columns of the result   BK features at once   SPAN features of one program
 """
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
@@ -13,12 +14,14 @@ that every program finds in the cache.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from clearhead._launch import early, wait
+from clearhead._launch import counters, early, prefetch, wait
 from clearhead.layers.few_rows import Product, activation_number
 
 __all__ = ["launch"]
@@ -26,6 +29,8 @@ __all__ = ["launch"]
 _FEW = 8  # rows that are summed element by element
 _STRIP = 8192  # elements of the weight that one program holds at once
 _PROGRAMS, _TILES = 640, 72  # as many are to be there, of the two kinds: measured on an H200
+_AT_ONCE = 512  # programs that are all there from the start: they ask for their weights before they may begin
+_LONG = 1024  # features from which on programs share rows
 
 
 @triton.jit
@@ -115,8 +120,9 @@ def _by_element(
 
 @triton.jit
 def _by_tile(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, eps,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counted, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPAN: tl.constexpr, PARTS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -124,6 +130,10 @@ def _by_tile(
     there = n < N
     r = tl.arange(0, RP)
     real = r < R
+    first = tl.program_id(1) * SPAN
+    if LINES > 0:
+        line = tl.minimum(first + tl.arange(0, LINES) * LINE, M - 1)
+        prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], EARLY)
     wait(EARLY)
     mean = tl.zeros((RP,), tl.float32)
     rstd = tl.zeros((RP,), tl.float32)
@@ -141,7 +151,7 @@ def _by_tile(
         rstd = tl.rsqrt(tl.maximum(tl.sum(squares, axis=1) / M - mean * mean, 0.0) + eps)
     acc = tl.zeros((BN, RP), tl.float32)
     gated = tl.zeros((BN, RP), tl.float32)
-    for start in range(0, M, BK):
+    for start in range(first, tl.minimum(first + SPAN, M), BK):
         k = start + tl.arange(0, BK)
         inside = k < M
         tile = there[:, None] & inside[None, :]
@@ -158,12 +168,24 @@ def _by_tile(
         if GATED:
             g = tl.load(gate + at, mask=tile, other=0.0)
             gated = tl.dot(g, features, gated, input_precision="ieee")
-    acc = _finished(acc, gated, bias, gate_bias, n, there, HAS_BIAS, GATED, ACT)
-    where = r[None, :] * N + n[:, None]
-    stored = there[:, None] & real[None, :]
-    if HAS_RESIDUAL:
-        acc += tl.load(residual + where, mask=stored, other=0.0).to(tl.float32)
-    tl.store(out + where, acc.to(out.dtype.element_ty), mask=stored)
+    last = True
+    if PARTS > 1:
+        spot = n[:, None] * RP + r[None, :]
+        tl.store(parts + tl.program_id(1) * N * RP + spot, acc, mask=there[:, None])
+        tl.debug_barrier()
+        last = tl.atomic_add(counted + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
+        if last:
+            acc = tl.zeros((BN, RP), tl.float32)
+            for part in tl.static_range(PARTS):
+                acc += tl.load(parts + part * N * RP + spot, mask=there[:, None], other=0.0, cache_modifier=".cg")
+            tl.store(counted + tl.program_id(0), 0)
+    if last:
+        acc = _finished(acc, gated, bias, gate_bias, n, there, HAS_BIAS, GATED, ACT)
+        where = r[None, :] * N + n[:, None]
+        stored = there[:, None] & real[None, :]
+        if HAS_RESIDUAL:
+            acc += tl.load(residual + where, mask=stored, other=0.0).to(tl.float32)
+        tl.store(out + where, acc.to(out.dtype.element_ty), mask=stored)
 
 
 def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
@@ -171,10 +193,9 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
     N = product.weight.shape[0]
     norm = product.norm
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
-    kernel, BN, BK, warps, stages = _shape(R, N, M, norm is not None, product.gate is not None, _shared(x))
     shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
     number = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
-    kernel[(triton.cdiv(N, BN),)](
+    pointers = (
         x, product.weight,
         out if product.gate is None else product.gate,
         out if product.bias is None else product.bias,
@@ -182,11 +203,30 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
         out if norm is None else norm.weight,
         out if shift is None else shift,
         out if residual is None else residual,
-        out, N, M, 0.0 if norm is None else _eps(norm, x.dtype),
-        R=R, RP=max(triton.next_power_of_2(R), 1 if R <= _FEW else 16), BN=BN, BK=BK,
-        NORM=number, HAS_SHIFT=shift is not None, HAS_BIAS=product.bias is not None, GATED=product.gate is not None,
-        ACT=activation_number(product.activation), HAS_RESIDUAL=residual is not None,
-        num_warps=warps, num_stages=stages, **early(x),
+        out,
+    )  # fmt: skip
+    sizes = N, M, 0.0 if norm is None else _eps(norm, x.dtype)
+    constants = {
+        "NORM": number, "HAS_SHIFT": shift is not None, "HAS_BIAS": product.bias is not None,
+        "GATED": product.gate is not None, "ACT": activation_number(product.activation),
+        "HAS_RESIDUAL": residual is not None, **early(x),
+    }  # fmt: skip
+    if R <= _FEW:
+        BN, BK, warps = _strip(N, M, norm is not None)
+        constants |= {"R": R, "RP": triton.next_power_of_2(R), "num_warps": warps, "num_stages": 2}
+        _by_element[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
+        return out
+    tile = _tile(R, N, M, norm is not None, product.gate is not None, _shared(x))
+    parts = counted = out
+    RP, n, line = max(16, triton.next_power_of_2(R)), triton.cdiv(N, tile.BN), 128 // x.element_size()
+    if tile.parts > 1:
+        parts = torch.empty(tile.parts * N * RP, dtype=torch.float32, device=x.device)
+        counted = counters(n, x.device)
+    lines = triton.next_power_of_2(triton.cdiv(tile.span, line)) if n * tile.parts <= _AT_ONCE else 0
+    _by_tile[(n, tile.parts)](
+        *pointers, parts, counted, *sizes, R=R, RP=RP, BN=tile.BN, BK=tile.BK,
+        SPAN=tile.span, PARTS=tile.parts, LINE=line, LINES=lines,
+        num_warps=4, num_stages=tile.stages, **constants,
     )  # fmt: skip
     return out
 
@@ -204,18 +244,36 @@ def _shared(x: Tensor) -> int:
     return 3 * room // (4 * x.element_size())
 
 
-def _shape(R: int, N: int, M: int, whole: bool, gated: bool, shared: int):
-    """Which kernel, and its tile: strips so narrow that there are enough of them for every multiprocessor."""
-    if R <= _FEW:
-        BK = triton.next_power_of_2(M) if whole else min(triton.next_power_of_2(M), 4096)
-        BN = 8
-        while BN > 1 and (BN * BK > _STRIP or triton.cdiv(N, BN) < _PROGRAMS):
-            BN //= 2
-        return _by_element, BN, BK, 4 if BK <= 1024 else 8, 2
-    BN, BK = 64, min(256, max(16, triton.next_power_of_2(M)))
-    while BN > 16 and triton.cdiv(N, BN) < _TILES:
+def _strip(N: int, M: int, whole: bool) -> tuple[int, int, int]:
+    """Columns, features and warps of a program that sums by element: strips so narrow that there are enough."""
+    BK = triton.next_power_of_2(M) if whole else min(triton.next_power_of_2(M), 4096)
+    BN = 8
+    while BN > 1 and (BN * BK > _STRIP or triton.cdiv(N, BN) < _PROGRAMS):
         BN //= 2
+    return BN, BK, 4 if BK <= 1024 else 8
+
+
+class _Tile(NamedTuple):
+    BN: int
+    BK: int
+    stages: int
+    parts: int
+    span: int
+
+
+def _tile(R: int, N: int, M: int, whole: bool, gated: bool, shared: int) -> _Tile:
+    """How a product is cut into tiles: so narrow that there are enough of them for every multiprocessor, and where
+    that is too narrow, with rows cut too. Measured on an H200."""
+    share = M > _LONG and not whole and not gated
+    BN = 64
+    while BN > (32 if share else 16) and triton.cdiv(N, BN) < _TILES:
+        BN //= 2
+    BK = 256 if gated or (whole and BN < 64) else 64 if BN == 64 else 128
+    BK = min(BK, max(16, triton.next_power_of_2(M)))
+    parts = 1
+    while share and M > parts * _LONG and triton.cdiv(N, BN) * parts < _TILES:
+        parts *= 2
     stages = 3 if BN == 64 or gated else 4
     while BK > 16 and stages * BK * (BN * (2 if gated else 1) + triton.next_power_of_2(R)) > shared:
         BK //= 2
-    return _by_tile, BN, BK, 4, stages
+    return _Tile(BN, BK, stages, parts, triton.cdiv(triton.cdiv(M, parts), BK) * BK)

@@ -28,7 +28,7 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
         if self.heads:
-            q, k, v = (y.unflatten(-1, (H, -1)).transpose(-2, -3) for y in (q, k, v))
+            q, k, v = (y.reshape(*y.shape[:-1], H, -1).transpose(-2, -3) for y in (q, k, v))
         if self.dense is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         else:
@@ -176,6 +176,24 @@ class TestBadInput:
         with pytest.raises(MaskError, match="this cache has empty room"), ch.under(cross, MASK):
             cross(q[..., -1:, :], k, empty[None])
         assert cross(q, k).shape == q.shape
+
+    @pytest.mark.compiled
+    def test_compiled_layers_share_a_graph_and_see_each_mask(self):
+        """Without the mask, with it, and without it again."""
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = made()
+        for layer in model.layers:
+            layer.forward = torch.compile(layer.forward, backend="aot_eager")
+        with torch.no_grad():
+            same([model(self.x)], [made()(self.x)])
+            for _ in range(2):
+                with ch.under(model, MASK):
+                    same([model(self.x), model(self.x)], [made(MASK)(self.x)] * 2)
+            same([model(self.x)], [made()(self.x)])
+        assert (
+            torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+        )  # of all three layers, outside and in each block
 
     def test_a_compiled_model(self):
         with pytest.raises(ConfigError, match="is compiled"):

@@ -25,11 +25,11 @@ def test_decoding_beside_transformers():
     assert all(row.ours > 0 and row.peer_value > 0 for row in rows)
 
 
-@pytest.mark.parametrize("make", [engine_decode.read_prompt, engine_decode.first_token])
-def test_rows_without_a_peer(make):
-    (row,) = make(TRIAL)
-    assert isinstance(row, Row)
-    assert row.ours > 0
+@pytest.mark.parametrize(("make", "n"), [(engine_decode.read_prompts, 2), (engine_decode.first_token, 1)])
+def test_rows_without_a_peer(make, n):
+    rows = list(make(TRIAL))
+    assert len(rows) == n
+    assert all(isinstance(row, Row) and row.ours > 0 for row in rows)
 
 
 def test_the_translator_needs_its_sentences():

@@ -23,18 +23,19 @@ def a_norm(kind, width):
 
 
 def products():
-    for rows, norm, activation in (
-        (1, nn.LayerNorm, GELU(tanh=True)),
-        (3, nn.RMSNorm, SwiGLU()),
-        (1, None, None),
-        (11, nn.LayerNorm, ReLU()),
-        (11, nn.RMSNorm, SwiGLU()),
-        (37, None, GELU()),
+    for rows, M, norm, activation in (
+        (1, 71, nn.LayerNorm, GELU(tanh=True)),
+        (3, 71, nn.RMSNorm, SwiGLU()),
+        (1, 71, None, None),
+        (11, 71, nn.LayerNorm, ReLU()),
+        (11, 71, nn.RMSNorm, SwiGLU()),
+        (37, 71, None, GELU()),
+        (11, 2100, None, GELU()),  # of which several programs take a part
     ):
-        M, N = 71, 38
+        N = 38
         gated = isinstance(activation, SwiGLU)
         product = Product(
-            torch.randn(N, M),
+            torch.randn(N, M) * (71 / M) ** 0.5,
             None if activation is None else torch.randn(N),
             None if norm is None else a_norm(norm, M),
             activation,

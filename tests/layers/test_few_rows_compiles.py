@@ -16,20 +16,22 @@ pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize(
-    ("rows", "N", "M", "dtype", "gated"),
+    ("rows", "N", "M", "dtype", "gated", "starts_early"),
     [
-        (36, 768, 768, torch.float32, False),  # nine prompts with four beams each
-        (64, 8192, 768, torch.float32, True),
-        (64, 8192, 768, torch.bfloat16, True),
+        (36, 768, 768, torch.float32, False, False),  # nine prompts with four beams each
+        (64, 8192, 768, torch.float32, True, False),
+        (64, 8192, 768, torch.bfloat16, True, False),
+        (32, 768, 3072, torch.bfloat16, False, True),
     ],
     ids=str,
 )
-def test_a_tile_fits_into_a_multiprocessor(monkeypatch, rows, N, M, dtype, gated):
+def test_a_tile_fits_into_a_multiprocessor(monkeypatch, rows, N, M, dtype, gated, starts_early):
     found = []
+    monkeypatch.setattr(few_rows_triton, "early", lambda x: {"EARLY": starts_early})
     monkeypatch.setattr(few_rows_triton, "_by_tile", Compiled(few_rows_triton._by_tile, found))
     weight = torch.empty(N, M, dtype=dtype)
     gate = {"activation": SwiGLU(), "gate": weight} if gated else {}
-    product = Product(weight, norm=nn.LayerNorm(M, dtype=dtype), **gate)
+    product = Product(weight, norm=None if M > 768 else nn.LayerNorm(M, dtype=dtype), **gate)
     few_rows_triton.launch(torch.empty(rows, M, dtype=dtype), product, None)
     (kernel,) = found
     assert kernel.shared <= SHARED

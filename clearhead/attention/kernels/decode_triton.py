@@ -1,8 +1,9 @@
 """The Triton kernel behind `attend_newest`: one program a row, query head and stretch of the cache.
 
 The program that owns the newest place starts its softmax with the newest key, which it has in registers, so that
-nothing is written and read again within a launch. Where the cache is cut into stretches, the last program to end puts
-the parts together: it knows itself by a counter, and sets that back to 0 for the next launch."""
+nothing is written and read again within a launch; the first of what was kept is on its way before the queries are
+there. Where the cache is cut into stretches, the last program to end puts the parts together: it knows itself by a
+counter, and sets that back to 0 for the next launch."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
@@ -15,15 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead._launch import early, wait
+from clearhead._launch import counters, early, wait
 from clearhead.attention.kernels.decode import Places, Turn
 
 __all__ = ["launch"]
 
 _PROGRAMS = 1024  # as many are to be there: fewer rows and heads share out the cache
-_MANY = 192  # rows times heads from which on blocks are long
+_MANY = 192  # rows times heads from which on a program is one warp
 _STRETCHES = 16  # at most
-_COUNTERS: dict[torch.device, Tensor] = {}
 
 
 @triton.jit
@@ -38,8 +38,21 @@ def _turned(x, pointer, start, d, turned, cos, sin, row, HALF: tl.constexpr):
 
 
 @triton.jit
+def _kept(k, v, parents, row, kv_head, j, counts, d, inside, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS: tl.constexpr):
+    """Keys and values (places, D) at places j, those that count."""
+    rows = row + tl.zeros_like(j).to(tl.int64)
+    if HAS_PARENTS:
+        rows = tl.load(parents + row * S + j, mask=counts, other=0).to(tl.int64)
+    at = j.to(tl.int64)
+    both = counts[:, None] & inside[None, :]
+    keys = tl.load(k + (rows * kr + kv_head * kh + at * ks)[:, None] + d[None, :], mask=both, other=0.0)
+    values = tl.load(v + (rows * vr + kv_head * vh + at * vs)[:, None] + d[None, :], mask=both, other=0.0)
+    return keys, values
+
+
+@triton.jit
 def _attend(
-    qkv, k, v, out, slot_at, count_at, bias, parents, cos, sin, parts, sums, counters,
+    qkv, k, v, out, slot_at, count_at, bias, parents, cos, sin, parts, sums, counted,
     S, scale, kr, kh, ks, vr, vh, vs, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -50,8 +63,14 @@ def _attend(
     kv_head = head // (H // K)
     d = tl.arange(0, DP)
     inside = d < D
+    first = part * STRETCH
+    # All but the newest token was kept by earlier steps, and is there before the queries are.
+    slot = tl.load(slot_at, cache_modifier=".cg").to(tl.int32)
+    count = tl.load(count_at, cache_modifier=".cg").to(tl.int32)
+    j = first + tl.arange(0, BLOCK)
+    counts = (j < count) & (j < first + STRETCH) & (j != slot)
+    keys, values = _kept(k, v, parents, row, kv_head, j, counts, d, inside, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS)
     wait(EARLY)
-    slot, count = tl.load(slot_at).to(tl.int32), tl.load(count_at).to(tl.int32)
     q_start = (row * (H + 2 * K) + head) * D
     k_start = (row * (H + 2 * K) + H + kv_head) * D
     q = tl.load(qkv + q_start + d, mask=inside, other=0.0).to(tl.float32)
@@ -64,7 +83,6 @@ def _attend(
         # As the cache will hold them: rounded once, after the turn.
         q, k_new = q.to(qkv.dtype.element_ty).to(tl.float32), k_new.to(qkv.dtype.element_ty).to(tl.float32)
     q = q * scale
-    first = part * STRETCH
     owns = (slot >= first) & (slot < first + STRETCH)
     if owns & (head % (H // K) == 0):
         tl.store(k + row * kr + kv_head * kh + slot.to(tl.int64) * ks + d, k_new.to(k.dtype.element_ty), mask=inside)
@@ -80,15 +98,12 @@ def _attend(
     acc = v_new * weight
 
     for start in range(first, tl.minimum(first + STRETCH, count), BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        counts = (j < count) & (j < first + STRETCH) & (j != slot)
-        rows = row + tl.zeros((BLOCK,), tl.int64)
-        if HAS_PARENTS:
-            rows = tl.load(parents + row * S + j, mask=counts, other=0).to(tl.int64)
-        at = j.to(tl.int64)
-        both = counts[:, None] & inside[None, :]
-        keys = tl.load(k + (rows * kr + kv_head * kh + at * ks)[:, None] + d[None, :], mask=both, other=0.0)
-        values = tl.load(v + (rows * vr + kv_head * vh + at * vs)[:, None] + d[None, :], mask=both, other=0.0)
+        if start > first:
+            j = start + tl.arange(0, BLOCK)
+            counts = (j < count) & (j < first + STRETCH) & (j != slot)
+            keys, values = _kept(
+                k, v, parents, row, kv_head, j, counts, d, inside, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS
+            )
         scores = tl.sum(keys.to(tl.float32) * q[None, :], axis=1)
         if HAS_BIAS:
             scores += tl.load(bias + row * br + head * bh + j, mask=counts, other=0.0)
@@ -109,7 +124,7 @@ def _attend(
         tl.store(sums + mine * 2, m)
         tl.store(sums + mine * 2 + 1, total)
         tl.debug_barrier()
-        before = tl.atomic_add(counters + pair, 1, sem="acq_rel")
+        before = tl.atomic_add(counted + pair, 1, sem="acq_rel")
         if before == STRETCHES - 1:
             all_parts = pair * STRETCHES + tl.arange(0, STRETCHES)
             ms = tl.load(sums + all_parts * 2, cache_modifier=".cg")
@@ -118,22 +133,21 @@ def _attend(
             fades = tl.exp(ms - tl.max(ms, axis=0))
             result = tl.sum(accs * fades[:, None], axis=0) / tl.maximum(tl.sum(totals * fades, axis=0), 1e-38)
             tl.store(out + (row * H + head) * D + d, result.to(out.dtype.element_ty), mask=inside)
-            tl.store(counters + pair, 0)
+            tl.store(counted + pair, 0)
 
 
 def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn: Turn | None) -> Tensor:
     R, heads, D = qkv.shape
     K, S = k.shape[1:3]
     H = heads - 2 * K
-    block = min(_block(S, R * H), triton.next_power_of_2(S))
-    stretch, stretches = _cut(S, R * H, block)
+    block, stretch, stretches, warps = _shape(S, R * H)
     out = torch.empty(R, H, D, dtype=qkv.dtype, device=qkv.device)
     wide = triton.next_power_of_2(D)
-    parts = sums = counters = out
+    parts = sums = counted = out
     if stretches > 1:
         parts = torch.empty(R * H * stretches, wide, dtype=torch.float32, device=qkv.device)
         sums = torch.empty(R * H * stretches, 2, dtype=torch.float32, device=qkv.device)
-        counters = _counters(R * H, qkv.device)
+        counted = counters(R * H, qkv.device)
     bias, parents = places.bias, places.parents
     _attend[(R * H, stretches)](
         qkv, k, v, out, places.slot, places.used,
@@ -141,7 +155,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         out if parents is None else parents,
         out if turn is None else turn.cos,
         out if turn is None else turn.sin,
-        parts, sums, counters,
+        parts, sums, counted,
         S, scale, k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
@@ -149,33 +163,16 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         H=H, K=K, D=D, DP=wide, HALF=0 if turn is None else turn.cos.shape[1],
         HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None,
         BLOCK=block, STRETCH=stretch, STRETCHES=stretches,
-        num_warps=2 if R * H >= _MANY else 4, **early(qkv),
+        num_warps=warps, **early(qkv),
     )  # fmt: skip
     return out
 
 
-def _block(S: int, pairs: int) -> int:
-    """Places that are read at once: measured on an H200."""
-    if pairs >= _MANY:
-        return 128
-    return 32 if S <= 512 else 64
-
-
-def _cut(S: int, pairs: int, block: int) -> tuple[int, int]:
-    """How long a stretch of the cache one program reads, and how many there are (a power of two)."""
+def _shape(S: int, pairs: int) -> tuple[int, int, int, int]:
+    """Places that a program reads at once, how many it reads, how many programs share a cache (a power of two), and
+    their warps: measured on an H200."""
+    block = min(32 if pairs >= _MANY or S <= 512 else 64, triton.next_power_of_2(S))
     stretches = 1
     while stretches < _STRETCHES and pairs * stretches < _PROGRAMS and S > stretches * block:
         stretches *= 2
-    return triton.cdiv(triton.cdiv(S, stretches), block) * block, stretches
-
-
-def _counters(n: int, device: torch.device) -> Tensor:
-    """Zeros that every launch leaves as zeros. A larger one does not free the smaller: a recording may use it."""
-    found = _COUNTERS.get(device)
-    if found is None or len(found) < n:
-        found = _COUNTERS[device] = torch.zeros(max(n, 4096), dtype=torch.int32, device=device)
-        _KEPT.append(found)
-    return found
-
-
-_KEPT: list[Tensor] = []
+    return block, triton.cdiv(triton.cdiv(S, stretches), block) * block, stretches, 1 if pairs >= _MANY else 4
