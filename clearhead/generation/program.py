@@ -164,9 +164,8 @@ class Program:
         self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
-        self.bytes_per_token = (
-            2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
-        )  # of a cache
+        # What a cache keeps of a token.
+        self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
     def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
         """One token a row, as a vector at its place (R, M): the next logits (R, V).
