@@ -12,8 +12,7 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 
-from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
-from clearhead.claims.sources import DOCUMENTS
+from clearhead.claims.ledger import DOCUMENTS, DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
 from clearhead.claims.typeset import typeset
 
 _CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
