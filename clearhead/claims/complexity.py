@@ -32,11 +32,9 @@ def attention_n2d(t: Trial) -> None:
     t.case("the products alone, d → ∞", "ratio stays finite", bounded(PRODUCTS, n**2 * d, d))
     ratio = sp.limit(ATTENTION / (n**2 * d), d, sp.oo)
     t.case("d → ∞ at fixed n", f"ratio → {ratio}", ratio.is_finite, inside=False)
-    size = {n: 1000, d: 512}
-    t.note(
-        f"n = 1000, d = 512: projections {int(PROJECTIONS.subs(size)):,}, products "
-        f"{int(PRODUCTS.subs(size)):,} multiply-adds; parameters {4 * 512**2:,}, weights {1000**2:,} values a head"
-    )
+    projections, products = (int(count.subs({n: 1000, d: 512})) for count in (PROJECTIONS, PRODUCTS))
+    held = f"parameters {4 * 512**2:,}, weights {1000**2:,} values a head"
+    t.note(f"n = 1000, d = 512: projections {projections:,}, products {products:,} multiply-adds; {held}")
 
 
 @claim(ANSWERED, "Q1c")
@@ -210,8 +208,7 @@ def theta_line_numbers(t: Trial) -> None:
     The lines at which the statements of the printed listing begin."""
     begins = {what: first for first, _, what in LISTING}
     for what, line in (("q", 5), ("k", 6), ("v", 7)):
-        shown = f"{begins[f'rearrange {what}']}, printed {line}"
-        t.case(f"{what} is rearranged in line", shown, begins[f"rearrange {what}"] == line)
+        t.equal(f"{what} is rearranged in line", begins[f"rearrange {what}"], line, f"{{}}, printed {line}")
     correct = "Each rearrangement takes two lines there: queries 5-6, keys 7-8, values 9-10; their costs are right."
     t.meant(correct, [(a, b) for a, b, what in LISTING if what.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)])
 

@@ -128,8 +128,7 @@ def conv_instead_of_linear(t: Trial) -> None:
     x = net[:6](t.normal(5, 1, 32, 32))
     a, b = net[6:](x), conv(x)
     t.equal("output", tuple(b.shape[1:]), (10, 1, 1))
-    what = "difference of the logits"
-    t.case(what, f"{(a - b.flatten(1)).abs().max():.1e}", torch.allclose(a, b.flatten(1), atol=1e-12))
+    t.below("difference of the logits", apart(a, b.flatten(1)), 1e-12)
 
 
 @claim(FINAL, f"{PLACE}.4, solution 2")
@@ -143,10 +142,8 @@ def conv_pointwise_head(t: Trial) -> None:
     t.equal("after the convolution", tuple(y.shape[1:]), (10, 3, 3))
     t.equal("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), (10, 1, 1))
     size = sum(p.numel() for p in conv.parameters())
-    t.note(
-        f"it has {size} parameters where the linear layer has {144 * 10 + 10:,}: a smaller family, "
-        "blind to where a feature is"
-    )
+    than = f"{size} parameters where the linear layer has {144 * 10 + 10:,}"
+    t.note(f"it has {than}: a smaller family, blind to where a feature is")
 
 
 @claim(FINAL, f"{PLACE}.1")

@@ -1,7 +1,6 @@
 """The exam's decoder that sorts and removes repeats: every printed matrix, the loss, the variants, the gradients.
 
-Everything is computed in fractions from the given parameters and compared with what is printed.
-"""
+Everything is computed in fractions from the given parameters and compared with what is printed."""
 
 from __future__ import annotations
 
@@ -70,10 +69,8 @@ def dedup_scores(t: Trial) -> None:
     """Kᵀ and QKᵀ are the printed matrices, with eight columns.
 
     QKᵀ in fractions against the printed 7 × 8 matrix."""
-    p = printed(
-        "9 0 0 0 0 9 0 0;0 9 9 0 9 0 0 0;0 9 9 0 9 0 0 0;0 0 0 0 0 0 0 0;0 9 9 0 9 0 0 0;9 0 0 0 0 9 "
-        "0 0;0 0 0 0 0 0 0 0"
-    )
+    d, a, neither = "9 0 0 0 0 9 0 0", "0 9 9 0 9 0 0 0", "0 0 0 0 0 0 0 0"
+    p = printed(";".join((d, a, a, neither, a, d, neither)))
     t.case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
     correct = "Without the eighth column of zeros the printed product is right: it is 7 × 7."
     t.meant(correct, [row[:7] for row in p] == SCORES)
@@ -84,8 +81,7 @@ def dedup_attention_printed(t: Trial) -> None:
     """The causal argmax attention matrix has eight columns (and in its last row eight times 1/7).
 
     Row sums of the printed matrix, in fractions, and comparison with the computed one."""
-    last = [Fraction(1, 7)] * 8
-    t.equal("sum of the last printed row", sum(last), 1)
+    t.equal("sum of the last printed row", sum([Fraction(1, 7)] * 8), 1)
     found = attention_matrix()
     t.draw(Grid("Causal argmax attention", floats(found).tolist(), [s.strip("<>") for s in SEQUENCE]))
     t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
@@ -100,8 +96,8 @@ def dedup_attention(t: Trial) -> None:
         "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
-    shown = f"{sum(a == b for a, b in zip(expected, attention_matrix(), strict=True))} of 7"
-    t.case("rows that agree", shown, expected == attention_matrix())
+    agree = sum(a == b for a, b in zip(expected, attention_matrix(), strict=True))
+    t.equal("rows that agree", agree, 7, "{} of 7")
     q = floats(Q)[None, None]
     ours = attend(q, q, torch.eye(7, dtype=torch.float64)[None, None], causal(), weights=Hard())[0, 0]
     t.below("attend with Hard()", apart(ours, floats(expected)), 1e-15, "largest difference {:.1e}")
@@ -233,7 +229,5 @@ def softmax_fixes(t: Trial) -> None:
         sizes = {name: g.norm().item() for name, g in found.items()}
         what = f"gradients (rows {first}-{first + 2})"
         t.case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
-    t.note(
-        "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½: the "
-        "task itself stays out of reach"
-    )
+    alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
+    t.note(f"{alike}: the task itself stays out of reach")

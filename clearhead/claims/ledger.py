@@ -1,8 +1,7 @@
 """What a claim is, and how its verdict comes about.
 
 A claim is a statement of a course or an exam, in our words, with a function that tries it. The function is handed a
-`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand.
-"""
+`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand."""
 
 from __future__ import annotations
 

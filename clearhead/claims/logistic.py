@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import sympy as sp
@@ -47,11 +48,10 @@ def separable_decreasing(t: Trial) -> None:
     alpha = sp.symbols("alpha", real=True)
     derivative = sp.diff(separable_loss((0, alpha)), alpha)
     margins = [y * x[1] for x, y in DATA]
-    form = sum(-sp.Integer(m) / (1 + sp.exp(alpha * m)) for m in margins)
+    terms = [-sp.Integer(m) / (1 + sp.exp(alpha * m)) for m in margins]
     t.case("margins", margins, all(m > 0 for m in margins))
-    t.equal("derivative − Σ −m/(1 + e^(αm))", sp.simplify(derivative - form), 0)
-    shown = "sign decided symbolically"
-    t.case("each term is negative", shown, all((-sp.Integer(m) / (1 + sp.exp(alpha * m))).is_negative for m in margins))
+    t.equal("derivative − Σ −m/(1 + e^(αm))", sp.simplify(derivative - sum(terms)), 0)
+    t.case("each term is negative", "sign decided symbolically", all(term.is_negative for term in terms))
 
 
 def penalty(w: tuple[Any, ...]) -> Any:
@@ -96,8 +96,7 @@ def infinity_norm_cases(t: Trial) -> None:
         return next(x**2 for x in w if all(size(x) >= size(z) for z in w))
 
     for w in ((-2, 1), (2, 1)):
-        what = f"w = {w}"
-        t.case(what, f"{by_cases(w, int)} by the cases, {penalty(w)} by definition", by_cases(w, int) == penalty(w))
-    grid = [(a, b, c) for a in range(-3, 4) for b in range(-3, 4) for c in range(-3, 4)]
+        t.equal(f"w = {w}", by_cases(w, int), penalty(w), f"{{}} by the cases, {penalty(w)} by definition")
+    grid = list(product(range(-3, 4), repeat=3))
     correct = "The bars are missing: the condition is |w_i| ≥ |w_j|, as the last line of the same solution has it."
     t.meant(correct, all(by_cases(w, abs) == penalty(w) for w in grid))

@@ -281,19 +281,18 @@ def norm_placement(t: Trial) -> None:
 
     12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? Then at
     their random start: how the size of the residual stream grows."""
-    changed, growth = {}, {}
-    for name, residual in (("pre-norm", PreNorm()), ("post-norm", PostNorm())):
+    changed, growth = [], []
+    for residual in (PreNorm(), PostNorm()):
         config = BlockConfig(d_model=32, n_heads=4, d_ff=64, residual=residual)
         blocks = nn.Sequential(*(Block(config) for _ in range(12))).double()
         x = t.normal(4, 7, 32)
-        growth[name] = (blocks(x).norm() / blocks[0](x).norm()).item()
+        growth.append((blocks(x).norm() / blocks[0](x).norm()).item())
         with torch.no_grad():
             for part, p in blocks.named_parameters():
                 if "o_proj" in part or "down" in part:
                     p.zero_()
-        changed[name] = apart(blocks(x), x)
-    numbers = f"{changed['pre-norm']:g}, {changed['post-norm']:.2f}"
-    what = "silent sub-layers change x by: pre-norm, post-norm"
-    t.case(what, numbers, changed["pre-norm"] == 0 < changed["post-norm"])
-    numbers = f"{growth['pre-norm']:.2f}, {growth['post-norm']:.2f}"
-    t.case("growth from block 1 to 12", numbers, growth["pre-norm"] > 1.05 and abs(growth["post-norm"] - 1) < 1e-3)
+        changed.append(apart(blocks(x), x))
+    pre, post = changed
+    t.case("silent sub-layers change x by: pre-norm, post-norm", f"{pre:g}, {post:.2f}", pre == 0 < post)
+    pre, post = growth
+    t.case("growth from block 1 to 12", f"{pre:.2f}, {post:.2f}", pre > 1.05 and abs(post - 1) < 1e-3)

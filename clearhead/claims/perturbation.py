@@ -11,12 +11,15 @@ from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed
 
-ONE = Fraction(1)
+
+def weight(score: int) -> Fraction:
+    """Of a key of this score beside one of score 0 (β = ln 2)."""
+    return exact.weights([score, 0])[0]
 
 
-def two_keys(first: int, second: int) -> list[Fraction]:
-    """Weights of a query 1 over keys `first` and `second` (width 1, β = ln 2)."""
-    return exact.weights([first, second])
+def gained(score: int, alpha: int = 2) -> Fraction:
+    """What the weight of a key of this score gains when it is stretched by alpha, beside a score of 0."""
+    return weight(alpha * score) - weight(score)
 
 
 @claim(HOMEWORK, "1.1e and 1.1f")
@@ -24,8 +27,8 @@ def key_noise_one_row(t: Trial) -> None:
     """Disturbing key i changes the weights of row i of the attention matrix (one row).
 
     Two keys, one query, in fractions: which weights change?"""
-    before, after = two_keys(0, 0), two_keys(1, 0)
-    t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before[1]} → {after[1]}", before[1] == after[1])
+    before, after = (1 - weight(score) for score in (0, 1))
+    t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before} → {after}", before == after)
     three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
     correct = "Key i's score enters one row, but each column is normalised, so the weights of every key change."
     t.instead(correct, all(x != y for x, y in zip(*three, strict=True)))
@@ -83,14 +86,13 @@ def key_noise_beta(t: Trial) -> None:
     Holds when β is small against 1/gap; beyond the peak a saturated softmax feels less."""
     b = sp.symbols("b", positive=True)
     sensitivity = b * sp.exp(-b) / (1 + sp.exp(-b)) ** 2
-    peak = float(sp.nsolve(sp.diff(sensitivity, b), 1.5))
 
     def at(x: float) -> float:
         return float(sensitivity.subs(b, x))
 
     t.case("gap 1, β = 0.5 → 1", f"{at(0.5):.4f} → {at(1.0):.4f}", at(1.0) > at(0.5))
     t.case("gap 1, β = 2 → 10", f"{at(2.0):.4f} → {at(10.0):.4f}", at(10.0) > at(2.0), inside=False)
-    t.note(f"the most sensitive β at a gap of 1 is {peak:.4f}")
+    t.note(f"the most sensitive β at a gap of 1 is {float(sp.nsolve(sp.diff(sensitivity, b), 1.5)):.4f}")
     betas = [i / 4 for i in range(1, 49)]
     curves = {"sensitivity": [at(x) for x in betas]}
     t.draw(Lines("Sensitivity of the output to a score, gap 1", "β", "β a (1 − a)", betas, curves))
@@ -102,18 +104,11 @@ FIRST_ORDER = "it is taken to first order in the noise, which is small; what is 
 
 def first_order(t: Trial, what: str) -> None:
     """The mean change against the noise's σ, which must vanish with it; and the mean change itself."""
-    sigmas = (0.1, 0.01, 0.001)
-    shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in sigmas]
+    shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in (0.1, 0.01, 0.001)]
     falls = all(abs(a / b - 10) < 0.1 for a, b in pairwise(shares))
     t.case(f"Gaussian noise on {what}, σ = 0.1, 0.01, 0.001: |E[change]|/σ", listed(shares, ".1e"), falls)
     bias = gaussian_change(1.0, 0.1)
     t.case(f"σ = 0.1 on {what}: E[change] itself", f"{bias:.2e}", abs(bias) < 1e-9, inside=False)
-
-
-def mean_change(score: int) -> Fraction:
-    """Mean change of the output of values 1 and 0 when the score of the first is moved by ±1 with equal chance."""
-    moved = (two_keys(score + 1, 0)[0] + two_keys(score - 1, 0)[0]) / 2
-    return moved - two_keys(score, 0)[0]
 
 
 @claim(HOMEWORK, "1.1e")
@@ -124,7 +119,8 @@ def key_noise_mean(t: Trial) -> None:
     quadrature; then noise ±1 in fractions.
     Holds when {FIRST_ORDER}."""
     first_order(t, "the key 1")
-    t.equal("noise ±1 on it (β = ln 2): E[change]", mean_change(1), 0, inside=False)
+    change = (weight(2) + weight(0)) / 2 - weight(1)
+    t.equal("noise ±1 on it (β = ln 2): E[change]", change, 0, inside=False)
 
 
 def gaussian_change(score: float, sigma: float) -> float:
@@ -144,13 +140,14 @@ def query_noise_mean(t: Trial) -> None:
     noise ±1 in fractions.
     Holds when {FIRST_ORDER}."""
     k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
-    base = exact.attention(exact.matrix([[1]]), k, v)[0][0]
-    moved = [exact.attention(exact.matrix([[1 + e]]), k, v)[0][0] for e in (1, -1)]
-    change = sum(moved, Fraction(0)) / 2 - base
+
+    def change(query: int) -> Fraction:
+        low, at, high = (exact.attention(exact.matrix([[query + e]]), k, v)[0][0] for e in (-1, 0, 1))
+        return (low + high) / 2 - at
+
     first_order(t, "the query 1")
-    t.equal("query 1 ± 1 (β = ln 2): E[change]", change, 0, inside=False)
-    at_tie = [exact.attention(exact.matrix([[e]]), k, v)[0][0] for e in (1, -1, 0)]
-    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {sum(at_tie[:2]) / 2 - at_tie[2]}")
+    t.equal("query 1 ± 1 (β = ln 2): E[change]", change(1), 0, inside=False)
+    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {change(0)}")
 
 
 @claim(HOMEWORK, "1.1f")
@@ -167,11 +164,6 @@ def query_noise_one_output(t: Trial) -> None:
         after = exact.attention(moved, k, v)
         changed = [j for j in range(3) if after[j] != before[j]]
         t.case(f"query {i + 1}", f"outputs changed: {[j + 1 for j in changed]}", changed == [i])
-
-
-def grown(query: int, alpha: int) -> Fraction:
-    """Weight of the key 1 stretched by alpha, beside a key 0, for a query of width 1."""
-    return two_keys(alpha * query, 0)[0]
 
 
 @claim(HOMEWORK, "1.1g")
@@ -191,8 +183,7 @@ def scale_key_weight(t: Trial) -> None:
 
     A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in fractions."""
     for q in (-1, 0, 1):
-        a, b = grown(q, 1), grown(q, 2)
-        t.case(f"query {q}: weight", f"{a} → {b}", b > a)
+        t.case(f"query {q}: weight", f"{weight(q)} → {weight(2 * q)}", gained(q) > 0)
     alphas = [1 + i / 10 for i in range(41)]
     curves = {f"query {q}": [1 / (1 + 2 ** (-a * q)) for a in alphas] for q in (1, 0, -1)}
     t.draw(Lines("Weight of a key that is stretched", "α", "weight", alphas, curves))
@@ -225,12 +216,6 @@ def scale_key_similar(t: Trial) -> None:
         t.equal(f"score {s} beside scores 5, 2, 0", value, 1, "weight → {}")
 
 
-def gained(score: int, alpha: int = 2) -> Fraction:
-    """What the weight of a key gains when it is stretched by alpha; `score` is β times its score, beside a score
-    of 0."""
-    return grown(score, alpha) - grown(score, 1)
-
-
 @claim(HOMEWORK, "1.1g, 'more pronounced when'")
 def scale_key_alpha(t: Trial) -> None:
     """The effect of scaling a key is more pronounced the larger α is.
@@ -250,11 +235,9 @@ def scale_key_already_similar(t: Trial) -> None:
     What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score of 0, in
     fractions: a larger β and a greater similarity are the same there.
     Holds when the key does not have most of the weight yet; one that has it gains little."""
-    strengths = (1, 2, 4, 8)
-    found = [gained(strength) for strength in strengths]
-    for i in range(3):
-        what = f"β·s = {strengths[i]} → {strengths[i + 1]}: what the weight gains"
-        t.case(what, f"{found[i]} → {found[i + 1]}", found[i + 1] > found[i], inside=i == 0)
+    for less, more in pairwise((1, 2, 4, 8)):
+        what = f"β·s = {less} → {more}: what the weight gains"
+        t.case(what, f"{gained(less)} → {gained(more)}", gained(more) > gained(less), inside=less == 1)
     grid = [i / 5 for i in range(41)]
     curves = {"doubled": [1 / (1 + 2 ** (-2 * x)) - 1 / (1 + 2**-x) for x in grid]}
     t.draw(Lines("What a doubled key gains", "β times its score", "gain of its weight", grid, curves))

@@ -59,12 +59,11 @@ def sinusoid_unique(t: Trial) -> None:
     what = "is p / 2π rational for a whole p > 0"
     shown = "yes" if (p / (2 * sp.pi)).is_rational else "no"
     t.case(what, shown, (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational)
-    table = Sinusoidal().table(1000, 8).double()
-    gap = torch.cdist(table, table) + 9 * torch.eye(1000, dtype=torch.float64)
-    t.above("1,000 positions, width 8: closest pair", gap.min(), 0, "distance {:.4f}")
-    learned = Learned(max_len=1000).build(8).weight.detach().double()
-    least = (torch.cdist(learned, learned) + 9 * torch.eye(1000, dtype=torch.float64)).min()
-    t.case("1,000 learned ones as they begin: closest pair", f"distance {least:.4f}", least > 0)
+    tables = {"1,000 positions, width 8": Sinusoidal().table(1000, 8)}
+    tables["1,000 learned ones as they begin"] = Learned(max_len=1000).build(8).weight.detach()
+    for name, table in tables.items():
+        gaps = torch.cdist(table.double(), table.double()) + 9 * torch.eye(1000, dtype=torch.float64)
+        t.above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
 
 
 @claim(ANSWERED, "Q1d, types")
@@ -93,10 +92,8 @@ def relative_depends_on_distance(t: Trial) -> None:
         bias = built(13, 13, 0, torch.device("cpu"))
         t.equal(name, apart(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}")
     table = Sinusoidal().table(13, 8)
-    t.note(
-        "an absolute encoding differs from place to place: by at least "
-        f"{(table[1:] - table[:-1]).norm(dim=1).min():.3f}"
-    )
+    least = (table[1:] - table[:-1]).norm(dim=1).min()
+    t.note(f"an absolute encoding differs from place to place: by at least {least:.3f}")
 
 
 @functools.cache
@@ -146,8 +143,8 @@ def sinusoid_longer(t: Trial) -> None:
     Holds when 'generalise' means only that the encoding is defined there; what the model learned need
     not carry over."""
     row = Sinusoidal().table(1, 32, start=10_000)
-    what = "defined at position 10,000"
-    t.case(what, f"norm {row.norm():.3f}, as everywhere: √16", torch.isclose(row.norm(), torch.tensor(4.0)))
+    shown = f"norm {row.norm():.3f}, as everywhere: √16"
+    t.case("defined at position 10,000", shown, torch.isclose(row.norm(), torch.tensor(4.0)))
     for number, (inside, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
         what = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
         t.case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, inside=False)
@@ -184,8 +181,6 @@ def learned_bound_to_length(t: Trial) -> None:
     except ShapeError as error:
         refused = str(error)
     t.case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
-    bigger = grid.resized((8, 12))
-    t.equal("resized to 8 × 12", tuple(bigger.weight.shape), (97, 8))
+    t.equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
     same = grid.resized((4, 6)).weight
-    what = "resized to its own size: change"
-    t.case(what, f"{(same - grid.weight).abs().max():.1e}", torch.allclose(same, grid.weight, atol=1e-6))
+    t.below("resized to its own size: change", apart(same, grid.weight), 1e-6)

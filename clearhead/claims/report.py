@@ -28,12 +28,10 @@ _MEANS = {
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
-    documents = [(d, [o for o in outcomes if o.claim.source == d]) for d in DOCUMENTS]
-    documents = [(d, found) for d, found in documents if found]
+    documents = [(d, found) for d in DOCUMENTS if (found := [o for o in outcomes if o.claim.source == d])]
     numbers = {o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)}
-    style, script = (
-        (resources.files("clearhead.claims") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+    here = resources.files("clearhead.claims")
+    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -66,8 +64,7 @@ def _opening(n_claims: int, n_documents: int, seed: int) -> str:
         f'<div class="legend">{legend}</div>'
         '<div class="controls"><label>Search: <input type="search" id="search" placeholder="words, or press /">'
         '</label> <span id="found" role="status"></span> <label><input type="checkbox" id="dark"> Dark</label><br>'
-        f'Show: {boxes}<br><label><input type="checkbox" id="quiz"> '
-        "Questions only: decide first, then "
+        f'Show: {boxes}<br><label><input type="checkbox" id="quiz"> Questions only: decide first, then '
         "point at an entry to see its answer (or print the page as a worksheet)</label></div>"
     )
 
@@ -108,11 +105,11 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
 def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
     if not outcomes:
         return ""
-    place = {name: i for i, name in enumerate(numbers)}
+    place = list(numbers)
     rows = "".join(
         f'<tr><td class="n">{numbers[o.claim.id]}</td><td><a href="#{o.claim.id}">{typeset(o.claim.says)}</a></td>'
         f"<td>{typeset(o.counter_example)}</td><td>{typeset(o.correct)}</td></tr>"
-        for o in sorted(outcomes, key=lambda o: place[o.claim.id])
+        for o in sorted(outcomes, key=lambda o: place.index(o.claim.id))
     )
     head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
@@ -130,10 +127,8 @@ def _key(o: Outcome) -> str:
         rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correct))
     else:
         return ""
-    first = {"Holds when", "Say instead", "Meant"}
-    body = "".join(
-        f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>" for name, text in rows
-    )
+    right = dict.fromkeys(("Holds when", "Say instead", "Meant"), " class=right")
+    body = "".join(f"<dt>{name}</dt><dd{right.get(name, '')}>{typeset(text)}</dd>" for name, text in rows)
     return f'<dl class="key answer">{body}</dl>'
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from fractions import Fraction
 from itertools import pairwise
@@ -22,8 +21,7 @@ WIDTHS = (1, 2, 3, 5)
 def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = False) -> tuple[Any, Any]:
     """Mean and variance of Σ_j q_j k_j for independent entries with these first two moments (third and fourth free)."""
     m3, m4 = sp.symbols("m3 m4")
-    q = sp.symbols(f"q:{d}")
-    k = sp.symbols(f"k:{d}")
+    q, k = sp.symbols(f"q:{d}"), sp.symbols(f"k:{d}")
     score = sum((q[0] if same_query else q[j]) * k[j] for j in range(d))
     moments = (1, mean, square, m3, m4)
     first = exact.expectation(score, (*q, *k), moments)
@@ -90,11 +88,8 @@ def unit_variance_enough(t: Trial) -> None:
 def chance_of_no_winner(d: int, ratio: int) -> Fraction:
     """P(the larger of two weights is at most ratio : 1), entries ±1, two keys, β = 1: the gap is ≤ ln ratio."""
     # q·(k₁ − k₂) is a sum of d steps of −2, 0, 0, 2: twice (a walk of 2 d fair coins, minus d).
-    limit = math.log(ratio)
-    return sum(
-        (Fraction(math.comb(2 * d, heads), 4**d) for heads in range(2 * d + 1) if abs(2 * (heads - d)) <= limit),
-        Fraction(0),
-    )
+    near = [heads for heads in range(2 * d + 1) if abs(2 * (heads - d)) <= math.log(ratio)]
+    return Fraction(sum(math.comb(2 * d, heads) for heads in near), 4**d)
 
 
 @claim(EXERCISES, "1(a)")
@@ -106,7 +101,7 @@ def large_d_saturates(t: Trial) -> None:
     chances = {d: chance_of_no_winner(d, 99) for d in (4, 16, 64, 256, 1024)}
     values = [float(c) for c in chances.values()]
     what = "ε = 0.01, chance of no weight above 0.99 for d = 4 … 1024"
-    t.case(what, listed(values, ".3f"), all(a > b for a, b in itertools.pairwise(values)) and values[-1] < 0.1)
+    t.case(what, listed(values, ".3f"), all(a > b for a, b in pairwise(values)) and values[-1] < 0.1)
     t.case("d = 1024, for every draw", f"chance of failing {values[-1]:.3f} > 0", chances[1024] == 0, inside=False)
     t.draw(Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True))
 
@@ -119,11 +114,8 @@ def softmax_jacobian(t: Trial) -> None:
     for n in (2, 3, 4):
         s = sp.symbols(f"s:{n}", real=True)
         a = exact.softmax(s)
-        wrong = sum(
-            sp.simplify(sp.diff(a[i], s[j]) - (a[i] * int(i == j) - a[i] * a[j])) != 0
-            for i in range(n)
-            for j in range(n)
-        )
+        gaps = [sp.diff(a[i], s[j]) - (a[i] * int(i == j) - a[i] * a[j]) for i in range(n) for j in range(n)]
+        wrong = sum(sp.simplify(gap) != 0 for gap in gaps)
         t.case(f"n = {n}", f"{n * n - wrong} of {n * n} entries equal", wrong == 0)
 
 
@@ -240,9 +232,7 @@ def large_scores_saturate(t: Trial) -> None:
     2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean size of a score, mean largest
     weight, and mean slope a (1 − a) of a weight in its own score."""
     tops: dict[str, list[float]] = {"unscaled": [], "divided by √d": []}
-    slopes: list[float] = []
-    sizes: list[float] = []
-    widths = (1, 4, 16, 64, 256)
+    slopes, sizes, widths = [], [], (1, 4, 16, 64, 256)
     for d in widths:
         q = torch.randn(1, 1, 2000, d, generator=t.generator)
         k = torch.randn(1, 1, 8, d, generator=t.generator)

@@ -49,10 +49,8 @@ def selected_value(t: Trial) -> None:
     """If the weight of key 2 for query 1 is 1 and all others of that query are 0, then h₁ = v₂.
 
     Column 1 of V·A in fractions, with the homework's columns as queries."""
-    v = exact.matrix([[1, 4, 7], [2, 5, 8]])
-    a = exact.matrix([[0, 1, 0], [1, 0, 0], [0, 0, 1]])
-    h = exact.times(v, a)
-    first, second = [row[0] for row in h], [row[1] for row in v]
+    v, a = exact.matrix([[1, 4, 7], [2, 5, 8]]), exact.matrix([[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+    first, second = [row[0] for row in exact.times(v, a)], [row[1] for row in v]
     t.case("h₁ and v₂", f"{exact.show(first)} and {exact.show(second)}", first == second)
 
 
@@ -64,18 +62,16 @@ def attention_as_convolution(t: Trial) -> None:
     Holds when the position is not at an edge, and the kernel is non-negative and sums to 1."""
     n, kernel = 9, torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     distance = torch.arange(n)[None, :] - torch.arange(n)[:, None]
-    near = distance.abs() <= 1
-    bias = torch.where(near, kernel[(distance + 1).clamp(0, 2)].log(), -torch.inf)
-    v = t.normal(1, 1, n, 2)
-    q = torch.zeros(1, 1, n, 3, dtype=torch.float64)
+    bias = torch.where(distance.abs() <= 1, kernel[(distance + 1).clamp(0, 2)].log(), -torch.inf)
+    v, q = t.normal(1, 1, n, 2), torch.zeros(1, 1, n, 3, dtype=torch.float64)
     out = attend(q, q, v, bias=bias, impl="reference")[0, 0]
     conv = torch.nn.functional.conv1d(v[0, 0].T[:, None], kernel[None, None], padding=1)[:, 0].T
     gaps = (out - conv).abs().amax(1)
     t.below("positions 2 … 8", gaps[1:-1].max(), 1e-12, "largest difference {:.1e}")
     t.case("position 1", f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3", gaps[0] < 1e-12, inside=False)
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
-    what = f"kernel {edge}"
-    t.case(what, f"needs a weight of {min(edge)}, and a softmax gives none below 0", min(edge) >= 0, inside=False)
+    shown = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
+    t.case(f"kernel {edge}", shown, min(edge) >= 0, inside=False)
     t.draw(Grid("Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()))
 
 
@@ -96,13 +92,10 @@ def cats_to_mask(t: Trial) -> None:
     One layer, rows are queries: does the prediction at [MASK] depend on the row of 'cats' or on that of [MASK]?
     Holds when 'from cats to [MASK]' is the way that information goes; the query that looks is the one at [MASK]."""
     v = exact.matrix([[1, 0], [0, 1], [0, 0], [2, 2]])  # The, cats, [MASK], running
-    flat = [exact.weights([0, 0, 0, 0]) for _ in range(4)]
-    from_cats = [row[:] for row in flat]
-    from_cats[1] = exact.matrix([[0, 0, 1, 0]])[0]  # 'cats' attends to [MASK]
-    from_mask = [row[:] for row in flat]
-    from_mask[2] = exact.matrix([[0, 1, 0, 0]])[0]  # [MASK] attends to 'cats'
-    base = exact.times(flat, v)[2]
-    one, other = exact.times(from_cats, v)[2], exact.times(from_mask, v)[2]
+    flat = exact.weights([0, 0, 0, 0])
+    to_mask, to_cats = exact.matrix([[0, 0, 1, 0], [0, 1, 0, 0]])
+    rows = [flat] * 4, [flat, to_mask, flat, flat], [flat, flat, to_cats, flat]
+    base, one, other = (exact.times(weights, v)[2] for weights in rows)
     what = "the query at [MASK] looks at 'cats': output at [MASK]"
     t.case(what, f"{exact.show(base)} → {exact.show(other)}, the value of 'cats'", other != base and other == v[1])
     what = "the query at 'cats' looks at [MASK]: output at [MASK]"

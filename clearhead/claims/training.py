@@ -72,19 +72,18 @@ def initialisation_matters(t: Trial) -> None:
     standard normal inputs."""
     x = torch.randn(64, 128, generator=t.generator)
     variance, top = {}, {}
-    for name in ("Xavier", "variance 1"):
+    for xavier in (True, False):
         mha = MultiHeadAttention(128, 1, bias=False)
-        if name == "Xavier":
+        if xavier:
             Xavier().apply(mha, 1)
         else:
             for p in mha.parameters():
                 torch.nn.init.normal_(p)
         s = mha.q_proj(x) @ mha.k_proj(x).T / math.sqrt(128)
-        variance[name], top[name] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
-    shown = f"{variance['Xavier']:.2f}, {variance['variance 1']:.0f}"
-    t.case("variance of scores: Xavier, variance 1", shown, 0.5 < variance["Xavier"] < 2 < variance["variance 1"])
-    what = "mean largest of 64 weights"
-    t.case(what, f"{top['Xavier']:.2f}, {top['variance 1']:.2f}", top["Xavier"] < 0.3 and top["variance 1"] > 0.9)
+        variance[xavier], top[xavier] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
+    shown = f"{variance[True]:.2f}, {variance[False]:.0f}"
+    t.case("variance of scores: Xavier, variance 1", shown, 0.5 < variance[True] < 2 < variance[False])
+    t.case("mean largest of 64 weights", f"{top[True]:.2f}, {top[False]:.2f}", top[True] < 0.3 and top[False] > 0.9)
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -184,8 +183,8 @@ def minibatch_escape(t: Trial) -> None:
         # Standard error of a difference of two shares of 2,000, at its largest.
         error = math.sqrt(2 * 0.25 / 2000)
         falls = all(later < earlier + 4 * error for earlier, later in pairwise(shares))
-        numbers = listed(shares, ".3f")
-        t.case(f"s = {strength:g}, b = 1, 4, 16, 64", numbers, falls and shares[0] > shares[-1] + 4 * error)
+        leave = falls and shares[0] > shares[-1] + 4 * error
+        t.case(f"s = {strength:g}, b = 1, 4, 16, 64", listed(shares, ".3f"), leave)
         curves[f"s = {strength:g}"] = shares
     t.draw(Lines("Walks that left the shallow well", "minibatch", "share", sizes, curves, log_x=True))
 
@@ -219,11 +218,10 @@ def relu_workaround(t: Trial) -> None:
     relu, sigmoid = slopes[10.0]
     t.case("slope at 10: ReLU, sigmoid", f"{relu:g}, {sigmoid:.1e}", relu > sigmoid)
     t.note(f"at −10 they are {slopes[-10.0][0]:g} and {slopes[-10.0][1]:.1e}: for negative inputs ReLU passes nothing")
-    sizes = {}
-    for name, f, gain in (("ReLU", torch.relu, 2**0.5), ("sigmoid", torch.sigmoid, 1.0)):
+    sizes = []
+    for f, gain in ((torch.relu, 2**0.5), (torch.sigmoid, 1.0)):
         h = x0 = torch.randn(8, 32, generator=t.generator, dtype=torch.float64, requires_grad=True)
         for _ in range(30):
             h = f(h @ t.normal(32, 32) * gain / 32**0.5)
-        sizes[name] = slope(h.sum(), x0).norm().item()
-    what = "30 layers: ReLU, sigmoid"
-    t.case(what, f"{sizes['ReLU']:.1e}, {sizes['sigmoid']:.1e}", sizes["ReLU"] > 1e6 * sizes["sigmoid"])
+        sizes.append(slope(h.sum(), x0).norm().item())
+    t.case("30 layers: ReLU, sigmoid", listed(sizes, ".1e"), sizes[0] > 1e6 * sizes[1])
