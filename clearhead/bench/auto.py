@@ -21,7 +21,7 @@ from clearhead.attention.planning.cost import rates_of
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.bench.results import Row, write
-from clearhead.bench.sparse import Inputs, Options, our_way, tensors_for, time_both, time_forward
+from clearhead.bench.sparse import ON_CPU, Inputs, Options, our_way, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Causal, Mask
 
@@ -53,16 +53,12 @@ class Choice(Row):
 
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
-    cpu = device == "cpu"
-    return Options(
-        lengths=(512, 1024, 2048, 4096) if cpu else (512, 1024, 2048, 4096, 8192, 16384),
-        widths=(width,),
-        batch=1 if cpu else 2,
-        heads=8 if cpu else 16,
-        device=device,
-        dtype=dtype or (torch.float32 if cpu else torch.bfloat16),
-        seconds=seconds,
-    )
+    lengths = (512, 1024, 2048, 4096)
+    if device == "cpu":
+        options = replace(ON_CPU, lengths=lengths, heads=8)
+    else:
+        options = Options(lengths=(*lengths, 8192, 16384), device=device)
+    return replace(options, widths=(width,), dtype=dtype or options.dtype, seconds=seconds)
 
 
 def measure(

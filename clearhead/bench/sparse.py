@@ -60,6 +60,9 @@ class Options:
     workers: int = 0  # processes that compile ahead; 0: kernels are compiled when they are measured
 
 
+ON_CPU = Options(lengths=(4096,), widths=(64,), batch=1, heads=4, device="cpu", dtype=torch.float32)
+
+
 @dataclass(frozen=True)
 class Step:
     """One row to measure, with FlexAttention or without."""
@@ -261,18 +264,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Options:
     """What is measured on a device: on a CPU one short length in float32, on a GPU all of them in bfloat16."""
-    cpu = device == "cpu"
-    return Options(
-        lengths=(4096,) if cpu else (16384,) if quick else LENGTHS,
-        widths=(64,) if cpu or quick else WIDTHS,
-        batch=1 if cpu else 2,
-        heads=4 if cpu else 16,
-        device=device,
-        dtype=torch.float32 if cpu else torch.bfloat16,
-        flex=flex,
-        seconds=seconds,
-        workers=0 if cpu else max(0, (os.cpu_count() or 1) - 2),
-    )
+    if device == "cpu":
+        return replace(ON_CPU, flex=flex, seconds=seconds)
+    some: dict[str, Any] = {"lengths": LENGTHS[:1], "widths": WIDTHS[:1]} if quick else {}
+    return Options(device=device, flex=flex, seconds=seconds, workers=max(0, (os.cpu_count() or 1) - 2), **some)
 
 
 if __name__ == "__main__":
