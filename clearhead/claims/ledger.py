@@ -180,12 +180,9 @@ class Claim:
         """Tries it. The same seed gives the same outcome."""
         started = time.perf_counter()
         trial = Trial(seed)
-        state = torch.random.get_rng_state()
-        torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
-        try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
             self.function(trial)
-        finally:
-            torch.random.set_rng_state(state)
         return judge(self, trial, time.perf_counter() - started)
 
 
