@@ -265,7 +265,7 @@ def claim(source: str, place: str) -> Callable[[_Function], _Function]:
         known = vars(sys.modules[function.__module__])
         written = _CONSTANT.sub(lambda found: found[0].format_map(known), inspect.cleandoc(function.__doc__ or ""))
         says, _, rest = written.partition("\n\n")
-        method, _, when = rest.partition("\nHolds when ")
+        method, _, when = rest.partition("\nHolds when")
         says, method, when = (" ".join(part.split()) for part in (says, method, when.removesuffix(".")))
         if not method:
             raise ClaimError(f"the docstring of {id!r} has one paragraph; expected what it says, then how it is tried")

@@ -126,8 +126,8 @@ def test_what_a_docstring_says(monkeypatch):
 
         Up to {SIZE:,}, and
         no further.
-        Holds when there is
-        x_{any}."""
+        Holds when
+        there is x_{any}."""
 
     entry = found["more-is-more"]
     assert (entry.says, entry.method) == ("More is more.", "Up to 1,000, and no further.")
