@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import sympy as sp
@@ -160,14 +160,10 @@ def frobenius_epsilon_step(t: Trial) -> None:
 
     Every such distribution in twelfths, ε = 1/2, 1/3, 1/4, in fractions."""
     for n in (2, 3, 4):
-        tried = good = 0
-        for eps in (Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)):
-            for a in exact.simplex(n, 12):
-                ordered = sorted(a)
-                if ordered[-1] > 1 - eps and ordered[-2] < eps:
-                    tried += 1
-                    good += min_bound(a) < eps**2 * (1 + (n - 1) + n * (n - 1))
-        t.case(f"n = {n}", f"{good} of {tried} distributions", good == tried and tried > 0)
+        every = product(exact.simplex(n, 12), (Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)))
+        tried = [(a, eps) for a, eps in every if max(a) > 1 - eps and sorted(a)[-2] < eps]
+        good = sum(min_bound(a) < eps**2 * (1 + (n - 1) + n * (n - 1)) for a, eps in tried)
+        t.case(f"n = {n}", f"{good} of {len(tried)} distributions", good == len(tried) > 0)
 
 
 @claim(EXERCISES, "1(a), last line of the bound")
@@ -187,10 +183,8 @@ def jacobian_sizes(
     """Mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
     sizes, errors = [], []
     for d in widths:
-        q = t.normal(draws, 1, d)
-        k = t.normal(draws, n, d)
-        s = (q * k).sum(-1) / (math.sqrt(d) if scaled else 1.0)
-        a = s.softmax(-1)
+        q, k = t.normal(draws, 1, d), t.normal(draws, n, d)
+        a = ((q * k).sum(-1) / (math.sqrt(d) if scaled else 1.0)).softmax(-1)
         squares = a.square().sum(-1)
         # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
         norms = squares - 2 * a.pow(3).sum(-1) + squares.square()

@@ -16,8 +16,9 @@ from clearhead.positions import Learned
 SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 32}
 
 
-def _places(n: int) -> dict[str, Any]:
-    return {"max_len": n, "positions": Learned(max_len=n)}
+def _config(n: int, **choices: Any) -> DecoderConfig:
+    """Of a small decoder for n tokens."""
+    return DecoderConfig(**SIZES, max_len=n, positions=Learned(max_len=n), **choices)
 
 
 @claim(FINAL, "Part 1, Q7 (marked as true)")
@@ -25,7 +26,7 @@ def training_parallel(t: Trial) -> None:
     """In training, a decoder's forward pass over a sequence can be done for all positions at once.
 
     Logits of one pass over 9 tokens against 9 passes over growing prefixes."""
-    model = DecoderConfig(**SIZES, n_layers=2, **_places(16)).build().double().eval()
+    model = _config(16, n_layers=2).build().double().eval()
     ids = torch.randint(0, 5, (3, 9), generator=t.generator)
     at_once = model(ids)
     steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
@@ -34,7 +35,7 @@ def training_parallel(t: Trial) -> None:
 
 def second_token_spread() -> float:
     """How much the logits of the second generated token differ over the choices of the first."""
-    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    model = _config(16, n_layers=1).build().double().eval()
     logits = model(torch.tensor([[0, first] for first in range(5)]))[:, -1]
     return apart(logits, logits[:1])
 
@@ -57,7 +58,7 @@ def inference_parallel(t: Trial) -> None:
     spread = second_token_spread()
     what = "two generated tokens: the second's logits, over the choices of the first"
     t.case(what, f"differ by up to {spread:.3f}", spread < 1e-9)
-    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    model = _config(16, n_layers=1).build().double().eval()
     whole, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
     correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
     correct += "because each token is the input of the next."
@@ -67,7 +68,7 @@ def inference_parallel(t: Trial) -> None:
 def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(seed)
-    model = DecoderConfig(**SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)).build()
+    model = _config(8, n_layers=1, tied=False, mask=causal() if masked else full()).build()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(70):
