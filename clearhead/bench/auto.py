@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from clearhead.attention.attend import Impl, attend, choose
+from clearhead.attention.attend import Impl, choose
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import plan
@@ -22,7 +21,7 @@ from clearhead.attention.planning.cost import rates_of
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.bench.results import Row, write
-from clearhead.bench.sparse import Options, Run, tensors_for, time_both, time_forward
+from clearhead.bench.sparse import ON_CPU, Inputs, Options, our_way, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Causal, Mask
 
@@ -54,16 +53,12 @@ class Choice(Row):
 
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
-    cpu = device == "cpu"
-    return Options(
-        lengths=(512, 1024, 2048, 4096) if cpu else (512, 1024, 2048, 4096, 8192, 16384),
-        widths=(width,),
-        batch=1 if cpu else 2,
-        heads=8 if cpu else 16,
-        device=device,
-        dtype=dtype or (torch.float32 if cpu else torch.bfloat16),
-        seconds=seconds,
-    )
+    lengths = (512, 1024, 2048, 4096)
+    if device == "cpu":
+        options = replace(ON_CPU, lengths=lengths, heads=8)
+    else:
+        options = Options(lengths=(*lengths, 8192, 16384), device=device)
+    return replace(options, widths=(width,), dtype=dtype or options.dtype, seconds=seconds)
 
 
 def measure(
@@ -86,12 +81,12 @@ def measure(
     return rows
 
 
-def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backward: bool) -> Choice:
+def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
     call = Call(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
     chosen = choose(call).name
     clock = time_both if backward else time_forward
-    took = {way: clock(_way(mask, way), tensors) for way in WAYS}
+    took = {way: clock(our_way(mask, way), tensors) for way in WAYS}
     return Choice(
         name=name,
         length=call.T,
@@ -99,17 +94,9 @@ def _row(name: str, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor], 
         width=call.q.shape[-1],
         dtype=str(call.q.dtype).removeprefix("torch."),
         backward=backward,
-        fused=took["fused"],
-        gathered=took["gathered"],
+        **took,
         chosen=chosen,
     )
-
-
-def _way(mask: Mask, impl: Impl) -> Run:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, mask, impl=impl)
-
-    return run
 
 
 def read_rows(path: Path) -> list[Choice]:

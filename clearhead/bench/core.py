@@ -91,12 +91,9 @@ def _load(repeats: int, tick: Callable[[], None]) -> Comparison:
 
 
 def _start(name: str, ours: list[str], bound: float, repeats: int, tick: Callable[[], None]) -> Comparison:
-    def run(arguments: list[str]) -> None:
-        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-
-    return compare(
-        name, lambda: run(ours), lambda: run(["-c", "import torch"]), bound=bound, repeats=repeats, on_round=tick
-    )
+    run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL)
+    begin, plain = partial(run, [sys.executable, *ours]), partial(run, [sys.executable, "-c", "import torch"])
+    return compare(name, begin, plain, bound=bound, repeats=repeats, on_round=tick)
 
 
 def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None]) -> Comparison:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from clearhead._version import __version__
+from clearhead.bench.results import versions
 from clearhead.bench.trial import beside, measure
 from clearhead.costs import Machine, cost, preset
 from clearhead.costs.subjects import Model
@@ -34,28 +33,15 @@ from clearhead.models import VisionConfig
 FORMAT = 1
 
 
-def _gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config())
-
-
-def _bert() -> Any:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig())
-
-
-def _vit() -> Any:
-    from timm import create_model
-
-    return create_model("vit_small_patch16_224")
+def _transformers(model: str, config: str) -> Any:
+    library = importlib.import_module("transformers")
+    return getattr(library, model)(getattr(library, config)())
 
 
 FOREIGN: dict[str, Callable[[], Any]] = {
-    "transformers:gpt2": _gpt2,
-    "transformers:bert-base": _bert,
-    "timm:vit_small_patch16_224": _vit,
+    "transformers:gpt2": partial(_transformers, "GPT2LMHeadModel", "GPT2Config"),
+    "transformers:bert-base": partial(_transformers, "BertModel", "BertConfig"),
+    "timm:vit_small_patch16_224": lambda: importlib.import_module("timm").create_model("vit_small_patch16_224"),
 }
 """Models of other libraries, at the sizes that made them known; by library and name."""
 
@@ -141,9 +127,7 @@ def document_of(
     on_row: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
     """The whole document: machine, versions, rows. `on_row` is shown what there is of it after each row."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    versions = {"clearhead": __version__, "torch": torch.__version__, "python": python}
-    document: dict[str, Any] = {"format": FORMAT, "machine": machine.to_dict(), "versions": versions, "rows": []}
+    document: dict[str, Any] = {"format": FORMAT, "machine": machine.to_dict(), "versions": versions(), "rows": []}
     for case in which:
         document["rows"].append(row_of(case, machine, seconds=seconds))
         on_row(document)
@@ -208,11 +192,11 @@ def summary(document: dict[str, Any]) -> str:
         cells = [_range([row["ratio"][what] for row in rows]) for what in ("memory", "time")]
         how = f"{dtype}, {'training' if training else 'inference'}"
         lines.append(f"| `{model}` | {how} | {tokens} | {cells[0]} | {cells[1]} |")
-    machine, versions = document["machine"], document["versions"]
+    name, torch_version = document["machine"]["name"], document["versions"]["torch"]
     near = sum(abs(row["ratio"]["time"] - 1) <= 0.2 for row in document["rows"])
     lines += [
         "",
-        f"Measured on one {machine['name']}, torch {versions['torch']}: memory within "
+        f"Measured on one {name}, torch {torch_version}: memory within "
         f"{100 * worst(document)['memory']:.1f} % everywhere, "
         f"time within 20 % in {near} of {len(document['rows'])} cases.",
     ]

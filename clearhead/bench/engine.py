@@ -6,7 +6,6 @@ question remains for every row: is the ratio at least what is wanted? Ratios are
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from statistics import median
 
 import torch
 
+from clearhead._clock import seconds
 from clearhead.bench import results
 
 __all__ = ["Maker", "Row", "Setting", "by_rate", "by_time", "line", "makers", "measure", "seconds_of"]
@@ -72,10 +72,7 @@ def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3)
     for _ in range(1 if setting.trial else repeats):
         for call, own in zip(calls, times, strict=True):
             setting.synchronise()
-            start = time.perf_counter()
-            call()
-            setting.synchronise()
-            own.append(time.perf_counter() - start)
+            own.append(seconds(call))
     return [median(own) for own in times]
 
 
@@ -95,16 +92,8 @@ def measure(
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """All rows of the setting's device (or those whose work contains `only`), written to `out` as they come."""
-    rows: list[Row] = []
-    for make in makers(setting.device):
-        if only is not None and only not in make.__name__:
-            continue
-        for row in make(setting):
-            rows.append(row)
-            on_row(row)
-            if out is not None:
-                results.write(out, rows)
-    return rows
+    chosen = [make for make in makers(setting.device) if only is None or only in make.__name__]
+    return results.gather((row for make in chosen for row in make(setting)), out, on_row)
 
 
 def line(row: Row) -> str:

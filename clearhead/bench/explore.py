@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench.results import Row, write
+from clearhead.bench.results import Row, gather
 from clearhead.errors import MissingDependencyError
 
 BOUND = 150.0
@@ -69,20 +69,18 @@ def measure(
     out: Path | None = None, on_row: Callable[[Typed], None] = lambda row: None, rounds: int = 3
 ) -> list[Typed]:
     """A row a panel, written to `out` as soon as it is there."""
-    rows: list[Typed] = []
+
+    def typed(name: str, panel: str, field: str, texts: list[str]) -> Typed:
+        page.goto("about:blank")
+        page.goto(f"{address}#{panel}")
+        page.wait_for_selector("html[data-ready]")
+        page.wait_for_timeout(2000)  # the first drawing of everything else
+        times = sorted(page.evaluate(_KEY, [field, text]) for _ in range(rounds) for text in texts)
+        late = times[min(len(times) - 1, int(0.95 * len(times)))]
+        return Typed(name, len(times), statistics.median(times), late, times[-1], BOUND)
+
     with serving() as address, browsing(viewport={"width": 1360, "height": 900}) as page:
-        for name, panel, field, texts in TYPED:
-            page.goto("about:blank")
-            page.goto(f"{address}#{panel}")
-            page.wait_for_selector("html[data-ready]")
-            page.wait_for_timeout(2000)  # the first drawing of everything else
-            times = sorted(page.evaluate(_KEY, [field, text]) for _ in range(rounds) for text in texts)
-            late = times[min(len(times) - 1, int(0.95 * len(times)))]
-            rows.append(Typed(name, len(times), statistics.median(times), late, times[-1], BOUND))
-            on_row(rows[-1])
-            if out is not None:
-                write(out, rows)
-    return rows
+        return gather((typed(*about) for about in TYPED), out, on_row)
 
 
 @contextmanager
@@ -103,9 +101,7 @@ def browsing(**how: Any) -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
         raise MissingDependencyError("driving a browser needs playwright: pip install 'clearhead[browser]'") from error
-    found = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         raise MissingDependencyError("there is no Chromium or Chrome on this machine: install one")
     with sync_playwright() as started:

@@ -115,9 +115,7 @@ def plot_growth(found: Growth, path: str | Path) -> Path:
     where = axes.get_xaxis_transform()  # x in tokens, y as a part of the height
     axes.text(2.1 * found.d, 0.02, "n = 2d: scores overtake projections", transform=where, fontsize=7, color="0.4")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens n")
-    axes.set_ylabel("forward time, ms")
+    axes.set(yscale="log", xlabel="tokens n", ylabel="forward time, ms")
     axes.set_title(f"One layer of width {found.d}, batch {found.batch}, on {found.machine.name}", fontsize=10)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.25)

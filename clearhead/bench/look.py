@@ -11,16 +11,17 @@ the command.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead import look
-from clearhead.bench.results import Row, compare, write
+from clearhead._clock import seconds
+from clearhead.bench.results import Row, compare, gather
 from clearhead.masks import Mask, causal, every, window
 from clearhead.models import Decoder, DecoderConfig
 from clearhead.positions import Rotary
@@ -91,13 +92,7 @@ def measure(
     options: Options, out: Path | None = None, on_row: Callable[[Watched], None] = lambda row: None
 ) -> list[Watched]:
     """A row for each mask, written to `out` as soon as it is there."""
-    rows: list[Watched] = []
-    for mask in MASKS:
-        rows.append(_row(mask, options))
-        on_row(rows[-1])
-        if out is not None:
-            write(out, rows)
-    return rows
+    return gather((_row(mask, options) for mask in MASKS), out, on_row)
 
 
 @torch.no_grad()
@@ -145,15 +140,9 @@ def _row(mask: Mask, options: Options) -> Watched:
 
 
 def _model(mask: Mask, options: Options) -> Decoder:
-    config = DecoderConfig(
-        vocab_size=256,  # few, so that what is measured is the blocks and not the logits
-        d_model=options.width,
-        n_heads=options.heads,
-        n_layers=options.layers,
-        max_len=options.length,
-        positions=Rotary(),
-        mask=mask,
-    )
+    sizes: dict[str, Any] = {"d_model": options.width, "n_heads": options.heads, "n_layers": options.layers}
+    few = 256  # ids, so that what is measured is the blocks and not the logits
+    config = DecoderConfig(vocab_size=few, max_len=options.length, **sizes, positions=Rotary(), mask=mask)
     return Decoder(config).to(device=options.device, dtype=options.dtype).eval()
 
 
@@ -167,10 +156,8 @@ def _walk(t: look.Trace, options: Options) -> Tensor:
 
 def _cost(call: Callable[[], object], options: Options) -> tuple[float, int | None]:
     """Milliseconds of the second call, and the memory it takes at its peak beyond what was there."""
-    call()
-    start = _now(options)
-    call()
-    return _now(options) - start, _peak(call, options)
+    seconds(call)
+    return 1e3 * seconds(call), _peak(call, options)
 
 
 def _peak(call: Callable[[], object], options: Options) -> int | None:
@@ -184,19 +171,12 @@ def _peak(call: Callable[[], object], options: Options) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _now(options: Options) -> float:
-    if options.device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() * 1e3
-
-
 def line(row: Watched) -> str:
     """A row for people."""
-    memory = (
-        ""
-        if row.rows_peak_bytes is None
-        else f" | peak + {_mb(row.extra_peak_bytes)} | rows + {_mb(row.rows_peak_bytes)} of {_mb(row.square_bytes)}"
-    )
+    memory = ""
+    if row.rows_peak_bytes is not None:
+        rows = f"rows + {_mb(row.rows_peak_bytes)} of {_mb(row.square_bytes)}"
+        memory = f" | peak + {_mb(row.extra_peak_bytes)} | {rows}"
     return (
         f"{row.mask}, {row.length:,} tokens: forward {row.plain_ms:.1f} ms, traced {row.traced_ms:.1f} ms "
         f"({row.ratio:.3f}, wanted ≤ {row.bound:g}) | {row.rows} rows of a head {row.rows_ms:.2f} ms, "

@@ -16,8 +16,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,9 @@ from clearhead.bench.sparse_masks import CATALOGUE, Pattern
 from clearhead.bench.sparse_rows import Masked, line, read_rows
 from clearhead.masks import Causal, Mask
 
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # queries, keys, values, and the gradient of what comes out
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+Pick = Callable[[Iterable[float]], float]
 LENGTHS = (16384, 131072, 4096, 65536)
 WIDTHS = (64, 128)
 
@@ -53,6 +58,9 @@ class Options:
     flex: bool = True
     seconds: float = 240.0
     workers: int = 0  # processes that compile ahead; 0: kernels are compiled when they are measured
+
+
+ON_CPU = Options(lengths=(4096,), widths=(64,), batch=1, heads=4, device="cpu", dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -124,29 +132,23 @@ def _has(row: Masked | None, flex: bool) -> bool:
     return not flex or row.flex_both is not None or "flex:" in row.notes
 
 
-def tensors_for(options: Options, length: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch = options.batch if length <= 32768 else 1
-    shape = (batch, options.heads, length, width)
+def tensors_for(options: Options, length: int, width: int) -> Inputs:
+    shape = (options.batch if length <= 32768 else 1, options.heads, length, width)
+    how: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
     generator = torch.Generator(options.device).manual_seed(0)
-    q, k, v, grad = (
-        torch.randn(shape, generator=generator, device=options.device, dtype=options.dtype) for _ in range(4)
-    )
+    q, k, v, grad = (torch.randn(shape, generator=generator, **how) for _ in range(4))
     return q, k, v, grad
 
 
-def _measure_row(
-    pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor], dense: tuple[float, float]
-) -> Masked:
+def _measure_row(pattern: Pattern, tensors: Inputs, dense: tuple[float, float]) -> Masked:
     q, k, v, _ = tensors
     B, H, T, D = q.shape
     mask = pattern.mask(T)
     row = Masked(pattern.name, str(mask), T, D, B, H, dense=dense[0], dense_both=dense[1])
     if D == 64 and T == 16384:
         row.wanted, row.wanted_both = pattern.forward, pattern.both
-    call = Call(q, k, v, mask, ScaledDot(), Softmax(), None, 0)
-    made = _plan(call, row)
-    row.density = mask.density(T)
-    row.computed = made.density
+    made = _plan(Call(q, k, v, mask, ScaledDot(), Softmax(), None, 0), row)
+    row.density, row.computed = mask.density(T), made.density
     try:
         row.ours, row.ours_both, row.host, row.peak_bytes = _ours(mask, tensors)
     except (RuntimeError, torch.OutOfMemoryError) as error:
@@ -154,7 +156,7 @@ def _measure_row(
     return row
 
 
-def _add_flex(row: Masked, pattern: Pattern, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _add_flex(row: Masked, pattern: Pattern, tensors: Inputs) -> None:
     try:
         run = flex_way(pattern.mask(row.length), row.length, tensors[0].device)
         row.flex, row.flex_both = time_forward(run, tensors), time_both(run, tensors)
@@ -185,7 +187,7 @@ def _now(x: Tensor) -> float:
     return time.perf_counter() * 1e3
 
 
-def _dense_times(tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float]:
+def _dense_times(tensors: Inputs) -> tuple[float, float]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = [SDPBackend.CUDNN_ATTENTION] if tensors[0].is_cuda else [SDPBackend.FLASH_ATTENTION]
@@ -197,7 +199,7 @@ def _dense_times(tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float,
     return time_forward(run, tensors), time_both(run, tensors)
 
 
-def _ours(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[float, float, float | None, int | None]:
+def _ours(mask: Mask, tensors: Inputs) -> tuple[float, float, float | None, int | None]:
     """Forward, forward + backward, the host's part of forward, and the peak beyond the inputs."""
     run = our_way(mask)
     forward = time_forward(run, tensors)
@@ -210,26 +212,17 @@ def _ours(mask: Mask, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[f
     return forward, both, host, torch.cuda.max_memory_allocated() - before
 
 
-def our_way(mask: Mask) -> Run:
-    """Ours: gathered, and for causal() alone the fused kernel."""
-    impl: Impl = "fused" if isinstance(mask, Causal) else "gathered"
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, mask, impl=impl)
-
-    return run
+def our_way(mask: Mask, impl: Impl | None = None) -> Run:
+    """Ours: gathered, and for causal() alone the fused kernel, unless `impl` says."""
+    return partial(attend, mask=mask, impl=impl or ("fused" if isinstance(mask, Causal) else "gathered"))
 
 
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]
-Pick = Callable[[Iterable[float]], float]
-
-
-def time_forward(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor], pick: Pick = median) -> float:
+def time_forward(run: Run, tensors: Inputs, pick: Pick = median) -> float:
     q, k, v, _ = tensors
     return milliseconds(lambda: run(q, k, v), q.is_cuda, pick=pick)
 
 
-def time_both(run: Run, tensors: tuple[Tensor, Tensor, Tensor, Tensor], pick: Pick = median) -> float:
+def time_both(run: Run, tensors: Inputs, pick: Pick = median) -> float:
     leaves = [x.detach().requires_grad_() for x in tensors[:3]]
 
     def step() -> None:
@@ -271,18 +264,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Options:
     """What is measured on a device: on a CPU one short length in float32, on a GPU all of them in bfloat16."""
-    cpu = device == "cpu"
-    return Options(
-        lengths=(4096,) if cpu else (16384,) if quick else LENGTHS,
-        widths=(64,) if cpu or quick else WIDTHS,
-        batch=1 if cpu else 2,
-        heads=4 if cpu else 16,
-        device=device,
-        dtype=torch.float32 if cpu else torch.bfloat16,
-        flex=flex,
-        seconds=seconds,
-        workers=0 if cpu else max(0, (os.cpu_count() or 1) - 2),
-    )
+    if device == "cpu":
+        return replace(ON_CPU, flex=flex, seconds=seconds)
+    some: dict[str, Any] = {"lengths": LENGTHS[:1], "widths": WIDTHS[:1]} if quick else {}
+    return Options(device=device, flex=flex, seconds=seconds, workers=max(0, (os.cpu_count() or 1) - 2), **some)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.masks import (
-    Mask,
-    blocks,
-    causal,
-    documents,
-    every,
-    prefix,
-    scattered,
-    stride,
-    window,
-)
+from clearhead.masks import Mask, blocks, causal, documents, every, prefix, scattered, stride, window
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clearhead.bench.results import reading
 from clearhead.errors import StorageError
 from clearhead.training.figure import new_figure, save_figure
 
@@ -41,10 +42,5 @@ def _panel(axes: Any, rows: list[dict[str, Any]], size: tuple[int, int]) -> None
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return [dict(row) for row in document["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{path} cannot be read as results ({error}); write it with `clearhead bench sparse --out {path}`"
-        ) from error
+    with reading(path, "results", f"write it with `clearhead bench sparse --out {path}`"):
+        return [dict(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

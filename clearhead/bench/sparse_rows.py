@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from clearhead.bench.results import Row, machine
+from clearhead.bench.results import Row, machine, reading
 from clearhead.errors import StorageError
 
 
@@ -74,17 +74,11 @@ def line(row: Masked) -> str:
 
 def read_rows(path: Path) -> list[Masked]:
     """The rows that an earlier run wrote; they must come from the same kind of machine."""
-    try:
+    with reading(path, "results", "go on from a file that `clearhead bench sparse --out` wrote"):
         document = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name for field in fields(Masked)}
         rows = [Masked(**{name: row[name] for name in known & row.keys()}) for row in document["rows"]]
-        device = document["machine"]["gpu"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{path} cannot be read as results ({error}); go on from a file that `clearhead bench sparse --out` wrote"
-        ) from error
-    if device != machine()["gpu"]:
-        raise StorageError(
-            f"{path} was measured on {device or 'a CPU'}, not on {machine()['gpu'] or 'a CPU'}; begin a new file here"
-        )
+        device, here = document["machine"]["gpu"] or "a CPU", machine()["gpu"] or "a CPU"
+    if device != here:
+        raise StorageError(f"{path} was measured on {device}, not on {here}; begin a new file here")
     return rows

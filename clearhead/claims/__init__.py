@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from clearhead.claims.coverage import coverage, ledger_of
 from clearhead.claims.ledger import (
+    DOCUMENTS,
     DOES_NOT_HOLD,
     HOLDS,
     HOLDS_WHEN,
@@ -25,7 +26,6 @@ from clearhead.claims.ledger import (
     run,
 )
 from clearhead.claims.report import report
-from clearhead.claims.sources import DOCUMENTS
 
 __all__ = [
     "DOCUMENTS",

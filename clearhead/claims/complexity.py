@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-
 import sympy as sp
 import torch
 
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import ANSWERED, EXAM, EXERCISES, HOMEWORK
+from clearhead.claims.ledger import ANSWERED, EXAM, EXERCISES, HOMEWORK, Trial, claim, slope
 
 n, d = sp.symbols("n d", positive=True)
 
@@ -21,43 +17,31 @@ ATTENTION = PROJECTIONS + PRODUCTS
 RECURRENT = 2 * n * d**2  # input to hidden and hidden to hidden
 
 
-def bounded(count: sp.Expr, by: sp.Expr, grow: sp.Symbol) -> bool:
-    """Is count = O(by) as `grow` → ∞ with the other size fixed?"""
-    return bool(sp.limit(count / by, grow, sp.oo).is_finite)
+def bounded(count: sp.Expr, by: sp.Expr, *sizes: sp.Symbol) -> bool:
+    """Is count = O(by) as each of these sizes → ∞ with the other fixed?"""
+    return all(sp.limit(count / by, size, sp.oo).is_finite for size in sizes)
 
 
-@claim(
-    "attention-n2d",
-    EXAM,
-    "Q2a, table",
-    "Self-attention costs O(n²·d).",
-    method="Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = 1000, d = 512.",
-    when="n grows at least as fast as d, or the projections are not counted",
-)
+@claim(EXAM, "Q2a, table")
 def attention_n2d(t: Trial) -> None:
+    """Self-attention costs O(n²·d).
+
+    Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = 1000, d = 512.
+    Holds when n grows at least as fast as d, or the projections are not counted."""
     t.case("n → ∞", "ratio stays finite", bounded(ATTENTION, n**2 * d, n))
     t.case("the products alone, d → ∞", "ratio stays finite", bounded(PRODUCTS, n**2 * d, d))
-    t.case(
-        "d → ∞ at fixed n",
-        f"ratio → {sp.limit(ATTENTION / (n**2 * d), d, sp.oo)}",
-        bounded(ATTENTION, n**2 * d, d),
-        inside=False,
-    )
-    size = {n: 1000, d: 512}
-    t.note(
-        f"n = 1000, d = 512: projections {int(PROJECTIONS.subs(size)):,}, products "
-        f"{int(PRODUCTS.subs(size)):,} multiply-adds; parameters {4 * 512**2:,}, weights {1000**2:,} values a head"
-    )
+    ratio = sp.limit(ATTENTION / (n**2 * d), d, sp.oo)
+    t.case("d → ∞ at fixed n", f"ratio → {ratio}", ratio.is_finite, inside=False)
+    projections, products = (int(count.subs({n: 1000, d: 512})) for count in (PROJECTIONS, PRODUCTS))
+    held = f"parameters {4 * 512**2:,}, weights {1000**2:,} values a head"
+    t.note(f"n = 1000, d = 512: projections {projections:,}, products {products:,} multiply-adds; {held}")
 
 
-@claim(
-    "attention-total",
-    ANSWERED,
-    "Q1c",
-    "Projections O(nd²), scores O(n²d), softmax O(n²), output O(n²d): in all O(n²d + nd²).",
-    method="Each exact count against its bound, both sizes growing in turn.",
-)
+@claim(ANSWERED, "Q1c")
 def attention_total(t: Trial) -> None:
+    """Projections O(nd²), scores O(n²d), softmax O(n²), output O(n²d): in all O(n²d + nd²).
+
+    Each exact count against its bound, both sizes growing in turn."""
     for name, count, bound in (
         ("projections", 3 * n * d**2, n * d**2),
         ("scores", n**2 * d, n**2 * d),
@@ -65,52 +49,36 @@ def attention_total(t: Trial) -> None:
         ("output", n**2 * d, n**2 * d),
         ("all", ATTENTION + 3 * n**2, n**2 * d + n * d**2),
     ):
-        t.case(name, f"{count} = O({bound})", bounded(count, bound, n) and bounded(count, bound, d))
+        t.case(name, f"{count} = O({bound})", bounded(count, bound, n, d))
 
 
-@claim(
-    "attention-space",
-    ANSWERED,
-    "Q1c",
-    "Self-attention needs O(n² + nd) space.",
-    method="Values of Q, K, V, weights and output against n² + nd.",
-)
+@claim(ANSWERED, "Q1c")
 def attention_space(t: Trial) -> None:
+    """Self-attention needs O(n² + nd) space.
+
+    Values of Q, K, V, weights and output against n² + nd."""
     held = 4 * n * d + n**2
-    t.case("Q, K, V, output and weights", held, bounded(held, n**2 + n * d, n) and bounded(held, n**2 + n * d, d))
+    t.case("Q, K, V, output and weights", held, bounded(held, n**2 + n * d, n, d))
 
 
-@claim(
-    "attention-against-rnn",
-    ANSWERED,
-    "Q1c, the answer's first line",
-    "Self-attention takes O(n²d) time, a recurrent network O(nd²).",
-    method="Exact counts; the same document's total is O(n²d + nd²).",
-    when="n is not much smaller than d",
-)
+@claim(ANSWERED, "Q1c, the answer's first line")
 def attention_against_rnn(t: Trial) -> None:
-    t.case(
-        "recurrent, both sizes",
-        f"{RECURRENT} = O(nd²)",
-        bounded(RECURRENT, n * d**2, n) and bounded(RECURRENT, n * d**2, d),
-    )
-    t.case(
-        "attention with n = d",
-        f"{ATTENTION.subs(n, d)} against n²d = {(n**2 * d).subs(n, d)}",
-        bounded(ATTENTION.subs(n, d), d**3, d),
-    )
+    """Self-attention takes O(n²d) time, a recurrent network O(nd²).
+
+    Exact counts; the same document's total is O(n²d + nd²).
+    Holds when n is not much smaller than d."""
+    t.case("recurrent, both sizes", f"{RECURRENT} = O(nd²)", bounded(RECURRENT, n * d**2, n, d))
+    shown = f"{ATTENTION.subs(n, d)} against n²d = {(n**2 * d).subs(n, d)}"
+    t.case("attention with n = d", shown, bounded(ATTENTION.subs(n, d), d**3, d))
     one = sp.limit(ATTENTION.subs(n, 1) / d, d, sp.oo)
     t.case("attention with n = 1, d → ∞", f"ratio to n²d → {one}", one.is_finite, inside=False)
 
 
-@claim(
-    "rnn-space",
-    ANSWERED,
-    "Q1c",
-    "A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not.",
-    method="What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state.",
-)
+@claim(ANSWERED, "Q1c")
 def rnn_space(t: Trial) -> None:
+    """A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not.
+
+    What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state."""
     width, sizes = 7, (4, 8, 16, 32)
     cell = torch.nn.RNNCell(width, width)
     own = {p.untyped_storage().data_ptr() for p in cell.parameters()}
@@ -133,138 +101,96 @@ def rnn_space(t: Trial) -> None:
         t.case(f"{what}, n = 4, 8, 16, 32: values", kept, grown == (4 if learning else 1))
 
 
-@claim(
-    "short-sequences-similar",
-    ANSWERED,
-    "Q1c, n ≪ d",
-    "For n ≪ d both cost O(nd²) and are similar.",
-    method="Limit of the ratio of the exact counts as d → ∞.",
-)
+@claim(ANSWERED, "Q1c, n ≪ d")
 def short_sequences_similar(t: Trial) -> None:
+    """For n ≪ d both cost O(nd²) and are similar.
+
+    Limit of the ratio of the exact counts as d → ∞."""
     ratio = sp.limit(ATTENTION / RECURRENT, d, sp.oo)
     t.case("attention / recurrent", f"→ {ratio}", ratio.is_finite and ratio > 0)
 
 
-@claim(
-    "rnn-for-long",
-    ANSWERED,
-    "Q1c, practical implications",
-    "Recurrent networks are better for extremely long sequences.",
-    method="Operations by exact count; sequential steps; and the gradient of the last state in the first input (tanh "
-    "cell, width 16, weights of spectral size 0.9, length 200).",
-    when="'better' means fewer operations and less memory; not in sequential steps, nor for what must be remembered",
-)
+@claim(ANSWERED, "Q1c, practical implications")
 def rnn_for_long(t: Trial) -> None:
-    ratio = sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo)
-    t.case("operations: attention / recurrent", f"grows as n · {ratio}", ratio > 0)
-    chain = (longest_path(lambda p: [p + 1] if p < 999 else [], 0), longest_path(lambda p: list(range(1000)), 0))
-    t.case(
-        "steps from the first to the last of 1,000",
-        f"{chain[0]} against {chain[1]}",
-        chain[0] <= chain[1],
-        inside=False,
-    )
+    """Recurrent networks are better for extremely long sequences.
+
+    Operations by exact count; sequential steps; and the gradient of the last state in the first input (tanh cell, width
+    16, weights of spectral size 0.9, length 200).
+    Holds when 'better' means fewer operations and less memory; not in sequential steps, nor for what
+    must be remembered."""
+    t.above("operations: attention / recurrent", sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo), 0, "grows as n · {}")
+    chain = [longest_path(1000, recurrent=recurrent) for recurrent in (True, False)]
+    what = "steps from the first to the last of 1,000"
+    t.case(what, f"{chain[0]} against {chain[1]}", chain[0] <= chain[1], inside=False)
     x = torch.randn(200, 16, generator=t.generator, dtype=torch.float64, requires_grad=True)
-    w = torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q * 0.9
+    w = torch.linalg.qr(t.normal(16, 16)).Q * 0.9
     h = torch.zeros(16, dtype=torch.float64)
     for step in range(200):
         h = torch.tanh(h @ w + x[step])
-    (through,) = torch.autograd.grad(h.sum(), x)
     out = (x @ x[-1] / 4).softmax(0) @ x
-    (direct,) = torch.autograd.grad(out.sum(), x)
-    sizes = through[0].norm().item(), direct[0].norm().item()
-    t.case(
-        "gradient reaching the first of 200 inputs: recurrent, attention",
-        f"{sizes[0]:.1e}, {sizes[1]:.1e}",
-        sizes[0] >= sizes[1],
-        inside=False,
-    )
+    through, direct = (slope(y.sum(), x)[0].norm().item() for y in (h, out))
+    what = "gradient reaching the first of 200 inputs: recurrent, attention"
+    t.case(what, f"{through:.1e}, {direct:.1e}", through >= direct, inside=False)
     lengths = [10**i for i in range(1, 7)]
-    t.draw(
-        Lines(
-            "Multiply-adds of one layer, d = 512",
-            "tokens",
-            "operations",
-            lengths,
-            {
-                "self-attention": [float(ATTENTION.subs({n: x, d: 512})) for x in lengths],
-                "recurrent": [float(RECURRENT.subs({n: x, d: 512})) for x in lengths],
-            },
-            log_x=True,
-            log_y=True,
-        )
-    )
+    layers = {"self-attention": ATTENTION, "recurrent": RECURRENT}
+    curves = {name: [float(count.subs({n: x, d: 512})) for x in lengths] for name, count in layers.items()}
+    title = "Multiply-adds of one layer, d = 512"
+    t.draw(Lines(title, "tokens", "operations", lengths, curves, log_x=True, log_y=True))
 
 
-def longest_path(neighbours: Callable[[int], list[int]], start: int) -> int:
-    """Edges on the shortest way to the farthest place that can be reached."""
-    far, queue = {start: 0}, deque([start])
-    while queue:
-        p = queue.popleft()
-        for q in neighbours(p):
-            if q not in far:
-                far[q] = far[p] + 1
-                queue.append(q)
-    return max(far.values())
+def longest_path(n: int, *, recurrent: bool) -> int:
+    """Edges on the shortest way from the first of n places to the farthest that can be reached, breadth first."""
+    far, edge, steps = {0}, {0}, -1
+    while edge:
+        reached = {p + 1 for p in edge if p + 1 < n} if recurrent else set(range(n))
+        edge, steps = reached - far, steps + 1
+        far |= edge
+    return steps
 
 
-@claim(
-    "path-length",
-    HOMEWORK,
-    "1.4a.2",
-    "Between two positions a signal takes O(n) steps in a recurrent network and O(1) in self-attention.",
-    method="Breadth-first search over the graph of one layer, 8 … 128 positions.",
-)
+@claim(HOMEWORK, "1.4a.2")
 def path_length(t: Trial) -> None:
+    """Between two positions a signal takes O(n) steps in a recurrent network and O(1) in self-attention.
+
+    Breadth-first search over the graph of one layer, 8 … 128 positions."""
     sizes = (8, 32, 128)
-    rnn = [longest_path(lambda p, m=m: [p + 1] if p + 1 < m else [], 0) for m in sizes]  # type: ignore[misc]
-    attention = [longest_path(lambda p, m=m: list(range(m)), 0) for m in sizes]  # type: ignore[misc]
-    t.case("recurrent, n = 8, 32, 128", rnn, rnn == [m - 1 for m in sizes])
-    t.case("self-attention", attention, attention == [1, 1, 1])
+    rnn, attention = ([longest_path(m, recurrent=recurrent) for m in sizes] for recurrent in (True, False))
+    t.equal("recurrent, n = 8, 32, 128", rnn, [m - 1 for m in sizes])
+    t.equal("self-attention", attention, [1, 1, 1])
 
 
-@claim(
-    "recurrent-sequential",
-    EXAM,
-    "Q2a, table",
-    "A recurrent layer needs O(n) sequential operations and has a maximum path length of O(n).",
-    method="Longest chain of steps in the graph h₁ → h₂ → … → h_n.",
-)
+@claim(EXAM, "Q2a, table")
 def recurrent_sequential(t: Trial) -> None:
+    """A recurrent layer needs O(n) sequential operations and has a maximum path length of O(n).
+
+    Longest chain of steps in the graph h₁ → h₂ → … → h_n."""
     for m in (4, 16, 64):
-        length = longest_path(lambda p, m=m: [p + 1] if p + 1 < m else [], 0)  # type: ignore[misc]
+        length = longest_path(m, recurrent=True)
         t.case(f"n = {m}", f"{length + 1} states in a chain, path {length}", length + 1 == m)
 
 
-@claim(
-    "short-is-efficient",
-    HOMEWORK,
-    "1.4a.5",
-    "For n < d self-attention, O(n²d), is efficient beside a recurrent layer, O(nd²).",
-    method="The inequality of exact counts solved for n, without and with the projections.",
-    when="the projections of attention are not counted",
-)
+@claim(HOMEWORK, "1.4a.5")
 def short_is_efficient(t: Trial) -> None:
-    edge = sp.solve(sp.Eq(PRODUCTS, RECURRENT), n)
-    t.case("products alone are fewer for n below", edge, edge == [d])
+    """For n < d self-attention, O(n²d), is efficient beside a recurrent layer, O(nd²).
+
+    The inequality of exact counts solved for n, without and with the projections.
+    Holds when the projections of attention are not counted."""
+    t.equal("products alone are fewer for n below", sp.solve(sp.Eq(PRODUCTS, RECURRENT), n), [d])
     both = sp.expand(ATTENTION - RECURRENT)
     t.case("with projections: attention − recurrent", both, (both < 0) == True, inside=False)  # noqa: E712
 
 
-@claim(
-    "multihead-theta",
-    EXERCISES,
-    "2(c)",
-    "Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + n_t n_s d_model).",
-    method="Sum of the line-by-line counts; both forms after d_model = d·h; ratio bounded on both sides.",
-)
+@claim(EXERCISES, "2(c)")
 def multihead_theta(t: Trial) -> None:
+    """Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + n_t n_s d_model).
+
+    Sum of the line-by-line counts; both forms after d_model = d·h; ratio bounded on both sides."""
     nt, ns, dh, h = sp.symbols("n_t n_s d h", positive=True)
     m = dh * h
     lines = 2 * nt * m**2 + 2 * ns * m**2 + (nt + 2 * ns) * m + 2 * h * nt * ns * dh + h * nt * ns + nt * m
     printed = nt * dh**2 * h**2 + ns * dh**2 * h**2 + nt * ns * dh * h
     other = nt * m**2 + ns * m**2 + nt * ns * m
-    t.case("the two forms", f"difference {sp.expand(printed - other)}", sp.expand(printed - other) == 0)
+    t.equal("the two forms", sp.expand(printed - other), 0, "difference {}")
     for name in (nt, ns, dh, h):
         ratio = sp.limit(lines / printed, name, sp.oo)
         at_one = ratio.subs(dict.fromkeys((nt, ns, dh, h), 1))
@@ -275,37 +201,25 @@ def multihead_theta(t: Trial) -> None:
 LISTING = ((2, 2, "q"), (3, 3, "k"), (4, 4, "v"), (5, 6, "rearrange q"), (7, 8, "rearrange k"), (9, 10, "rearrange v"))
 
 
-@claim(
-    "theta-line-numbers",
-    EXERCISES,
-    "2(c), the lines for rearranging",
-    "Queries are rearranged in line 5, keys and values in lines 6 and 7.",
-    method="The lines at which the statements of the printed listing begin.",
-)
+@claim(EXERCISES, "2(c), the lines for rearranging")
 def theta_line_numbers(t: Trial) -> None:
+    """Queries are rearranged in line 5, keys and values in lines 6 and 7.
+
+    The lines at which the statements of the printed listing begin."""
     begins = {what: first for first, _, what in LISTING}
     for what, line in (("q", 5), ("k", 6), ("v", 7)):
-        t.case(
-            f"{what} is rearranged in line",
-            f"{begins[f'rearrange {what}']}, printed {line}",
-            begins[f"rearrange {what}"] == line,
-        )
-    t.meant(
-        "Each rearrangement takes two lines there: queries 5-6, keys 7-8, values 9-10; their costs are right.",
-        [(a, b) for a, b, what in LISTING if what.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)],
-    )
+        t.equal(f"{what} is rearranged in line", begins[f"rearrange {what}"], line, f"{{}}, printed {line}")
+    correct = "Each rearrangement takes two lines there: queries 5-6, keys 7-8, values 9-10; their costs are right."
+    t.meant(correct, [(a, b) for a, b, what in LISTING if what.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)])
 
 
-@claim(
-    "bottlenecks",
-    EXERCISES,
-    "2(d)",
-    "With a large width and short sequences the projections dominate; with long sequences and a "
-    "small width the products do.",
-    method="Limits of the ratio of the two exact counts.",
-)
+@claim(EXERCISES, "2(d)")
 def bottlenecks(t: Trial) -> None:
+    """With a large width and short sequences the projections dominate; with long sequences and a small width
+    the products do.
+
+    Limits of the ratio of the two exact counts."""
     ratio = PROJECTIONS / PRODUCTS
-    t.case("d → ∞: projections / products", sp.limit(ratio, d, sp.oo), sp.limit(ratio, d, sp.oo) == sp.oo)
-    t.case("n → ∞: projections / products", sp.limit(ratio, n, sp.oo), sp.limit(ratio, n, sp.oo) == 0)
+    t.equal("d → ∞: projections / products", sp.limit(ratio, d, sp.oo), sp.oo)
+    t.equal("n → ∞: projections / products", sp.limit(ratio, n, sp.oo), 0)
     t.note(f"they are equal at n = {sp.solve(sp.Eq(ratio, 1), n)[0]}")

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import FINAL, HOMEWORK
+from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, apart, claim, slope
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
 
 PLACE = "Part 3, Problem 1"
@@ -33,28 +32,22 @@ def network(width: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-@claim(
-    "conv-output-size",
-    FINAL,
-    "Part 1, Q4",
-    "A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.",
-    method="torch's own convolution, and the formula.",
-)
+@claim(FINAL, "Part 1, Q4")
 def conv_output_size(t: Trial) -> None:
+    """A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.
+
+    torch's own convolution, and the formula."""
     out = nn.Conv2d(1, 1, (3, 5), stride=(1, 3))(torch.zeros(1, 1, 128, 128))
-    t.case("output", tuple(out.shape[2:]), tuple(out.shape[2:]) == (126, 42))
+    t.equal("output", tuple(out.shape[2:]), (126, 42))
 
 
-@claim(
-    "conv-formula",
-    FINAL,
-    "Part 1, Q4, solution",
-    "The output size is M = (N − F)/S + 1.",
-    method="Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide.",
-)
+@claim(FINAL, "Part 1, Q4, solution")
 def conv_formula(t: Trial) -> None:
+    """The output size is M = (N − F)/S + 1.
+
+    Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide."""
     asked = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
-    t.case("128 with 3, 1 and with 5, 3", asked, asked == [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
+    t.equal("128 with 3, 1 and with 5, 3", asked, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
     even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
     t.case("sizes that divide", f"{good} of {len(even)}", good == len(even))
@@ -62,44 +55,35 @@ def conv_formula(t: Trial) -> None:
     t.note(f"where S does not divide N − F the quotient is rounded down: N = 3, F = 2, S = 2 gives {real}, not 1.5")
 
 
-@claim(
-    "conv-weights",
-    FINAL,
-    f"{PLACE}.2",
-    "Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.",
-    method="Counted in torch's layers.",
-)
+@claim(FINAL, f"{PLACE}.2")
 def conv_weights(t: Trial) -> None:
+    """Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.
+
+    Counted in torch's layers."""
     counts = [sum(p.numel() for p in layer.parameters()) for layer in network(144)]
     t.case("Conv-1", counts[0], counts[0] == 8 * (5 * 5 * 1 + 1) == 208)
     t.case("Conv-2", f"{counts[3]:,}", counts[3] == 16 * (4 * 4 * 8 + 1) == 2064)
     t.case("pooling", (counts[1], counts[4]), counts[1] == counts[4] == 0)
 
 
-@claim(
-    "conv-sizes",
-    FINAL,
-    f"{PLACE}.3, solution",
-    "The maps are 28 × 28 × 8, 7 × 7 × 8, 6 × 6 × 16, 3 × 3 × 16, and the flattened vector has 144 entries.",
-    method="A 32 × 32 image through each layer.",
-)
+@claim(FINAL, f"{PLACE}.3, solution")
 def conv_sizes(t: Trial) -> None:
+    """The maps are 28 × 28 × 8, 7 × 7 × 8, 6 × 6 × 16, 3 × 3 × 16, and the flattened vector has 144 entries.
+
+    A 32 × 32 image through each layer."""
     x, net = torch.zeros(1, 1, 32, 32), network(144)
     expected = {0: (8, 28, 28), 1: (8, 7, 7), 3: (16, 6, 6), 4: (16, 3, 3), 6: (144,)}
     for i, layer in enumerate(net):
         x = layer(x)
         if i in expected:
-            t.case(type(layer).__name__, tuple(x.shape[1:]), tuple(x.shape[1:]) == expected[i])
+            t.equal(type(layer).__name__, tuple(x.shape[1:]), expected[i])
 
 
-@claim(
-    "conv-linear-144",
-    FINAL,
-    f"{PLACE}.3, solution",
-    "The mismatch is repaired by nn.Linear(144, 10).",
-    method="The network with commas, with 120 and with 144, on a 32 × 32 image.",
-)
+@claim(FINAL, f"{PLACE}.3, solution")
 def conv_linear_144(t: Trial) -> None:
+    """The mismatch is repaired by nn.Linear(144, 10).
+
+    The network with commas, with 120 and with 144, on a 32 × 32 image."""
     try:
         network(120)(torch.zeros(1, 1, 32, 32))
         message = ""
@@ -107,18 +91,16 @@ def conv_linear_144(t: Trial) -> None:
         message = str(error).splitlines()[0]
     t.case("with 120", message or "runs", "shapes cannot be multiplied" in message)
     out = network(144)(torch.zeros(1, 1, 32, 32))
-    t.case("with 144: output", tuple(out.shape), tuple(out.shape) == (1, 10))
+    t.equal("with 144: output", tuple(out.shape), (1, 10))
 
 
-@claim(
-    "conv-program-runs",
-    FINAL,
-    f"{PLACE}.3",
-    "Run as printed, the student's program fails because matrix sizes do not match (and only the "
-    "linear layer is to be changed).",
-    method="Python's parser on the program with the commas that are printed, and on the one with 144.",
-)
+@claim(FINAL, f"{PLACE}.3")
 def conv_program_runs(t: Trial) -> None:
+    """Run as printed, the student's program fails because matrix sizes do not match (and only the linear layer is
+    to be changed).
+
+    Python's parser on the program with the commas that are printed, and on the one with 144."""
+
     def parses(text: str) -> str:
         try:
             ast.parse(text)
@@ -126,70 +108,51 @@ def conv_program_runs(t: Trial) -> None:
             return f"syntax error in line {error.lineno}"
         return "parses"
 
-    found = parses(PRINTED)
-    t.case("the program", found, found == "parses")
-    fixed = parses(PRINTED.replace("120", "144"))
-    t.case("with nn.Linear(144, 10)", fixed, fixed == "parses")
+    t.equal("the program", parses(PRINTED), "parses")
+    t.equal("with nn.Linear(144, 10)", parses(PRINTED.replace("120", "144")), "parses")
     commas = PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU")
-    t.meant(
-        "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is what is left.",
-        parses(commas) == "parses",
-    )
+    correct = "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is what is left."
+    t.meant(correct, parses(commas) == "parses")
 
 
-@claim(
-    "conv-instead-of-linear",
-    FINAL,
-    f"{PLACE}.4, solution 1",
-    "A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.",
-    method="The linear layer's weights reshaped into the kernel: equal logits on random images.",
-)
+@claim(FINAL, f"{PLACE}.4, solution 1")
 def conv_instead_of_linear(t: Trial) -> None:
+    """A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.
+
+    The linear layer's weights reshaped into the kernel: equal logits on random images."""
     net = network(144).double()
     last = net[7]
     assert isinstance(last, nn.Linear)
     conv = nn.Conv2d(16, 10, 3).double()
-    with torch.no_grad():
-        conv.weight.copy_(last.weight.view(10, 16, 3, 3))
-        assert conv.bias is not None
-        conv.bias.copy_(last.bias)
-    x = net[:6](torch.randn(5, 1, 32, 32, generator=t.generator, dtype=torch.float64))
+    conv.load_state_dict({"weight": last.weight.view(10, 16, 3, 3), "bias": last.bias})
+    x = net[:6](t.normal(5, 1, 32, 32))
     a, b = net[6:](x), conv(x)
-    t.case("output", tuple(b.shape[1:]), tuple(b.shape[1:]) == (10, 1, 1))
-    t.case(
-        "difference of the logits", f"{(a - b.flatten(1)).abs().max():.1e}", torch.allclose(a, b.flatten(1), atol=1e-12)
-    )
+    t.equal("output", tuple(b.shape[1:]), (10, 1, 1))
+    t.below("difference of the logits", apart(a, b.flatten(1)), 1e-12)
 
 
-@claim(
-    "conv-pointwise-head",
-    FINAL,
-    f"{PLACE}.4, solution 2",
-    "A 1 × 1 convolution to 10 channels (3 × 3 × 10) and an average pooling of 3 × 3 also give 1 × 1 × 10.",
-    method="Sizes through torch's layers; and how many parameters are left.",
-)
+@claim(FINAL, f"{PLACE}.4, solution 2")
 def conv_pointwise_head(t: Trial) -> None:
+    """A 1 × 1 convolution to 10 channels (3 × 3 × 10) and an average pooling of 3 × 3 also give 1 × 1 × 10.
+
+    Sizes through torch's layers; and how many parameters are left."""
     x = torch.randn(2, 16, 3, 3, generator=t.generator)
     conv = nn.Conv2d(16, 10, 1)
     y = conv(x)
-    t.case("after the convolution", tuple(y.shape[1:]), tuple(y.shape[1:]) == (10, 3, 3))
-    t.case("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), tuple(nn.AvgPool2d(3)(y).shape[1:]) == (10, 1, 1))
+    t.equal("after the convolution", tuple(y.shape[1:]), (10, 3, 3))
+    t.equal("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), (10, 1, 1))
     size = sum(p.numel() for p in conv.parameters())
-    t.note(
-        f"it has {size} parameters where the linear layer has {144 * 10 + 10:,}: a smaller family, "
-        "blind to where a feature is"
-    )
+    than = f"{size} parameters where the linear layer has {144 * 10 + 10:,}"
+    t.note(f"it has {than}: a smaller family, blind to where a feature is")
 
 
-@claim(
-    "pooling-invariance",
-    FINAL,
-    f"{PLACE}.1",
-    "Pooling provides invariance, which makes the network more robust to small variations of the input.",
-    method="A single bright entry moved by one place, under max and average pooling of width 4.",
-    when="the variation stays inside one window",
-)
+@claim(FINAL, f"{PLACE}.1")
 def pooling_invariance(t: Trial) -> None:
+    """Pooling provides invariance, which makes the network more robust to small variations of the input.
+
+    A single bright entry moved by one place, under max and average pooling of width 4.
+    Holds when the variation stays inside one window."""
+
     def pooled(place: int) -> tuple[list[float], list[float]]:
         x = torch.zeros(1, 1, 8)
         x[0, 0, place] = 1.0
@@ -199,31 +162,24 @@ def pooling_invariance(t: Trial) -> None:
     t.case("moved from 3 to 4, across the edge", f"{pooled(3)} → {pooled(4)}", pooled(3) == pooled(4), inside=False)
 
 
-@claim(
-    "pooling-receptive-field",
-    FINAL,
-    f"{PLACE}.1",
-    "Pooling increases the receptive field of deeper layers.",
-    method="Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without.",
-)
+@claim(FINAL, f"{PLACE}.1")
 def pooling_receptive_field(t: Trial) -> None:
+    """Pooling increases the receptive field of deeper layers.
+
+    Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without."""
     sizes = {}
     for pool in (1, 4):
         x = torch.randn(1, 1, 64, 64, generator=t.generator, requires_grad=True)
         y = nn.Sequential(nn.Conv2d(1, 8, 5), nn.AvgPool2d(pool), nn.Conv2d(8, 16, 4))(x)
-        (g,) = torch.autograd.grad(y[0, 0, 1, 1], x)
-        sizes[pool] = int((g[0, 0].abs().sum(0) > 0).sum())
+        sizes[pool] = int((slope(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum())
     t.case("side of the field: without, with pooling", f"{sizes[1]}, {sizes[4]}", sizes[1] < sizes[4] == 5 + 3 + 3 * 4)
 
 
-@claim(
-    "pooling-max-average",
-    FINAL,
-    f"{PLACE}.1",
-    "Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.",
-    method="The patch (0, 0, 0, 8): both poolings; then beside a second channel.",
-)
+@claim(FINAL, f"{PLACE}.1")
 def pooling_max_average(t: Trial) -> None:
+    """Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.
+
+    The patch (0, 0, 0, 8): both poolings; then beside a second channel."""
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
     t.case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
@@ -231,41 +187,32 @@ def pooling_max_average(t: Trial) -> None:
     t.case("two channels, averaged", (found := nn.AvgPool1d(4)(both).flatten().tolist()), found == [mean, -mean])
 
 
-@claim(
-    "filters-local-heads-global",
-    HOMEWORK,
-    "1.2b and 1.5a",
-    "Filters extract local patterns, attention heads can attend to all positions.",
-    method="Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention.",
-)
+@claim(HOMEWORK, "1.2b and 1.5a")
 def filters_local_heads_global(t: Trial) -> None:
+    """Filters extract local patterns, attention heads can attend to all positions.
+
+    Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention."""
     x = torch.randn(1, 9, 4, generator=t.generator, dtype=torch.float64, requires_grad=True)
     conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
     for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
-        (slope,) = torch.autograd.grad(out[0, 4].sum(), x)
-        reached = (slope[0].abs().sum(1) > 0).nonzero().flatten().add(1).tolist()
-        t.case(f"{name}: inputs of output 5", reached, reached == expected)
+        reached = slope(out[0, 4].sum(), x)[0].abs().sum(1) > 0
+        t.equal(f"{name}: inputs of output 5", reached.nonzero().flatten().add(1).tolist(), expected)
 
 
-@claim(
-    "convolution-equivariance",
-    HOMEWORK,
-    "1.5a and 1.5d",
-    "Convolutional networks have translation equivariance built in.",
-    method="An image shifted by one pixel through a convolution (away from the border), through one with stride 2, "
-    "and through this project's ConvNet down to its logits.",
-    when="the stride is 1 and the border is far; striding, pooling and the flattened head break it",
-)
+@claim(HOMEWORK, "1.5a and 1.5d")
 def convolution_equivariance(t: Trial) -> None:
+    """Convolutional networks have translation equivariance built in.
+
+    An image shifted by one pixel through a convolution (away from the border), through one with stride 2, and through
+    this project's ConvNet down to its logits.
+    Holds when the stride is 1 and the border is far; striding, pooling and the flattened head break it."""
     x = torch.zeros(1, 1, 32, 32)
     x[..., 10:16, 10:16] = torch.randn(6, 6, generator=t.generator)
     moved = x.roll(1, -1)
     conv = nn.Conv2d(1, 3, 5, padding=2)
-    gap = (conv(x).roll(1, -1) - conv(moved)).abs()[..., 4:-4].max().item()
-    t.case("stride 1, shift 1", f"{gap:.1e}", gap < 1e-6)
+    t.below("stride 1, shift 1", (conv(x).roll(1, -1) - conv(moved)).abs()[..., 4:-4].max().item(), 1e-6)
     strided = nn.Conv2d(1, 3, 5, padding=2, stride=2)
     best = min((strided(x).roll(s, -1) - strided(moved)).abs()[..., 4:-4].max().item() for s in (0, 1))
     t.case("stride 2, shift 1", f"{best:.2f}", best < 1e-6, inside=False)
     net = ConvNet(ConvNetConfig()).eval()
-    change = (net(x) - net(moved)).abs().max().item()
-    t.case("logits of the whole network, shift 1", f"{change:.3f}", change < 1e-6, inside=False)
+    t.below("logits of the whole network, shift 1", apart(net(x), net(moved)), 1e-6, "{:.3f}", inside=False)

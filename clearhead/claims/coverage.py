@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from clearhead.claims.ledger import ClaimError, claims
-from clearhead.claims.sources import DOCUMENTS
+from clearhead.claims.ledger import DOCUMENTS, ClaimError, claims
 from clearhead.values import did_you_mean
 
 NAMES = tuple(f"{i:03}" for i in range(len(DOCUMENTS)))
@@ -64,19 +63,12 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Shares: how many sentences, how many assertions, and what became of them."""
+        n, accounted = len(self.assertions), sum(a.accounted for a in self.assertions)
         reasons = Counter(a.reason for a in self.assertions if not a.claims)
-        tried = sum(bool(a.claims) for a in self.assertions)
-        accounted = sum(a.accounted for a in self.assertions)
-        return {
-            "document": self.name,
-            "source": self.source,
-            "sentences": len(self.pointers),
-            "assertions": len(self.assertions),
-            "tried": tried,
-            **{f"not tried: {name}": reasons[name] for name in REASONS},
-            "unaccounted": len(self.assertions) - accounted,
-            "share": round(accounted / len(self.assertions), 4),
-        }
+        about = {"document": self.name, "source": self.source, "sentences": len(self.pointers), "assertions": n}
+        tried = {"tried": sum(bool(a.claims) for a in self.assertions)}
+        tried |= {f"not tried: {name}": reasons[name] for name in REASONS}
+        return about | tried | {"unaccounted": n - accounted, "share": round(accounted / n, 4)}
 
 
 def ledger_of(name: str) -> Ledger:
@@ -86,12 +78,11 @@ def ledger_of(name: str) -> Ledger:
         raise ClaimError(f"no document is called {name!r}; {hint}")
     path = resources.files("clearhead.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = tuple(Assertion(**_fields(row)) for row in data["assertion"])
-    silent = {kind: tuple(ats) for kind, ats in data["silent"].items()}
-    return Ledger(name, DOCUMENTS[NAMES.index(name)], rows, silent)
+    rows = tuple(Assertion(**_frozen(row)) for row in data["assertion"])
+    return Ledger(name, DOCUMENTS[NAMES.index(name)], rows, _frozen(data["silent"]))
 
 
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
+def _frozen(row: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from statistics import stdev
 
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import HOMEWORK
+from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed
 from clearhead.claims.study import WHOLE, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
@@ -57,8 +57,7 @@ class Interval:
         mean = sum(values) / n
         if n < 3:
             return cls(mean, _Z95 * sampling, n)
-        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-        return cls(mean, _T95[min(n - 2, len(_T95)) - 1] * spread / math.sqrt(n), n)
+        return cls(mean, _T95[min(n - 2, len(_T95)) - 1] * stdev(values) / math.sqrt(n), n)
 
     @property
     def above(self) -> bool:
@@ -110,6 +109,18 @@ def mean(network: str, n: int, pictures: str = WHOLE) -> float:
     return sum(row.validation for row in rows) / len(rows)
 
 
+def little() -> list[int]:
+    """The sizes that are little data."""
+    return [n for n in study().sizes(["vit", "cnn"]) if n <= SMALL]
+
+
+def beyond_chance(t: Trial, what: str, found: Interval, otherwise: str) -> None:
+    """A case that is right where the whole interval is above 0; `otherwise` is what to say where it is not."""
+    t.case(what, found, found.above)
+    if not found.above:
+        t.instead(f"{otherwise}: {found}.", not found.above)
+
+
 def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
     """Accuracy over the number of training pictures: mean over the seeds, with the lowest and the highest."""
     trained = [name for name in networks if study().sizes([name], pictures)]
@@ -125,43 +136,29 @@ def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
     return Lines(title, "training pictures", y, sizes, means, log_x=True, spread=ends)
 
 
-@claim(
-    "cnn-better-on-little",
-    HOMEWORK,
-    "1.5d.1",
-    "On small data sets convolutional networks outperform vision Transformers of comparable size.",
-    method=REDRAWN
-    + "A Transformer and a residual network of about equal weights and equally many updates, each with the "
-    f"learning rate that was best on held-out pictures; up to {SMALL:,} training pictures.",
-)
+@claim(HOMEWORK, "1.5d.1")
 def cnn_better_on_little(t: Trial) -> None:
-    for n in study().sizes(["vit", "cnn"]):
-        if n > SMALL:
-            continue
-        found = lead("cnn", "vit", n)
-        t.case(f"{pictures_of(n)}: convolution − Transformer", found, found.above)
-        if not found.above:
-            t.instead(f"At {pictures_of(n)} the convolutional network is not better: {found}.", not found.above)
+    """On small data sets convolutional networks outperform vision Transformers of comparable size.
+
+    {REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each with the
+    learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."""
+    for n in little():
+        otherwise = f"At {pictures_of(n)} the convolutional network is not better"
+        beyond_chance(t, f"{pictures_of(n)}: convolution − Transformer", lead("cnn", "vit", n), otherwise)
     t.draw(drawn("Accuracy as the data grow", *_NAMES))
 
 
-@claim(
-    "gap-narrows",
-    HOMEWORK,
-    "1.5d.2",
-    "With more data the gap between convolutional networks and vision Transformers narrows.",
-    method=REDRAWN
-    + f"The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the "
-    "errors of the Transformer for each error of the convolutional network.",
-    when="the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a size on at "
-    f"which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time",
-)
+@claim(HOMEWORK, "1.5d.2")
 def gap_narrows(t: Trial) -> None:
+    """With more data the gap between convolutional networks and vision Transformers narrows.
+
+    {REDRAWN}The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the
+    errors of the Transformer for each error of the convolutional network.
+    Holds when the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a size on
+    at which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time."""
     sizes = study().sizes(["vit", "cnn"])
     last = sizes[-1]
-    for n in sizes:
-        if n > SMALL:
-            continue
+    for n in little():
         change = change_of_lead(n, last)
         first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
         got = f"{first:.1f} → {second:.1f} points, a change of {change}"
@@ -169,13 +166,12 @@ def gap_narrows(t: Trial) -> None:
         t.case(f"lead with {n:,} → {pictures_of(last)}", got, change.below, inside=learned)
         if learned and not change.below:
             t.instead(f"From {n:,} to {pictures_of(last)} it does not narrow: {change}.", not change.below)
-    for n in sizes:
-        if n <= SMALL:
-            first, second = errors_for_one(n), errors_for_one(last)
-            got = f"{first:.2f} → {second:.2f}"
-            t.case(f"errors for one of convolution, {n:,} → {pictures_of(last)}", got, second < first, inside=False)
-    steps = [f"{100 * lead('cnn', 'vit', n).mean:.1f}" for n in sizes]
-    t.note(f"the lead at {', '.join(f'{n:,}' for n in sizes)} pictures: {', '.join(steps)} points")
+    for n in little():
+        first, second = errors_for_one(n), errors_for_one(last)
+        got = f"{first:.2f} → {second:.2f}"
+        t.case(f"errors for one of convolution, {n:,} → {pictures_of(last)}", got, second < first, inside=False)
+    steps = [100 * lead("cnn", "vit", n).mean for n in sizes]
+    t.note(f"the lead at {listed(sizes, ',')} pictures: {listed(steps, '.1f')} points")
     t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
     t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
 
@@ -191,41 +187,30 @@ def change_of_lead(before: int, after: int) -> Interval:
     return contrast([(side * sign, (name, n, WHOLE)) for side, n in ((1, after), (-1, before)) for sign, name in pair])
 
 
-@claim(
-    "vit-overfits-more",
-    HOMEWORK,
-    "1.5d, explanation",
-    "On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.",
-    method=REDRAWN + "Training minus validation accuracy, Transformer minus convolution.",
-)
+@claim(HOMEWORK, "1.5d, explanation")
 def vit_overfits_more(t: Trial) -> None:
-    for n in study().sizes(["vit", "cnn"]):
-        if n > SMALL:
-            continue
-        found = lead("vit", "cnn", n, measure=overfit)
-        t.case(f"{pictures_of(n)}: overfitting, Transformer − convolution", found, found.above)
-        if not found.above:
-            t.instead(f"At {pictures_of(n)} the Transformer does not overfit more: {found}.", not found.above)
+    """On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.
+
+    {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
+    for n in little():
+        what = f"{pictures_of(n)}: overfitting, Transformer − convolution"
+        otherwise = f"At {pictures_of(n)} the Transformer does not overfit more"
+        beyond_chance(t, what, lead("vit", "cnn", n, measure=overfit), otherwise)
     cost = [study().about["networks"][name]["multiplications"] / 1e6 for name in ("vit", "cnn")]
     t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
 
 
-@claim(
-    "cnn-data-efficient",
-    HOMEWORK,
-    "1.5d, summary",
-    "Convolutional networks are more data-efficient than vision Transformers.",
-    method=REDRAWN
-    + "How many pictures the Transformer needs for the accuracy that the convolutional network has with n, "
-    "by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval.",
-)
+@claim(HOMEWORK, "1.5d, summary")
 def cnn_data_efficient(t: Trial) -> None:
+    """Convolutional networks are more data-efficient than vision Transformers.
+
+    {REDRAWN}How many pictures the Transformer needs for the accuracy that the convolutional network has with n,
+    by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval."""
     sizes = study().sizes(["vit", "cnn"])
     for n in sizes[:-1]:
         found = lead("cnn", "vit", n)
-        low, middle, high = (
-            times_as_many(n, mean("vit", n) + found.mean + side * found.half, sizes) for side in (-1, 0, 1)
-        )
+        ends = (mean("vit", n) + found.mean + side * found.half for side in (-1, 0, 1))
+        low, middle, high = (times_as_many(n, end, sizes) for end in ends)
         got = f"{_times(middle, sizes)} ({_times(low, sizes)} … {_times(high, sizes)})"
         if low is None:
             got = _times(None, sizes)

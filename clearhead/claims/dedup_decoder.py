@@ -1,7 +1,6 @@
 """The exam's decoder that sorts and removes repeats: every printed matrix, the loss, the variants, the gradients.
 
-Everything is computed in fractions from the given parameters and compared with what is printed.
-"""
+Everything is computed in fractions from the given parameters and compared with what is printed."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from torch import Tensor
 from clearhead.attention import Hard, ScaledDot, Softmax, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import FINAL
+from clearhead.claims.ledger import FINAL, Trial, apart, claim
 from clearhead.masks import causal
 
 W = exact.matrix([[0, 3], [1, 2], [2, 1], [3, 0]])
@@ -26,6 +24,10 @@ SEQUENCE = ["D", "A", "A", "<START>", "A", "D", "<STOP>"]
 X = [E[NAMES.index(s)] for s in SEQUENCE]
 Q = exact.times(X, W)
 SCORES = exact.times(Q, exact.transposed(Q))
+
+
+def floats(m: exact.Matrix) -> Tensor:
+    return torch.tensor([[float(x) for x in row] for row in m], dtype=torch.float64)
 
 
 def printed(text: str) -> exact.Matrix:
@@ -54,184 +56,138 @@ def loss(rows: exact.Matrix, first: int) -> sp.Expr:
 PLACE = "Part 3, Problem 2"
 
 
-@claim("dedup-projections", FINAL, f"{PLACE}.2", "Q = K = V is the printed 7 × 2 matrix.", method="XW in fractions.")
+@claim(FINAL, f"{PLACE}.2")
 def dedup_projections(t: Trial) -> None:
-    expected = printed("3 0;0 3;0 3;0 0;0 3;3 0;0 0")
-    t.case("XW", exact.show(Q), expected == Q)
+    """Q = K = V is the printed 7 × 2 matrix.
+
+    XW in fractions."""
+    t.equal("XW", Q, printed("3 0;0 3;0 3;0 0;0 3;3 0;0 0"), exact.show)
 
 
-@claim(
-    "dedup-scores",
-    FINAL,
-    f"{PLACE}.2",
-    "Kᵀ and QKᵀ are the printed matrices, with eight columns.",
-    method="QKᵀ in fractions against the printed 7 × 8 matrix.",
-)
+@claim(FINAL, f"{PLACE}.2")
 def dedup_scores(t: Trial) -> None:
-    p = printed(
-        "9 0 0 0 0 9 0 0;0 9 9 0 9 0 0 0;0 9 9 0 9 0 0 0;0 0 0 0 0 0 0 0;0 9 9 0 9 0 0 0;9 0 0 0 0 9 "
-        "0 0;0 0 0 0 0 0 0 0"
-    )
+    """Kᵀ and QKᵀ are the printed matrices, with eight columns.
+
+    QKᵀ in fractions against the printed 7 × 8 matrix."""
+    d, a, neither = "9 0 0 0 0 9 0 0", "0 9 9 0 9 0 0 0", "0 0 0 0 0 0 0 0"
+    p = printed(";".join((d, a, a, neither, a, d, neither)))
     t.case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
-    t.meant(
-        "Without the eighth column of zeros the printed product is right: it is 7 × 7.",
-        [row[:7] for row in p] == SCORES,
-    )
+    correct = "Without the eighth column of zeros the printed product is right: it is 7 × 7."
+    t.meant(correct, [row[:7] for row in p] == SCORES)
 
 
-@claim(
-    "dedup-attention-printed",
-    FINAL,
-    f"{PLACE}.2, solution",
-    "The causal argmax attention matrix has eight columns (and in its last row eight times 1/7).",
-    method="Row sums of the printed matrix, in fractions, and comparison with the computed one.",
-)
+@claim(FINAL, f"{PLACE}.2, solution")
 def dedup_attention_printed(t: Trial) -> None:
-    last = [Fraction(1, 7)] * 8
-    t.case("sum of the last printed row", sum(last), sum(last) == 1)
+    """The causal argmax attention matrix has eight columns (and in its last row eight times 1/7).
+
+    Row sums of the printed matrix, in fractions, and comparison with the computed one."""
+    t.equal("sum of the last printed row", sum([Fraction(1, 7)] * 8), 1)
     found = attention_matrix()
-    t.draw(
-        Grid("Causal argmax attention", [[float(x) for x in row] for row in found], [s.strip("<>") for s in SEQUENCE])
-    )
+    t.draw(Grid("Causal argmax attention", floats(found).tolist(), [s.strip("<>") for s in SEQUENCE]))
     t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
 
 
-@claim(
-    "dedup-attention",
-    FINAL,
-    f"{PLACE}.3, note",
-    "The attention matrix is the 7 × 7 one of the note.",
-    method="Causal argmax with shared ties, in fractions, and `attend` with Hard() under causal().",
-)
+@claim(FINAL, f"{PLACE}.3, note")
 def dedup_attention(t: Trial) -> None:
+    """The attention matrix is the 7 × 7 one of the note.
+
+    Causal argmax with shared ties, in fractions, and `attend` with Hard() under causal()."""
     expected = printed(
         "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
-    t.case(
-        "rows that agree",
-        f"{sum(a == b for a, b in zip(expected, attention_matrix(), strict=True))} of 7",
-        expected == attention_matrix(),
-    )
-    q = torch.tensor([[float(x) for x in row] for row in Q], dtype=torch.float64)[None, None]
+    agree = sum(a == b for a, b in zip(expected, attention_matrix(), strict=True))
+    t.equal("rows that agree", agree, 7, "{} of 7")
+    q = floats(Q)[None, None]
     ours = attend(q, q, torch.eye(7, dtype=torch.float64)[None, None], causal(), weights=Hard())[0, 0]
-    gap = (ours - torch.tensor([[float(x) for x in row] for row in expected], dtype=torch.float64)).abs().max().item()
-    t.case("attend with Hard()", f"largest difference {gap:.1e}", gap < 1e-15)
+    t.below("attend with Hard()", apart(ours, floats(expected)), 1e-15, "largest difference {:.1e}")
 
 
-@claim("dedup-values", FINAL, f"{PLACE}.3", "Z = PV is the printed 7 × 2 matrix.", method="PV in fractions.")
+@claim(FINAL, f"{PLACE}.3")
 def dedup_values(t: Trial) -> None:
-    z = exact.times(attention_matrix(), Q)
+    """Z = PV is the printed 7 × 2 matrix.
+
+    PV in fractions."""
     expected = printed("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7")
-    t.case("PV", exact.show(z), z == expected)
+    t.equal("PV", exact.times(attention_matrix(), Q), expected, exact.show)
 
 
-@claim(
-    "dedup-representations",
-    FINAL,
-    f"{PLACE}.3",
-    "R = Z W_O is the printed matrix.",
-    method="Z W_O in fractions against the printed rows.",
-)
+@claim(FINAL, f"{PLACE}.3")
 def dedup_representations(t: Trial) -> None:
+    """R = Z W_O is the printed matrix.
+
+    Z W_O in fractions against the printed rows."""
     r = exact.times(exact.times(attention_matrix(), Q), W_O)
     p = printed("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
     t.case("rows", f"{len(r)}, printed {len(p)}", r == p)
-    t.meant(
-        "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right.",
-        [*p[:2], p[1], *p[2:]] == r,
-    )
+    correct = "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right."
+    t.meant(correct, [*p[:2], p[1], *p[2:]] == r)
 
 
-@claim(
-    "dedup-logits",
-    FINAL,
-    f"{PLACE}.3",
-    "The logits of rows 5, 6, 7 are (3,0,3,0,0,0), (0,3,0,3,0,0), (9/7,6/7,9/7,6/7,0,0).",
-    method="R Eᵀ in fractions.",
-)
+@claim(FINAL, f"{PLACE}.3")
 def dedup_logits(t: Trial) -> None:
+    """The logits of rows 5, 6, 7 are (3,0,3,0,0,0), (0,3,0,3,0,0), (9/7,6/7,9/7,6/7,0,0).
+
+    R Eᵀ in fractions."""
     expected = printed("3 0 3 0 0 0;0 3 0 3 0 0;9/7 6/7 9/7 6/7 0 0")
     for i in range(3):
-        t.case(f"row {i + 5}", exact.show(logits()[i + 4]), logits()[i + 4] == expected[i])
+        t.equal(f"row {i + 5}", logits()[i + 4], expected[i], exact.show)
 
 
-@claim(
-    "dedup-probabilities",
-    FINAL,
-    f"{PLACE}.3",
-    "From these rows P(A) = P(D) = 0.4547 and P(<STOP>) = 0.0717.",
-    method="Exact expressions, rounded to four digits.",
-)
+@claim(FINAL, f"{PLACE}.3")
 def dedup_probabilities(t: Trial) -> None:
+    """From these rows P(A) = P(D) = 0.4547 and P(<STOP>) = 0.0717.
+
+    Exact expressions, rounded to four digits."""
     for row, name, value in ((5, "A", "0.4547"), (6, "D", "0.4547"), (7, "<STOP>", "0.0717")):
         p = probability(logits()[row - 1], name)
         t.case(f"P({name}) from row {row}", f"{sp.N(p, 8)}", f"{float(p):.4f}" == value)
 
 
-@claim(
-    "dedup-loss-number",
-    FINAL,
-    f"{PLACE}.3",
-    "The sum of the three negative logarithms from rows 5, 6, 7 is 4.2114.",
-    method="Exact expression to 20 digits.",
-)
+@claim(FINAL, f"{PLACE}.3")
 def dedup_loss_number(t: Trial) -> None:
+    """The sum of the three negative logarithms from rows 5, 6, 7 is 4.2114.
+
+    Exact expression to 20 digits."""
     value = sp.N(loss(logits(), 5), 20)
     t.case("−Σ log P", f"{float(value):.6f}", f"{float(value):.4f}" == "4.2114")
 
 
-@claim(
-    "dedup-loss-rows",
-    FINAL,
-    f"{PLACE}.3",
-    "The loss of A, D, <STOP> under teacher forcing is read from the last three rows (5, 6, 7).",
-    method="A next-token loss may not depend on the token it predicts: is row 5's own input the label A? Then the "
-    "loss from the rows whose inputs come before each label (4, 5, 6).",
-)
+@claim(FINAL, f"{PLACE}.3")
 def dedup_loss_rows(t: Trial) -> None:
+    """The loss of A, D, <STOP> under teacher forcing is read from the last three rows (5, 6, 7).
+
+    A next-token loss may not depend on the token it predicts: is row 5's own input the label A? Then the loss from the
+    rows whose inputs come before each label (4, 5, 6)."""
     for row, label in ((5, "A"), (6, "D"), (7, "<STOP>")):
         t.case(f"row {row} predicts {label}; its own input is", SEQUENCE[row - 1], SEQUENCE[row - 1] != label)
     right = loss(logits(), 4)
     before = [SEQUENCE[row - 1] for row in (4, 5, 6)]
     t.note(f"from rows 4, 5, 6 the loss is {sp.N(right, 8)}")
-    t.instead(
-        "A, D, <STOP> are predicted from the rows of <START>, A, D (4, 5, 6); the loss is "
-        f"{float(right):.4f}, not 4.2114.",
-        before == ["<START>", "A", "D"] and f"{float(right):.4f}" != "4.2114",
-    )
+    value = f"{float(right):.4f}"
+    correct = f"A, D, <STOP> are predicted from the rows of <START>, A, D (4, 5, 6); the loss is {value}, not 4.2114."
+    t.instead(correct, before == ["<START>", "A", "D"] and value != "4.2114")
 
 
-@claim(
-    "dedup-two-heads",
-    FINAL,
-    f"{PLACE}.4",
-    "With a second identical head and W_O the 4 × 4 identity, R and the loss are the same as before.",
-    method="[Z Z]·I against Z W_O in fractions, and both losses.",
-)
+@claim(FINAL, f"{PLACE}.4")
 def dedup_two_heads(t: Trial) -> None:
+    """With a second identical head and W_O the 4 × 4 identity, R and the loss are the same as before.
+
+    [Z Z]·I against Z W_O in fractions, and both losses."""
     eye = exact.matrix([[int(i == j) for j in range(4)] for i in range(4)])
     one, two = logits(), logits(eye, heads=2)
     t.case("first row of the logits", f"{exact.show(one[0][:4])} and {exact.show(two[0][:4])}", one[0] == two[0])
-    t.case(
-        "loss from rows 5, 6, 7",
-        f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}",
-        sp.simplify(loss(one, 5) - loss(two, 5)) == 0,
-    )
+    shown = f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}"
+    t.case("loss from rows 5, 6, 7", shown, sp.simplify(loss(one, 5) - loss(two, 5)) == 0)
     swap = exact.matrix([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-    t.instead(
-        "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4.",
-        logits(swap, heads=2) == one,
-    )
+    correct = "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4."
+    t.instead(correct, logits(swap, heads=2) == one)
 
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
-    x, e, w_o = (torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64) for m in (X, E, W_O))
-    parts = {
-        name: torch.tensor([[float(v) for v in row] for row in W], dtype=torch.float64).requires_grad_()
-        for name in ("W_Q", "W_K", "W_V")
-    }
+    x, e, w_o = (floats(m) for m in (X, E, W_O))
+    parts = {name: floats(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = ((x @ w)[None, None] for w in parts.values())
     out = attend(q, k, v, causal(), scores=ScaledDot(), weights=weights)[0, 0] @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])
@@ -240,54 +196,38 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     return {name: torch.zeros(4, 2) if g is None else g for name, g in zip(parts, found, strict=True)}
 
 
-@claim(
-    "argmax-no-gradient",
-    FINAL,
-    f"{PLACE}.5",
-    "Argmax attention passes no gradient to the query and key projections.",
-    method="Autograd through `attend` with Hard() on the exam's example.",
-)
+@claim(FINAL, f"{PLACE}.5")
 def argmax_no_gradient(t: Trial) -> None:
+    """Argmax attention passes no gradient to the query and key projections.
+
+    Autograd through `attend` with Hard() on the exam's example."""
     found = gradients(Hard(), 5)
     for name in ("W_Q", "W_K"):
-        t.case(f"gradient of {name}", f"norm {found[name].norm():g}", found[name].norm() == 0)
+        t.equal(f"gradient of {name}", found[name].norm(), 0, "norm {:g}")
 
 
-@claim(
-    "argmax-nothing-changes",
-    FINAL,
-    f"{PLACE}.5",
-    "With argmax attention none of W_Q, W_K, W_V is ever updated, because its gradient is zero.",
-    method="Autograd through `attend` with Hard() on the exam's example, both readings of the loss.",
-)
+@claim(FINAL, f"{PLACE}.5")
 def argmax_nothing_changes(t: Trial) -> None:
+    """With argmax attention none of W_Q, W_K, W_V is ever updated, because its gradient is zero.
+
+    Autograd through `attend` with Hard() on the exam's example, both readings of the loss."""
     for first in (5, 4):
         size = gradients(Hard(), first)["W_V"].norm().item()
-        t.case(f"gradient of W_V (loss from rows {first}-{first + 2})", f"norm {size:.4f}", size == 0)
+        t.equal(f"gradient of W_V (loss from rows {first}-{first + 2})", size, 0, "norm {:.4f}")
     found = gradients(Hard(), 5)
-    t.instead(
-        "Only W_Q and W_K stand still; the values are averaged with fixed weights, so W_V does learn.",
-        found["W_Q"].norm() == 0 and found["W_K"].norm() == 0 and found["W_V"].norm() > 0,
-    )
+    correct = "Only W_Q and W_K stand still; the values are averaged with fixed weights, so W_V does learn."
+    t.instead(correct, found["W_Q"].norm() == 0 and found["W_K"].norm() == 0 and found["W_V"].norm() > 0)
 
 
-@claim(
-    "softmax-fixes",
-    FINAL,
-    f"{PLACE}.5",
-    "The usual softmax attention with T = √d fixes the problem: the projections are updated.",
-    method="Autograd through `attend` with Softmax() on the exam's example, both readings of the loss.",
-)
+@claim(FINAL, f"{PLACE}.5")
 def softmax_fixes(t: Trial) -> None:
+    """The usual softmax attention with T = √d fixes the problem: the projections are updated.
+
+    Autograd through `attend` with Softmax() on the exam's example, both readings of the loss."""
     for first in (5, 4):
         found = gradients(Softmax(), first)
         sizes = {name: g.norm().item() for name, g in found.items()}
-        t.case(
-            f"gradients (rows {first}-{first + 2})",
-            ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()),
-            min(sizes.values()) > 1e-6,
-        )
-    t.note(
-        "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½: the "
-        "task itself stays out of reach"
-    )
+        what = f"gradients (rows {first}-{first + 2})"
+        t.case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
+    alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
+    t.note(f"{alike}: the task itself stays out of reach")

@@ -21,9 +21,8 @@ def matrix(rows: Sequence[Sequence[Any]]) -> Matrix:
 
 
 def times(a: Matrix, b: Matrix) -> Matrix:
-    return [
-        [sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in zip(*b, strict=False)] for row in a
-    ]
+    columns = transposed(b)
+    return [[sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in columns] for row in a]
 
 
 def transposed(a: Matrix) -> Matrix:
@@ -62,13 +61,8 @@ def show(a: Sequence[Any]) -> str:
 
 def expectation(polynomial: Any, variables: Sequence[Any], moments: Sequence[Any]) -> Any:
     """Expected value of a polynomial in independent variables that all have these moments (moments[k] = E x^k)."""
-    total = sp.Integer(0)
-    for powers, coefficient in sp.Poly(sp.expand(polynomial), *variables).terms():
-        term = coefficient
-        for p in powers:
-            term *= moments[p]
-        total += term
-    return sp.simplify(total)
+    terms = sp.Poly(sp.expand(polynomial), *variables).terms()
+    return sp.simplify(sum(coefficient * sp.prod(moments[p] for p in powers) for powers, coefficient in terms))
 
 
 def softmax(scores: Sequence[Any]) -> list[Any]:

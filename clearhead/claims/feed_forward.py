@@ -8,68 +8,48 @@ import torch
 
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import HOMEWORK
+from clearhead.claims.ledger import HOMEWORK, Trial, apart, claim
 from clearhead.layers import FeedForward, ReLU
 
 
-@claim(
-    "attention-linear",
-    HOMEWORK,
-    "1.4d.1",
-    "Attention is primarily a linear operation, a weighted sum.",
-    method="f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.",
-    when="the weights are held fixed (linear in the values); as a function of its input it is not linear",
-)
+@claim(HOMEWORK, "1.4d.1")
 def attention_linear(t: Trial) -> None:
+    """Attention is primarily a linear operation, a weighted sum.
+
+    f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.
+    Holds when the weights are held fixed (linear in the values); as a function of its input it is not linear."""
     x = exact.matrix([[1, 0], [0, 1]])
     double = [[2 * v for v in row] for row in x]
-    fixed = exact.attention(x, x, x), exact.attention(x, x, double)
-    twice = [[2 * v for v in row] for row in fixed[0]]
-    t.case("values doubled", f"{exact.show(fixed[1])}", fixed[1] == twice)
-    t.case(
-        "input doubled",
-        f"{exact.show(exact.attention(double, double, double))}, not {exact.show(twice)}",
-        exact.attention(double, double, double) == twice,
-        inside=False,
-    )
+    twice = [[2 * v for v in row] for row in exact.attention(x, x, x)]
+    t.equal("values doubled", exact.attention(x, x, double), twice, exact.show)
+    found = exact.attention(double, double, double)
+    t.case("input doubled", f"{exact.show(found)}, not {exact.show(twice)}", found == twice, inside=False)
 
 
-@claim(
-    "ffn-positionwise",
-    HOMEWORK,
-    "1.4d",
-    "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512.",
-    method="One position disturbed; positions permuted; widths read from the library's layer.",
-)
+@claim(HOMEWORK, "1.4d")
 def ffn_positionwise(t: Trial) -> None:
+    """The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512.
+
+    One position disturbed; positions permuted; widths read from the library's layer."""
     ffn = FeedForward(512, 4 * 512, ReLU()).double()
-    t.case(
-        "widths", f"{ffn.up.in_features} → {ffn.up.out_features} → {ffn.down.out_features}", ffn.up.out_features == 2048
-    )
-    x = torch.randn(1, 5, 512, generator=t.generator, dtype=torch.float64)
+    wide = ffn.up.out_features
+    t.case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
+    x = t.normal(1, 5, 512)
     y = ffn(x)
     moved = x.clone()
     moved[0, 2] += 1.0
     changed = [i for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
     t.case("position 3 disturbed: outputs changed", [i + 1 for i in changed], changed == [2])
     order = [3, 1, 4, 0, 2]
-    t.case(
-        "positions permuted",
-        f"{(ffn(x[:, order]) - y[:, order]).abs().max():.1e}",
-        torch.allclose(ffn(x[:, order]), y[:, order], atol=1e-12),
-    )
+    t.below("positions permuted", apart(ffn(x[:, order]), y[:, order]), 1e-12)
 
 
-@claim(
-    "ffn-mixes-features",
-    HOMEWORK,
-    "1.4d.4",
-    "Self-attention mixes information across positions, the feed-forward layer across the features of one position.",
-    method="Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in "
-    "fractions, and the library's FeedForward.",
-)
+@claim(HOMEWORK, "1.4d.4")
 def ffn_mixes_features(t: Trial) -> None:
+    """Self-attention mixes information across positions, the feed-forward layer across the features of one position.
+
+    Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, and
+    the library's FeedForward."""
     x, moved = exact.matrix([[1, 0], [0, 1], [1, 1]]), exact.matrix([[2, 0], [0, 1], [1, 1]])
     nothing = exact.matrix([[0, 0]] * 3)
     unit, turned = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1, 2], [0, 1]])
@@ -88,50 +68,44 @@ def ffn_mixes_features(t: Trial) -> None:
         ("attention, weights fixed, W_V = (1 2; 0 1)", turned, True),
         ("attention, weights of the tokens, W_V = 1", unit, False),
     ):
-        where, what = touched(attended(x, w_v, fixed=fixed), attended(moved, w_v, fixed=fixed))
-        t.case(name, f"positions {sorted(where)}, features {sorted(what)}", where == {1, 2, 3})
+        where, which = touched(attended(x, w_v, fixed=fixed), attended(moved, w_v, fixed=fixed))
+        t.case(name, f"positions {sorted(where)}, features {sorted(which)}", where == {1, 2, 3})
     t.note("attention mixes features as well where W_V does, or where the weights follow the tokens")
     ffn = FeedForward(2, 8, ReLU()).double()
     with torch.no_grad():
         for weight in (ffn.up.weight, ffn.down.weight):
             weight.fill_(1.0)
         gap = ffn(torch.tensor(moved, dtype=torch.float64)) - ffn(torch.tensor(x, dtype=torch.float64))
-    where, what = ({int(i) + 1 for i in axis} for axis in gap.nonzero(as_tuple=True))
-    t.case(
-        "the feed-forward layer", f"positions {sorted(where)}, features {sorted(what)}", where == {1} and what == {1, 2}
-    )
+    where, which = ({int(i) + 1 for i in axis} for axis in gap.nonzero(as_tuple=True))
+    shown = f"positions {sorted(where)}, features {sorted(which)}"
+    t.case("the feed-forward layer", shown, where == {1} and which == {1, 2})
 
 
-@claim(
-    "ffn-universal",
-    HOMEWORK,
-    "1.4d.1",
-    "The two layers with a ReLU between them can approximate any function.",
-    method="x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is "
-    "1/(4w²), in fractions; the library's FeedForward with these weights gives the same numbers.",
-)
+@claim(HOMEWORK, "1.4d.1")
 def ffn_universal(t: Trial) -> None:
-    widths, errors = (1, 2, 4, 8, 16), []
-    for w in widths:
+    """The two layers with a ReLU between them can approximate any function.
+
+    x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is 1/(4w²), in
+    fractions; the library's FeedForward with these weights gives the same numbers."""
+    for w in (1, 2, 4, 8, 16):
         middles = [Fraction(2 * i + 1, 2 * w) for i in range(w)]
-        errors.append(max(broken_line(x, w) - x * x for x in middles))  # a chord is furthest from x² half way
-        t.case(f"{w} unit{'s' if w > 1 else ''}: largest error", errors[-1], errors[-1] == Fraction(1, 4 * w * w))
+        error = max(broken_line(x, w) - x * x for x in middles)  # a chord is furthest from x² half way
+        t.equal(f"{units(w)}: largest error", error, Fraction(1, 4 * w * w))
     layer = FeedForward(1, 4, ReLU()).double()
-    with torch.no_grad():
-        layer.up.weight.fill_(1.0)
-        layer.up.bias.copy_(torch.tensor([-i / 4 for i in range(4)]))
-        layer.down.weight.copy_(torch.tensor([[float(bend(i, 4)) for i in range(4)]]))
-        layer.down.bias.zero_()
+    bends = torch.tensor([[float(bend(i, 4)) for i in range(4)]])
+    layer.up.load_state_dict({"weight": torch.ones(4, 1), "bias": -torch.arange(4) / 4})
+    layer.down.load_state_dict({"weight": bends, "bias": torch.zeros(1)})
     xs = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]
     gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(layer(xs).flatten().tolist()))
     t.case("FeedForward with the weights for 4 units: difference", f"{gap:.1e}", gap < 1e-12)
     t.note("'universal' means that the hidden layer may be as wide as it needs: 1 unit leaves an error of 1/4")
     grid = [i / 64 for i in range(65)]
-    curves = {
-        f"{w} unit{'s' if w > 1 else ''}": [float(broken_line(Fraction(i, 64), w)) for i in range(65)]
-        for w in (1, 2, 4)
-    }
+    curves = {units(w): [float(broken_line(Fraction(i, 64), w)) for i in range(65)] for w in (1, 2, 4)}
     t.draw(Lines("x² by ReLUs", "x", "output", grid, curves | {"x²": [x * x for x in grid]}))
+
+
+def units(w: int) -> str:
+    return f"{w} unit{'s' if w > 1 else ''}"
 
 
 def bend(i: int, w: int) -> Fraction:

@@ -58,11 +58,8 @@ class _Plot:
         ys = [y for values in lines.series.values() for y in values if not math.isnan(y)]
         ys += [y for ends in lines.spread.values() for pair in ends for y in pair if not math.isnan(y)]
         low, high = min(ys), max(ys)
-        if lines.log_y:
-            self.y_ticks = _decades(low, high)
-        else:
-            self.y_ticks = _round_ticks(min(low, 0.0), high)
-        self.low, self.high = (_scaled((t,), lines.log_y)[0] for t in (self.y_ticks[0], self.y_ticks[-1]))
+        self.y_ticks = _decades(low, high) if lines.log_y else _round_ticks(min(low, 0.0), high)
+        self.low, self.high = _scaled((self.y_ticks[0], self.y_ticks[-1]), lines.log_y)
         self.xs = _scaled(lines.x, lines.log_x)
 
     def px(self, x: float) -> float:
@@ -89,25 +86,18 @@ class _Plot:
         return "".join(out) + "</svg>"
 
     def _frame(self) -> list[str]:
-        lines, out = self.lines, []
-        for value in self.y_ticks:
-            y = self.py(_scaled((value,), lines.log_y)[0])
-            out.append(
-                f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>'
-                f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
-            )
-        base = self.height - self.bottom
-        for value in self._x_ticks():
-            x = self.px(_scaled((value,), lines.log_x)[0])
-            out.append(
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#888"/>'
-                f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{_short(value)}</text>'
-            )
-        middle = (self.width - self.right + self.left) / 2
-        out.append(
-            f'<text x="{middle}" y="{base + 33}" text-anchor="middle" fill="#555">{escape(lines.x_label)}</text>'
-        )
-        return out
+        end, base, out = self.width - self.right, self.height - self.bottom, []
+        for value, at in zip(self.y_ticks, _scaled(self.y_ticks, self.lines.log_y), strict=True):
+            y = self.py(at)
+            out.append(f'<line x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
+            out.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+        ticks = self._x_ticks()
+        for value, at in zip(ticks, _scaled(ticks, self.lines.log_x), strict=True):
+            x = self.px(at)
+            out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#888"/>')
+            out.append(f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{_short(value)}</text>')
+        label = f'text-anchor="middle" fill="#555">{escape(self.lines.x_label)}'
+        return [*out, f'<text x="{(end + self.left) / 2}" y="{base + 33}" {label}</text>']
 
     def _x_ticks(self) -> list[float]:
         x = self.lines.x

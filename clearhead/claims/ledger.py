@@ -1,19 +1,22 @@
 """What a claim is, and how its verdict comes about.
 
 A claim is a statement of a course or an exam, in our words, with a function that tries it. The function is handed a
-`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand.
-"""
+`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from clearhead.claims.figure import Figure
 from clearhead.errors import ClearheadError
@@ -24,6 +27,14 @@ HOLDS_WHEN = "holds when"
 DOES_NOT_HOLD = "does not hold"
 MISPRINT = "misprint"
 VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD, MISPRINT)
+
+# The documents whose statements are tried, by course.
+EXAM = "CENG 403 (Transformers and Attention), exam"
+ANSWERED = "CENG 403 (Self-Attention and Transformers), answered exam"
+HOMEWORK = "CSCI-GA 2572 (Deep Learning), Transformer homework"
+EXERCISES = "Transformer exercises (scaled dot product, multi-head, layer norm), with solutions"
+FINAL = "Deep learning final exam of January 2025 (version A), with solutions"
+DOCUMENTS = (EXAM, ANSWERED, HOMEWORK, EXERCISES, FINAL)
 
 # One file a theme, in the order of a course.
 THEMES = {
@@ -84,6 +95,21 @@ def readable(text: str) -> str:
     return re.sub(r"\bnan\b", "NaN", text)
 
 
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two entries in the same place."""
+    return (a - b).abs().max().item()
+
+
+def slope(y: Tensor, x: Tensor, along: Tensor | None = None) -> Tensor:
+    """The gradient of y in x, times `along` where y is no single number."""
+    return torch.autograd.grad(y, x, along)[0]
+
+
+def listed(numbers: Iterable[float], form: str) -> str:
+    """Numbers one after the other, each in this format."""
+    return ", ".join(format(number, form) for number in numbers)
+
+
 class Trial:
     """What a claim's function reports to. `generator` is its only source of chance."""
 
@@ -96,9 +122,28 @@ class Trial:
         self.misprint = False
         self.figure: Figure | None = None
 
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers in float64."""
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+
     def case(self, what: str, got: object, ok: object, *, inside: bool = True) -> None:
         """One case, smallest first: the first that fails is the counter-example."""
         self.cases.append(Case(readable(what), readable(str(got)), bool(ok), inside))
+
+    def equal(
+        self, what: str, got: Any, expected: Any, form: str | Callable[[Any], str] = "{}", *, inside: bool = True
+    ) -> None:
+        """A case that is right where something is what was expected; `form` shows what it is."""
+        shown = form.format(got) if isinstance(form, str) else form(got)
+        self.case(what, shown, got == expected, inside=inside)
+
+    def below(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, inside: bool = True) -> None:
+        """A case that is right where a number is less than the limit."""
+        self.case(what, form.format(got), got < limit, inside=inside)
+
+    def above(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, inside: bool = True) -> None:
+        """A case that is right where a number is more than the limit."""
+        self.case(what, form.format(got), got > limit, inside=inside)
 
     def note(self, text: str) -> None:
         """A number worth knowing that decides nothing."""
@@ -135,12 +180,9 @@ class Claim:
         """Tries it. The same seed gives the same outcome."""
         started = time.perf_counter()
         trial = Trial(seed)
-        state = torch.random.get_rng_state()
-        torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
-        try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
             self.function(trial)
-        finally:
-            torch.random.set_rng_state(state)
         return judge(self, trial, time.perf_counter() - started)
 
 
@@ -171,18 +213,11 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead claims run --json` prints it."""
-        known = {
-            "id": self.claim.id,
-            "source": self.claim.source,
-            "place": self.claim.place,
-            "says": self.claim.says,
-            "verdict": self.verdict,
-            "evidence": list(self.evidence),
-            "seconds": round(self.seconds, 3),
-        }
+        known = {name: getattr(self.claim, name) for name in ("id", "source", "place", "says")}
+        known |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
         if self.verdict == HOLDS_WHEN:
-            known |= {"condition": self.claim.when}
-            known |= {"example_for": self.example_for, "example_against": self.example_against}
+            examples = {"example_for": self.example_for, "example_against": self.example_against}
+            known |= {"condition": self.claim.when} | examples
         if self.verdict in (DOES_NOT_HOLD, MISPRINT):
             known |= {"counter_example": self.counter_example, "correct": self.correct}
         return known
@@ -193,8 +228,7 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
 
     All right: it holds. Wrong only outside of the claim's condition: it holds when that is met. Wrong anywhere else: it
     does not hold as printed, or is a misprint where only the typography is at fault; a correct statement has to be
-    given then, and to pass its own test.
-    """
+    given then, and to pass its own test."""
     if not trial.cases:
         raise ClaimError(f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)")
     wrong = [text for text, ok in trial.corrections if not ok]
@@ -202,33 +236,39 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
         raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
     failed = [c for c in trial.cases if not c.ok]
     inside = [c for c in trial.cases if c.inside]
-    common: dict[str, Any] = {
-        "claim": claim,
-        "cases": tuple(trial.cases),
-        "notes": tuple(trial.notes),
-        "figure": trial.figure,
-        "seconds": seconds,
-    }
+    cases, notes = tuple(trial.cases), tuple(trial.notes)
+    outcome = partial(Outcome, claim=claim, cases=cases, notes=notes, figure=trial.figure, seconds=seconds)
     if not failed:
-        return Outcome(verdict=HOLDS, **common)
+        return outcome(verdict=HOLDS)
     if claim.when and inside and all(c.ok for c in inside):
-        return Outcome(verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]), **common)
+        return outcome(verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]))
     correct = " ".join(text for text, _ in trial.corrections)
     verdict = MISPRINT if trial.misprint else DOES_NOT_HOLD
-    return Outcome(verdict=verdict, counter_example=str(failed[0]), correct=correct, **common)
+    return outcome(verdict=verdict, counter_example=str(failed[0]), correct=correct)
 
 
 _LEDGER: dict[str, Claim] = {}
+_Function: TypeAlias = Callable[[Trial], None]
+_CONSTANT = re.compile(r"\{[A-Z_]+(:[^{}]+)?\}")
 
 
-def claim(
-    id: str, source: str, place: str, says: str, *, method: str, when: str = ""
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Enters a function into the ledger. It stays a plain function, so that a test may call it with another trial."""
+def claim(source: str, place: str) -> Callable[[_Function], _Function]:
+    """Enters a function into the ledger under its own name. It stays a plain function, so that a test may call it.
 
-    def enter(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    Its docstring is what the claim says, then how it is tried, and last "Holds when …" if it has a condition. A {NAME}
+    in it is a constant of the function's module."""
+
+    def enter(function: _Function) -> _Function:
+        id = function.__name__.replace("_", "-")
         if id in _LEDGER:
             raise ClaimError(f"two claims are called {id!r}; every id is used once: rename one")
+        known = vars(sys.modules[function.__module__])
+        written = _CONSTANT.sub(lambda found: found[0].format_map(known), inspect.cleandoc(function.__doc__ or ""))
+        says, _, rest = written.partition("\n\n")
+        method, _, when = rest.partition("\nHolds when")
+        says, method, when = (" ".join(part.split()) for part in (says, method, when.removesuffix(".")))
+        if not method:
+            raise ClaimError(f"the docstring of {id!r} has one paragraph; expected what it says, then how it is tried")
         theme = function.__module__.rsplit(".", 1)[-1]
         _LEDGER[id] = Claim(
             id=id, source=source, place=place, says=says, method=method, when=when, theme=theme, function=function

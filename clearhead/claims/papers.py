@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import EXAM, FINAL
+from clearhead.claims.ledger import EXAM, FINAL, Trial, claim
 
 # What stands beside each question, and beside its parts.
 MARKS = ((20, (8, 12)), (18, (10, 8)), (25, (15, 10)), (22, (10, 8, 4)), (28, (12, 8, 8)), (20, (10, 10)), (17, (8, 9)))
@@ -15,40 +14,31 @@ POINTS = {
 }
 
 
-@claim(
-    "marks-add-up",
-    EXAM,
-    "Instructions",
-    "The paper has seven questions, each with its marks.",
-    method="The marks beside the questions and beside their parts, added up.",
-)
+@claim(EXAM, "Instructions")
 def marks_add_up(t: Trial) -> None:
-    t.case("questions", len(MARKS), len(MARKS) == 7)
+    """The paper has seven questions, each with its marks.
+
+    The marks beside the questions and beside their parts, added up."""
+    t.equal("questions", len(MARKS), 7)
     t.case("their parts", [sum(parts) for _, parts in MARKS], all(whole == sum(parts) for whole, parts in MARKS))
 
 
-@claim(
-    "points-add-up",
-    FINAL,
-    "Instructions",
-    "There are 20 questions and 100 points: 32, 18, 25 and 25.",
-    method="The points beside the parts and beside their questions, added up.",
-)
+@claim(FINAL, "Instructions")
 def points_add_up(t: Trial) -> None:
+    """There are 20 questions and 100 points: 32, 18, 25 and 25.
+
+    The points beside the parts and beside their questions, added up."""
     t.case("questions", n := sum(len(parts) for _, parts in POINTS.values()), n == 20)
     for name, (whole, parts) in POINTS.items():
-        t.case(name, sum(parts), sum(parts) == whole)
+        t.equal(name, sum(parts), whole)
     t.case("in all", total := sum(whole for whole, _ in POINTS.values()), total == 100)
 
 
-@claim(
-    "points-of-problem-1",
-    FINAL,
-    "Part 3, Problem 1, second heading",
-    "Problem 1 has 5 points.",
-    method="The points of its four questions, added up; the heading above it says 25.",
-)
+@claim(FINAL, "Part 3, Problem 1, second heading")
 def points_of_problem_1(t: Trial) -> None:
+    """Problem 1 has 5 points.
+
+    The points of its four questions, added up; the heading above it says 25."""
     whole, parts = POINTS["Part 3, Problem 1"]
     t.case("its questions", " + ".join(map(str, parts)) + f" = {sum(parts)}, printed 5", sum(parts) == 5)
     t.meant("It has 25 points, as the heading above has it.", sum(parts) == whole == 25)

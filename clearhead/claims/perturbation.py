@@ -6,47 +6,40 @@ from fractions import Fraction
 from itertools import pairwise
 
 import sympy as sp
-import torch
 
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import HOMEWORK
-
-ONE = Fraction(1)
+from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed
 
 
-def two_keys(first: int, second: int) -> list[Fraction]:
-    """Weights of a query 1 over keys `first` and `second` (width 1, β = ln 2)."""
-    return exact.weights([first, second])
+def weight(score: int) -> Fraction:
+    """Of a key of this score beside one of score 0 (β = ln 2)."""
+    return exact.weights([score, 0])[0]
 
 
-@claim(
-    "key-noise-one-row",
-    HOMEWORK,
-    "1.1e and 1.1f",
-    "Disturbing key i changes the weights of row i of the attention matrix (one row).",
-    method="Two keys, one query, in fractions: which weights change?",
-)
+def gained(score: int, alpha: int = 2) -> Fraction:
+    """What the weight of a key of this score gains when it is stretched by alpha, beside a score of 0."""
+    return weight(alpha * score) - weight(score)
+
+
+@claim(HOMEWORK, "1.1e and 1.1f")
 def key_noise_one_row(t: Trial) -> None:
-    before, after = two_keys(0, 0), two_keys(1, 0)
-    t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before[1]} → {after[1]}", before[1] == after[1])
+    """Disturbing key i changes the weights of row i of the attention matrix (one row).
+
+    Two keys, one query, in fractions: which weights change?"""
+    before, after = (1 - weight(score) for score in (0, 1))
+    t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before} → {after}", before == after)
     three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
-    t.instead(
-        "Key i's score enters one row, but each column is normalised, so the weights of every key change.",
-        all(x != y for x, y in zip(*three, strict=True)),
-    )
+    correct = "Key i's score enters one row, but each column is normalised, so the weights of every key change."
+    t.instead(correct, all(x != y for x, y in zip(*three, strict=True)))
 
 
-@claim(
-    "key-noise-all-outputs",
-    HOMEWORK,
-    "1.1e",
-    "Disturbing one key changes the outputs of all queries.",
-    method="Two keys of width 2 in fractions, ε = (1, 0); then small Gaussian noise, as the homework has it, 300 "
-    "random queries over 5 keys: the smallest change of an output.",
-)
+@claim(HOMEWORK, "1.1e")
 def key_noise_all_outputs(t: Trial) -> None:
+    """Disturbing one key changes the outputs of all queries.
+
+    Two keys of width 2 in fractions, ε = (1, 0); then small Gaussian noise, as the homework has it, 300 random queries
+    over 5 keys: the smallest change of an output."""
     k, v = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1], [0]])
     moved = exact.matrix([[2, 0], [0, 1]])
     found = {}
@@ -56,25 +49,22 @@ def key_noise_all_outputs(t: Trial) -> None:
     for query in ((1, 0), (-1, 1)):
         a, b = found[query]
         t.case(f"query {query}, ε·q = {query[0]}", f"{a} → {b}", a != b)
-    queries, keys, values = (torch.randn(n, 3, generator=t.generator, dtype=torch.float64) for n in (300, 5, 5))
+    queries, keys, values = (t.normal(n, 3) for n in (300, 5, 5))
     noisy = keys.clone()
-    noisy[2] += 0.01 * torch.randn(3, generator=t.generator, dtype=torch.float64)
+    noisy[2] += 0.01 * t.normal(3)
     before, after = ((queries @ x.T).softmax(-1) @ values for x in (keys, noisy))
-    least = (after - before).norm(dim=1).min().item()
-    t.case("σ = 0.01: smallest change among 300 outputs", f"{least:.1e}", least > 1e-12)
+    t.above("σ = 0.01: smallest change among 300 outputs", (after - before).norm(dim=1).min().item(), 1e-12)
     a, b = found[0, 1]
     t.note(f"a query that is orthogonal to the noise (for Gaussian noise a chance of 0) sees nothing: {a} → {b}")
 
 
-@claim(
-    "key-noise-proportional",
-    HOMEWORK,
-    "1.1e, summary",
-    "The effect of disturbing key i is proportional to the weight a it has.",
-    method="∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, then evaluated.",
-    when="the weight is small (the effect is a (1 − a)); a key that has nearly all the weight is felt little again",
-)
+@claim(HOMEWORK, "1.1e, summary")
 def key_noise_proportional(t: Trial) -> None:
+    """The effect of disturbing key i is proportional to the weight a it has.
+
+    ∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, then evaluated.
+    Holds when the weight is small (the effect is a (1 − a)); a key that has nearly all the weight is
+    felt little again."""
     s = sp.symbols("s", real=True)
     a = 1 / (1 + sp.exp(-s))
     t.note(f"dh/ds − a(1 − a) = {sp.simplify(sp.diff(a, s) - a * (1 - a))} for values 1 and 0")
@@ -84,46 +74,28 @@ def key_noise_proportional(t: Trial) -> None:
         what = f"weights {low} and {high}: effect per unit of score"
         t.case(what, f"{effects[0]} and {effects[1]}", off < Fraction(1, 100), inside=small)
     grid = [i / 50 for i in range(51)]
-    t.draw(
-        Lines(
-            "Effect of a disturbed key on the output",
-            "its weight a",
-            "|dh/ds|",
-            grid,
-            {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid},
-        )
-    )
+    curves = {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid}
+    t.draw(Lines("Effect of a disturbed key on the output", "its weight a", "|dh/ds|", grid, curves))
 
 
-@claim(
-    "key-noise-beta",
-    HOMEWORK,
-    "1.1e and 1.1f",
-    "A larger β makes the output more sensitive to a change of a score.",
-    method="Sensitivity β a (1 − a) at a gap of 1 between two scores, its derivative in β solved for its zero.",
-    when="β is small against 1/gap; beyond the peak a saturated softmax feels less",
-)
+@claim(HOMEWORK, "1.1e and 1.1f")
 def key_noise_beta(t: Trial) -> None:
+    """A larger β makes the output more sensitive to a change of a score.
+
+    Sensitivity β a (1 − a) at a gap of 1 between two scores, its derivative in β solved for its zero.
+    Holds when β is small against 1/gap; beyond the peak a saturated softmax feels less."""
     b = sp.symbols("b", positive=True)
     sensitivity = b * sp.exp(-b) / (1 + sp.exp(-b)) ** 2
-    peak = float(sp.nsolve(sp.diff(sensitivity, b), 1.5))
 
     def at(x: float) -> float:
         return float(sensitivity.subs(b, x))
 
     t.case("gap 1, β = 0.5 → 1", f"{at(0.5):.4f} → {at(1.0):.4f}", at(1.0) > at(0.5))
     t.case("gap 1, β = 2 → 10", f"{at(2.0):.4f} → {at(10.0):.4f}", at(10.0) > at(2.0), inside=False)
-    t.note(f"the most sensitive β at a gap of 1 is {peak:.4f}")
+    t.note(f"the most sensitive β at a gap of 1 is {float(sp.nsolve(sp.diff(sensitivity, b), 1.5)):.4f}")
     betas = [i / 4 for i in range(1, 49)]
-    t.draw(
-        Lines(
-            "Sensitivity of the output to a score, gap 1",
-            "β",
-            "β a (1 − a)",
-            betas,
-            {"sensitivity": [at(x) for x in betas]},
-        )
-    )
+    curves = {"sensitivity": [at(x) for x in betas]}
+    t.draw(Lines("Sensitivity of the output to a score, gap 1", "β", "β a (1 − a)", betas, curves))
 
 
 # The homework speaks of small noise, and only of that.
@@ -132,34 +104,23 @@ FIRST_ORDER = "it is taken to first order in the noise, which is small; what is 
 
 def first_order(t: Trial, what: str) -> None:
     """The mean change against the noise's σ, which must vanish with it; and the mean change itself."""
-    sigmas = (0.1, 0.01, 0.001)
-    shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in sigmas]
+    shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in (0.1, 0.01, 0.001)]
     falls = all(abs(a / b - 10) < 0.1 for a, b in pairwise(shares))
-    t.case(
-        f"Gaussian noise on {what}, σ = 0.1, 0.01, 0.001: |E[change]|/σ", ", ".join(f"{x:.1e}" for x in shares), falls
-    )
+    t.case(f"Gaussian noise on {what}, σ = 0.1, 0.01, 0.001: |E[change]|/σ", listed(shares, ".1e"), falls)
     bias = gaussian_change(1.0, 0.1)
     t.case(f"σ = 0.1 on {what}: E[change] itself", f"{bias:.2e}", abs(bias) < 1e-9, inside=False)
 
 
-def mean_change(score: int) -> Fraction:
-    """Mean change of the output of values 1 and 0 when the score of the first is moved by ±1 with equal chance."""
-    moved = (two_keys(score + 1, 0)[0] + two_keys(score - 1, 0)[0]) / 2
-    return moved - two_keys(score, 0)[0]
-
-
-@claim(
-    "key-noise-mean",
-    HOMEWORK,
-    "1.1e",
-    "Since the noise on a key has mean zero, the expected change of the outputs is zero.",
-    method="Keys 1 and 0 with values 1 and 0, query 1: small Gaussian noise, as the homework has it, by 40-point "
-    "Gauss-Hermite quadrature; then noise ±1 in fractions.",
-    when=FIRST_ORDER,
-)
+@claim(HOMEWORK, "1.1e")
 def key_noise_mean(t: Trial) -> None:
+    """Since the noise on a key has mean zero, the expected change of the outputs is zero.
+
+    Keys 1 and 0 with values 1 and 0, query 1: small Gaussian noise, as the homework has it, by 40-point Gauss-Hermite
+    quadrature; then noise ±1 in fractions.
+    Holds when {FIRST_ORDER}."""
     first_order(t, "the key 1")
-    t.case("noise ±1 on it (β = ln 2): E[change]", mean_change(1), mean_change(1) == 0, inside=False)
+    change = (weight(2) + weight(0)) / 2 - weight(1)
+    t.equal("noise ±1 on it (β = ln 2): E[change]", change, 0, inside=False)
 
 
 def gaussian_change(score: float, sigma: float) -> float:
@@ -171,34 +132,29 @@ def gaussian_change(score: float, sigma: float) -> float:
     return float((w * sigmoid).sum() / w.sum() - 1.0 / (1.0 + np.exp(-score)))
 
 
-@claim(
-    "query-noise-mean",
-    HOMEWORK,
-    "1.1f",
-    "Since the noise on a query has mean zero, the expected change of its output is zero.",
-    method="Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query "
-    "does), then noise ±1 in fractions.",
-    when=FIRST_ORDER,
-)
+@claim(HOMEWORK, "1.1f")
 def query_noise_mean(t: Trial) -> None:
+    """Since the noise on a query has mean zero, the expected change of its output is zero.
+
+    Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query does), then
+    noise ±1 in fractions.
+    Holds when {FIRST_ORDER}."""
     k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
-    base = exact.attention(exact.matrix([[1]]), k, v)[0][0]
-    moved = [exact.attention(exact.matrix([[1 + e]]), k, v)[0][0] for e in (1, -1)]
-    change = sum(moved, Fraction(0)) / 2 - base
+
+    def change(query: int) -> Fraction:
+        low, at, high = (exact.attention(exact.matrix([[query + e]]), k, v)[0][0] for e in (-1, 0, 1))
+        return (low + high) / 2 - at
+
     first_order(t, "the query 1")
-    t.case("query 1 ± 1 (β = ln 2): E[change]", change, change == 0, inside=False)
-    at_tie = [exact.attention(exact.matrix([[e]]), k, v)[0][0] for e in (1, -1, 0)]
-    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {sum(at_tie[:2]) / 2 - at_tie[2]}")
+    t.equal("query 1 ± 1 (β = ln 2): E[change]", change(1), 0, inside=False)
+    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {change(0)}")
 
 
-@claim(
-    "query-noise-one-output",
-    HOMEWORK,
-    "1.1f",
-    "Disturbing query i changes output i alone.",
-    method="Three queries over three keys in fractions, each disturbed in turn.",
-)
+@claim(HOMEWORK, "1.1f")
 def query_noise_one_output(t: Trial) -> None:
+    """Disturbing query i changes output i alone.
+
+    Three queries over three keys in fractions, each disturbed in turn."""
     q, k = exact.matrix([[1, 0], [0, 2], [1, 1]]), exact.matrix([[1, 1], [0, 1], [2, 0]])
     v = exact.matrix([[1, 0], [0, 1], [3, 2]])
     before = exact.attention(q, k, v)
@@ -210,101 +166,61 @@ def query_noise_one_output(t: Trial) -> None:
         t.case(f"query {i + 1}", f"outputs changed: {[j + 1 for j in changed]}", changed == [i])
 
 
-def grown(query: int, alpha: int) -> Fraction:
-    """Weight of the key 1 stretched by alpha, beside a key 0, for a query of width 1."""
-    return two_keys(alpha * query, 0)[0]
-
-
-@claim(
-    "scale-key-scores",
-    HOMEWORK,
-    "1.1g",
-    "Scaling a key by α > 1 increases all scores that involve it.",
-    method="α k·q against k·q for queries 1, 0, −1.",
-)
+@claim(HOMEWORK, "1.1g")
 def scale_key_scores(t: Trial) -> None:
+    """Scaling a key by α > 1 increases all scores that involve it.
+
+    α k·q against k·q for queries 1, 0, −1."""
     for q in (-1, 0, 1):
         t.case(f"query {q}, key 1 → 2", f"score {q} → {2 * q}", 2 * q > q)
-    t.instead(
-        "It increases positive scores, lowers negative ones and leaves zero: their size grows, not their value.",
-        all((2 * q > q) == (q > 0) for q in range(-5, 6)),
-    )
+    correct = "It increases positive scores, lowers negative ones and leaves zero: their size grows, not their value."
+    t.instead(correct, all((2 * q > q) == (q > 0) for q in range(-5, 6)))
 
 
-@claim(
-    "scale-key-weight",
-    HOMEWORK,
-    "1.1g, summary",
-    "Scaling a key by α > 1 increases its weight for all queries.",
-    method="A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in fractions.",
-)
+@claim(HOMEWORK, "1.1g, summary")
 def scale_key_weight(t: Trial) -> None:
+    """Scaling a key by α > 1 increases its weight for all queries.
+
+    A query of width 1 over the key 1 and a key 0, before and after the first becomes 2, in fractions."""
     for q in (-1, 0, 1):
-        a, b = grown(q, 1), grown(q, 2)
-        t.case(f"query {q}: weight", f"{a} → {b}", b > a)
+        t.case(f"query {q}: weight", f"{weight(q)} → {weight(2 * q)}", gained(q) > 0)
     alphas = [1 + i / 10 for i in range(41)]
-    t.draw(
-        Lines(
-            "Weight of a key that is stretched",
-            "α",
-            "weight",
-            alphas,
-            {f"query {q}": [1 / (1 + 2 ** (-a * q)) for a in alphas] for q in (1, 0, -1)},
-        )
-    )
-    t.instead(
-        "The weight rises exactly for the queries whose score with that key is positive, and falls "
-        "where it is negative.",
-        all((grown(q, 3) > grown(q, 1)) == (q > 0) and (grown(q, 3) < grown(q, 1)) == (q < 0) for q in range(-4, 5)),
-    )
+    curves = {f"query {q}": [1 / (1 + 2 ** (-a * q)) for a in alphas] for q in (1, 0, -1)}
+    t.draw(Lines("Weight of a key that is stretched", "α", "weight", alphas, curves))
+    right = [(gained(q, 3) > 0) == (q > 0) and (gained(q, 3) < 0) == (q < 0) for q in range(-4, 5)]
+    correct = "The weight rises exactly for the queries whose score with that key is positive, and falls where it is "
+    t.instead(f"{correct}negative.", all(right))
 
 
-@claim(
-    "scale-key-limit",
-    HOMEWORK,
-    "1.1g",
-    "As α → ∞ the key's weight tends to 1 for all queries, so all outputs tend to its value.",
-    method="Exact limit of the weight for scores −1, 0 and 1 beside one other key of score 0.",
-)
+@claim(HOMEWORK, "1.1g")
 def scale_key_limit(t: Trial) -> None:
+    """As α → ∞ the key's weight tends to 1 for all queries, so all outputs tend to its value.
+
+    Exact limit of the weight for scores −1, 0 and 1 beside one other key of score 0."""
     alpha = sp.symbols("alpha", positive=True)
     found = {s: sp.limit(1 / (1 + sp.exp(-alpha * s)), alpha, sp.oo) for s in (-1, 0, 1)}
     for s, value in found.items():
-        t.case(f"score {s}", f"weight → {value}", value == 1)
-    t.instead(
-        "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays where it is 0.",
-        found == {-1: 0, 0: sp.Rational(1, 2), 1: 1},
-    )
+        t.equal(f"score {s}", value, 1, "weight → {}")
+    correct = "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays where it is 0."
+    t.instead(correct, found == {-1: 0, 0: sp.Rational(1, 2), 1: 1})
 
 
-@claim(
-    "scale-key-similar",
-    HOMEWORK,
-    "1.1g",
-    "If the key already had a high similarity with the query, scaling it pushes its weight towards 1.",
-    method="Exact limits for the scores 1 and 3, beside three other keys of scores 5, 2 and 0.",
-)
+@claim(HOMEWORK, "1.1g")
 def scale_key_similar(t: Trial) -> None:
+    """If the key already had a high similarity with the query, scaling it pushes its weight towards 1.
+
+    Exact limits for the scores 1 and 3, beside three other keys of scores 5, 2 and 0."""
     alpha = sp.symbols("alpha", positive=True)
     for s in (1, 3):
         value = sp.limit(1 / (1 + (sp.exp(5) + sp.exp(2) + 1) * sp.exp(-alpha * s)), alpha, sp.oo)
-        t.case(f"score {s} beside scores 5, 2, 0", f"weight → {value}", value == 1)
+        t.equal(f"score {s} beside scores 5, 2, 0", value, 1, "weight → {}")
 
 
-def gained(score: int, alpha: int = 2) -> Fraction:
-    """What the weight of a key gains when it is stretched by alpha; `score` is β times its score, beside a score
-    of 0."""
-    return grown(score, alpha) - grown(score, 1)
-
-
-@claim(
-    "scale-key-alpha",
-    HOMEWORK,
-    "1.1g, 'more pronounced when'",
-    "The effect of scaling a key is more pronounced the larger α is.",
-    method="The weight of a key that is stretched by 2, 3, 4 and 5, beside a key 0, in fractions.",
-)
+@claim(HOMEWORK, "1.1g, 'more pronounced when'")
 def scale_key_alpha(t: Trial) -> None:
+    """The effect of scaling a key is more pronounced the larger α is.
+
+    The weight of a key that is stretched by 2, 3, 4 and 5, beside a key 0, in fractions."""
     for q in (1, -1, 3):
         found = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
         rising = all(a < b for a, b in pairwise(found))
@@ -312,29 +228,18 @@ def scale_key_alpha(t: Trial) -> None:
     t.note(f"where the score is 0 there is no effect to grow: {gained(0, 2)}, {gained(0, 5)}")
 
 
-@claim(
-    "scale-key-already-similar",
-    HOMEWORK,
-    "1.1g, 'more pronounced when'",
-    "The effect of scaling a key is more pronounced when β is large, and when the key already had a high similarity.",
-    method="What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score "
-    "of 0, in fractions: a larger β and a greater similarity are the same there.",
-    when="the key does not have most of the weight yet; one that has it gains little",
-)
+@claim(HOMEWORK, "1.1g, 'more pronounced when'")
 def scale_key_already_similar(t: Trial) -> None:
-    strengths = (1, 2, 4, 8)
-    found = [gained(strength) for strength in strengths]
-    for i in range(3):
-        what = f"β·s = {strengths[i]} → {strengths[i + 1]}: what the weight gains"
-        t.case(what, f"{found[i]} → {found[i + 1]}", found[i + 1] > found[i], inside=i == 0)
-    t.draw(
-        Lines(
-            "What a doubled key gains",
-            "β times its score",
-            "gain of its weight",
-            [i / 5 for i in range(41)],
-            {"doubled": [1 / (1 + 2 ** (-2 * i / 5)) - 1 / (1 + 2 ** (-i / 5)) for i in range(41)]},
-        )
-    )
+    """The effect of scaling a key is more pronounced when β is large, and when the key already had a high similarity.
+
+    What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score of 0, in
+    fractions: a larger β and a greater similarity are the same there.
+    Holds when the key does not have most of the weight yet; one that has it gains little."""
+    for less, more in pairwise((1, 2, 4, 8)):
+        what = f"β·s = {less} → {more}: what the weight gains"
+        t.case(what, f"{gained(less)} → {gained(more)}", gained(more) > gained(less), inside=less == 1)
+    grid = [i / 5 for i in range(41)]
+    curves = {"doubled": [1 / (1 + 2 ** (-2 * x)) - 1 / (1 + 2**-x) for x in grid]}
+    t.draw(Lines("What a doubled key gains", "β times its score", "gain of its weight", grid, curves))
     best = max(range(60), key=gained)
     t.note(f"of the whole β·s from 0 to 59 the gain is greatest at {best} and falls on either side: {gained(best)}")

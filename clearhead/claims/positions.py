@@ -10,12 +10,11 @@ from torch import nn
 
 from clearhead.attention import attend
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import ANSWERED, EXAM, HOMEWORK
+from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Trial, apart, claim
 from clearhead.errors import ShapeError
 from clearhead.positions import ALiBi, Learned, Positions, RelativeBias, Rotary, Sinusoidal
 
-TRAINED, BEYOND = 12, 48
+TRAINED, TWICE, BEYOND = 12, 24, 48
 KINDS: dict[str, Positions] = {
     "sinusoidal": Sinusoidal(),
     "relative bias": RelativeBias(n_buckets=16, max_distance=24),
@@ -23,14 +22,11 @@ KINDS: dict[str, Positions] = {
 }
 
 
-@claim(
-    "sinusoid-values",
-    EXAM,
-    "Q4c",
-    "PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512.",
-    method="The four numbers to 20 digits against the library's table, in float32.",
-)
+@claim(EXAM, "Q4c")
 def sinusoid_values(t: Trial) -> None:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512.
+
+    The four numbers to 20 digits against the library's table, in float32."""
     row = Sinusoidal().table(4, 512)[3]
     for i in (0, 1):
         angle = sp.Integer(3) / sp.Integer(10000) ** sp.Rational(2 * i, 512)
@@ -39,88 +35,65 @@ def sinusoid_values(t: Trial) -> None:
             t.case(f"PE(3, {place})", f"{float(digits):.7f}", abs(float(digits) - row[place].item()) < 1e-6)
 
 
-@claim(
-    "sinusoid-second-line",
-    EXAM,
-    "Q4c, second of the three formulas (as the text at hand has it)",
-    "PE(pos, 2i) = cos(pos / pos).",
-    method="The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1.",
-)
+@claim(EXAM, "Q4c, second of the three formulas (as the text at hand has it)")
 def sinusoid_second_line(t: Trial) -> None:
+    """PE(pos, 2i) = cos(pos / pos).
+
+    The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1."""
     p = sp.symbols("p", positive=True)
     first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
-    t.case(
-        "PE(1, 0) by the first formula and by this line",
-        f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}",
-        sp.simplify(first - line) == 0,
-    )
+    what = "PE(1, 0) by the first formula and by this line"
+    t.case(what, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
     t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
-    t.meant(
-        "The line is a garbled copy of the third: even entries are the sines of the first, odd ones its cosines.",
-        abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7,
-    )
+    correct = "The line is a garbled copy of the third: even entries are the sines of the first, odd ones its cosines."
+    t.meant(correct, abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7)
 
 
-@claim(
-    "sinusoid-unique",
-    ANSWERED,
-    "Q1d",
-    "Each position gets a unique encoding vector.",
-    method="Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; "
-    "then the closest pair.",
-)
+@claim(ANSWERED, "Q1d")
 def sinusoid_unique(t: Trial) -> None:
+    """Each position gets a unique encoding vector.
+
+    Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."""
     p = sp.symbols("p", integer=True, positive=True)
     # sin p = 0 and cos p = 1 together need p / 2π whole.
-    t.case(
-        "is p / 2π rational for a whole p > 0",
-        "yes" if (p / (2 * sp.pi)).is_rational else "no",
-        (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational,
-    )
-    table = Sinusoidal().table(1000, 8).double()
-    gap = torch.cdist(table, table) + 9 * torch.eye(1000, dtype=torch.float64)
-    t.case("1,000 positions, width 8: closest pair", f"distance {gap.min():.4f}", gap.min() > 0)
-    learned = Learned(max_len=1000).build(8).weight.detach().double()
-    least = (torch.cdist(learned, learned) + 9 * torch.eye(1000, dtype=torch.float64)).min()
-    t.case("1,000 learned ones as they begin: closest pair", f"distance {least:.4f}", least > 0)
+    what = "is p / 2π rational for a whole p > 0"
+    shown = "yes" if (p / (2 * sp.pi)).is_rational else "no"
+    t.case(what, shown, (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational)
+    tables = {"1,000 positions, width 8": Sinusoidal().table(1000, 8)}
+    tables["1,000 learned ones as they begin"] = Learned(max_len=1000).build(8).weight.detach()
+    for name, table in tables.items():
+        gaps = torch.cdist(table.double(), table.double()) + 9 * torch.eye(1000, dtype=torch.float64)
+        t.above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
 
 
-@claim(
-    "position-parameters",
-    ANSWERED,
-    "Q1d, types",
-    "Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.",
-    method="Parameters of the built modules, counted.",
-)
+@claim(ANSWERED, "Q1d, types")
 def position_parameters(t: Trial) -> None:
+    """Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.
+
+    Parameters of the built modules, counted."""
+
     def count(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
     learned, fixed = count(Learned(max_len=1000).build(512)), count(Sinusoidal().build(512))
-    t.case("learned, 1000 × 512", f"{learned:,}", learned == 1000 * 512)
-    t.case("sinusoidal", f"{fixed}", fixed == 0)
+    t.equal("learned, 1000 × 512", learned, 1000 * 512, "{:,}")
+    t.equal("sinusoidal", fixed, 0)
 
 
-@claim(
-    "relative-depends-on-distance",
-    HOMEWORK,
-    "1.3b",
-    "A relative encoding depends on the distance of two positions, not on where they stand.",
-    method="Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions.",
-)
+@claim(HOMEWORK, "1.3b")
 def relative_depends_on_distance(t: Trial) -> None:
+    """A relative encoding depends on the distance of two positions, not on where they stand.
+
+    Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions."""
     for name, choice in (("RelativeBias", RelativeBias()), ("ALiBi", ALiBi())):
         built = choice.build(2)
         for p in built.parameters():
             nn.init.normal_(p)
         bias = built(13, 13, 0, torch.device("cpu"))
-        gap = (bias[:, 1:, 1:] - bias[:, :-1, :-1]).abs().max().item()
-        t.case(name, f"largest difference {gap:g}", gap == 0)
+        t.equal(name, apart(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}")
     table = Sinusoidal().table(13, 8)
-    t.note(
-        "an absolute encoding differs from place to place: by at least "
-        f"{(table[1:] - table[:-1]).norm(dim=1).min():.3f}"
-    )
+    least = (table[1:] - table[:-1]).norm(dim=1).min()
+    t.note(f"an absolute encoding differs from place to place: by at least {least:.3f}")
 
 
 @functools.cache
@@ -152,7 +125,7 @@ def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ..
         optimiser.step()
     found = []
     with torch.no_grad():
-        for length in (TRAINED, 2 * TRAINED, BEYOND):
+        for length in (TRAINED, TWICE, BEYOND):
             ids = torch.randint(0, 7, (100, 3, length))
             found.append((logits(ids)[:, :, 1:].argmax(-1) == ids[:, :, :-1]).float().mean((0, 2)).tolist())
     return tuple(zip(*found, strict=True))
@@ -162,62 +135,44 @@ TASK = f"A layer of attention trained to repeat the previous token at length {TR
 EXAMPLE = "One task and one small layer: an example, not a law."
 
 
-@claim(
-    "sinusoid-longer",
-    HOMEWORK,
-    "1.5b.3",
-    "Fixed sinusoidal encodings can generalise to longer sequences than those of training, because they are a formula.",
-    method=f"{TASK}accuracy there and at {BEYOND}. {EXAMPLE}",
-    when="'generalise' means only that the encoding is defined there; what the model learned need not carry over",
-)
+@claim(HOMEWORK, "1.5b.3")
 def sinusoid_longer(t: Trial) -> None:
+    """Fixed sinusoidal encodings can generalise to longer sequences than those of training, because they are a formula.
+
+    {TASK}accuracy there and at {BEYOND}. {EXAMPLE}
+    Holds when 'generalise' means only that the encoding is defined there; what the model learned need
+    not carry over."""
     row = Sinusoidal().table(1, 32, start=10_000)
-    t.case(
-        "defined at position 10,000",
-        f"norm {row.norm():.3f}, as everywhere: √16",
-        torch.isclose(row.norm(), torch.tensor(4.0)),
-    )
+    shown = f"norm {row.norm():.3f}, as everywhere: √16"
+    t.case("defined at position 10,000", shown, torch.isclose(row.norm(), torch.tensor(4.0)))
     for number, (inside, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
         what = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
         t.case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, inside=False)
 
 
-@claim(
-    "relative-longer",
-    HOMEWORK,
-    "1.3b",
-    "Relative encodings generalise better to sequences longer than those of training.",
-    method=f"{TASK}RelativeBias, Rotary and Sinusoidal, at {2 * TRAINED} and {BEYOND}: the worst start of each "
-    f"relative one against the best of the absolute one. {EXAMPLE}",
-    when="the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias, thinned "
-    "out among so many keys, is not",
-)
+@claim(HOMEWORK, "1.3b")
 def relative_longer(t: Trial) -> None:
+    """Relative encodings generalise better to sequences longer than those of training.
+
+    {TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative one against
+    the best of the absolute one. {EXAMPLE}
+    Holds when the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias,
+    thinned out among so many keys, is not."""
     found = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
         worst, best = min(row[place] for row in found[kind]), max(row[place] for row in found["sinusoidal"])
-        what = f"{kind} and sinusoidal, length {(2 * TRAINED, BEYOND)[place - 1]}"
+        what = f"{kind} and sinusoidal, length {(TWICE, BEYOND)[place - 1]}"
         t.case(what, f"{worst:.3f} and {best:.3f}", worst > best, inside=(kind, place) != ("relative bias", 2))
-    t.draw(
-        Lines(
-            "Repeating the previous token",
-            "length",
-            "accuracy",
-            (TRAINED, 2 * TRAINED, BEYOND),
-            {kind: [sum(column) / 3 for column in zip(*rows, strict=True)] for kind, rows in found.items()},
-        )
-    )
+    means = {kind: [sum(column) / 3 for column in zip(*rows, strict=True)] for kind, rows in found.items()}
+    t.draw(Lines("Repeating the previous token", "length", "accuracy", (TRAINED, TWICE, BEYOND), means))
 
 
-@claim(
-    "learned-bound-to-length",
-    HOMEWORK,
-    "1.5b.3",
-    "Learned embeddings belong to the number of patches seen in training; for another resolution they may need to be "
-    "interpolated.",
-    method="A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back.",
-)
+@claim(HOMEWORK, "1.5b.3")
 def learned_bound_to_length(t: Trial) -> None:
+    """Learned embeddings belong to the number of patches seen in training; for another resolution they may need
+    to be interpolated.
+
+    A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back."""
     grid = Learned(grid=(4, 6), n_extra=1).build(8)
     nn.init.normal_(grid.weight)
     try:
@@ -226,11 +181,6 @@ def learned_bound_to_length(t: Trial) -> None:
     except ShapeError as error:
         refused = str(error)
     t.case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
-    bigger = grid.resized((8, 12))
-    t.case("resized to 8 × 12", tuple(bigger.weight.shape), tuple(bigger.weight.shape) == (97, 8))
+    t.equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
     same = grid.resized((4, 6)).weight
-    t.case(
-        "resized to its own size: change",
-        f"{(same - grid.weight).abs().max():.1e}",
-        torch.allclose(same, grid.weight, atol=1e-6),
-    )
+    t.below("resized to its own size: change", apart(same, grid.weight), 1e-6)

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from clearhead.claims.ledger import HOLDS_WHEN, VERDICTS, Claim, Outcome, claims
-from clearhead.claims.sources import DOCUMENTS
+from clearhead.claims.ledger import DOCUMENTS, HOLDS_WHEN, VERDICTS, Claim, Outcome, claims
 
 Ask = Callable[[int, Claim], str | None]
 
@@ -33,13 +32,8 @@ class Answer:
         return [o.headline, o.correct] if o.correct else [o.headline, *o.notes[:1]]
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "id": self.outcome.claim.id,
-            "given": self.given,
-            "verdict": self.outcome.verdict,
-            "right": self.right,
-            "because": self.because,
-        }
+        so = {"id": self.outcome.claim.id, "given": self.given, "verdict": self.outcome.verdict}
+        return so | {"right": self.right, "because": self.because}
 
 
 def drawn(n: int, seed: int = 0, document: int | None = None) -> list[Claim]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 
 import sympy as sp
 import torch
 
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import FINAL, HOMEWORK
+from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, claim, listed, slope
 
 
-@claim(
-    "rnn-update",
-    FINAL,
-    "Part 1, Q6",
-    "For two inputs and h₀ = 0 the update of w is w − η (h₂ − y) g′(z₂) h₁.",
-    method="Symbolic derivative of the loss for a free activation g.",
-)
+@claim(FINAL, "Part 1, Q6")
 def rnn_update(t: Trial) -> None:
+    """For two inputs and h₀ = 0 the update of w is w − η (h₂ − y) g′(z₂) h₁.
+
+    Symbolic derivative of the loss for a free activation g."""
     w, a, x1, x2, y, h0 = sp.symbols("w a x1 x2 y h0", real=True)
     g = sp.Function("g")
 
@@ -28,38 +25,31 @@ def rnn_update(t: Trial) -> None:
         h1 = g(w * start + a * x1)
         z2 = w * h1 + a * x2
         u = sp.symbols("u")
-        slope = sp.diff(g(u), u).subs(u, z2).doit()
+        inner = sp.diff(g(u), u).subs(u, z2).doit()
         loss = (g(z2) - y) ** 2 / 2
-        return sp.simplify(sp.diff(loss, w).doit() - ((g(z2) - y) * slope * h1).doit())
+        return sp.simplify(sp.diff(loss, w).doit() - ((g(z2) - y) * inner * h1).doit())
 
-    found = gap(sp.Integer(0))
-    t.case("h₀ = 0: derivative − printed", found, found == 0)
+    t.equal("h₀ = 0: derivative − printed", gap(sp.Integer(0)), 0)
     # The options that are not marked, at one point with g = tanh: what stands behind (h₂ − y) g′(z₂).
     w0, a0, x, z1 = 0.7, -0.4, (1.3, 0.6), -0.4 * 1.3
     inner = 1 - math.tanh(z1) ** 2
     others = (x[1] + w0 * inner * x[0], inner, w0)
-    shown = ", ".join(f"{other:.3f}" for other in others)
-    t.case(
-        f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options",
-        f"{math.tanh(z1):.3f} and {shown}",
-        all(abs(other - math.tanh(z1)) > 0.1 for other in others),
-    )
+    shown = f"{math.tanh(z1):.3f} and {listed(others, '.3f')}"
+    what = f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options"
+    t.case(what, shown, all(abs(other - math.tanh(z1)) > 0.1 for other in others))
     t.note(f"with h₀ ≠ 0 a second term is missing: {gap(h0) != 0}")
 
 
-@claim(
-    "rnn-long-range",
-    HOMEWORK,
-    "1.4a.2",
-    "A path of O(n) makes long-range dependencies hard for recurrent networks and LSTMs: gradients vanish or explode.",
-    method="The gradient of the last state in the first over 100 steps, width 16, three draws: tanh cells whose matrix "
-    "stretches by 0.9 and by 1.1 (from a state of zero), an LSTM as torch begins it, and one with an open forget gate.",
-    when="no gate holds the state; a forget gate that stays open carries gradients as far as one likes",
-)
+@claim(HOMEWORK, "1.4a.2")
 def rnn_long_range(t: Trial) -> None:
+    """A path of O(n) makes long-range dependencies hard for recurrent networks and LSTMs: gradients vanish or explode.
+
+    The gradient of the last state in the first over 100 steps, width 16, three draws: tanh cells whose matrix stretches
+    by 0.9 and by 1.1 (from a state of zero), an LSTM as torch begins it, and one with an open forget gate.
+    Holds when no gate holds the state; a forget gate that stays open carries gradients as far as one likes."""
     for name, gain in (("matrix × 0.9", 0.9), ("matrix × 1.1", 1.1)):
         sizes = [_through(lambda h, w, g=gain: torch.tanh(g * h @ w), t) for _ in range(3)]  # type: ignore[misc]
-        t.case(f"tanh, {name}", ", ".join(f"{x:.1e}" for x in sizes), max(sizes) < 1e-4 or min(sizes) > 1e4)
+        t.case(f"tanh, {name}", listed(sizes, ".1e"), max(sizes) < 1e-4 or min(sizes) > 1e4)
     for held in (False, True):
         sizes = []
         for _ in range(3):
@@ -69,48 +59,36 @@ def rnn_long_range(t: Trial) -> None:
                 cell.bias_hh.data[16:32] += 10
             sizes.append(_through(lambda c, _, cell=cell: cell(torch.zeros(1, 16).double(), (c.tanh(), c))[1], t))  # type: ignore[misc]
         name = "LSTM, forget gate open" if held else "LSTM"
-        t.case(name, ", ".join(f"{x:.1e}" for x in sizes), max(sizes) < 1e-4 or min(sizes) > 1e4, inside=not held)
+        t.case(name, listed(sizes, ".1e"), max(sizes) < 1e-4 or min(sizes) > 1e4, inside=not held)
 
 
 def _through(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], t: Trial, steps: int = 100) -> float:
     """The size of the gradient that a state passes on to the one `steps` before it, from 0 and by one random matrix."""
-    w = torch.linalg.qr(torch.randn(16, 16, generator=t.generator, dtype=torch.float64)).Q
+    w = torch.linalg.qr(t.normal(16, 16)).Q
     start = h = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
     for _ in range(steps):
         h = step(h, w)
-    (slope,) = torch.autograd.grad(h, start, torch.full_like(h, 0.25))
-    return slope.norm().item()
+    return slope(h, start, torch.full_like(h, 0.25)).norm().item()
 
 
-@claim(
-    "rnn-order",
-    HOMEWORK,
-    "1.4a.4",
-    "Recurrent networks know the order of their inputs by processing them one after the other.",
-    method="h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions, for four w.",
-)
+@claim(HOMEWORK, "1.4a.4")
 def rnn_order(t: Trial) -> None:
-    def last(w: Fraction, xs: tuple[int, ...]) -> Fraction:
-        h = Fraction(0)
-        for x in xs:
-            h = w * h + x
-        return h
+    """Recurrent networks know the order of their inputs by processing them one after the other.
 
+    h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions, for four w."""
     for w in (Fraction(1, 2), Fraction(2), Fraction(-1), Fraction(9, 10)):
-        a, b = last(w, (1, 2)), last(w, (2, 1))
+        a, b = stepped(w, (1, 2))[-1], stepped(w, (2, 1))[-1]
         t.case(f"w = {w}", f"{a} and {b}", a != b)
-    t.note(f"a plain sum (w = 1) forgets the order: {last(Fraction(1), (1, 2))} and {last(Fraction(1), (2, 1))}")
+    a, b = stepped(Fraction(1), (1, 2))[-1], stepped(Fraction(1), (2, 1))[-1]
+    t.note(f"a plain sum (w = 1) forgets the order: {a} and {b}")
 
 
-@claim(
-    "rnn-not-parallel",
-    FINAL,
-    "Part 1, Q7 (options not marked)",
-    "The forward pass of a recurrent network over a sequence cannot be parallelised.",
-    method="Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b, "
-    "symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h.",
-)
+@claim(FINAL, "Part 1, Q7 (options not marked)")
 def rnn_not_parallel(t: Trial) -> None:
+    """The forward pass of a recurrent network over a sequence cannot be parallelised.
+
+    Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b,
+    symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h."""
     h, w1, b1, w2, b2 = sp.symbols("h w1 b1 w2 b2", real=True)
     twice = sp.tanh(w2 * sp.tanh(w1 * h + b1) + b2)
     bent = sp.simplify(sp.diff(sp.atanh(twice), h, 2).subs({w1: 1, b1: 0, w2: 1, b2: 0, h: sp.Rational(1, 2)}))
@@ -123,13 +101,9 @@ def rnn_not_parallel(t: Trial) -> None:
     t.note(f"8 linear steps in {rounds} rounds, equal to one after the other: {states == stepped(Fraction(1, 2), xs)}")
 
 
-def stepped(w: Fraction, xs: list[Fraction]) -> list[Fraction]:
+def stepped(w: Fraction, xs: Sequence[int | Fraction]) -> list[Fraction]:
     """h_t = w h_{t−1} + x_t, one after the other."""
-    states, h = [], Fraction(0)
-    for x in xs:
-        h = w * h + x
-        states.append(h)
-    return states
+    return list(accumulate(map(Fraction, xs), lambda h, x: w * h + x))
 
 
 def prefix_states(w: Fraction, xs: list[Fraction]) -> tuple[int, list[Fraction]]:
@@ -137,9 +111,7 @@ def prefix_states(w: Fraction, xs: list[Fraction]) -> tuple[int, list[Fraction]]
     steps = [(w, x) for x in xs]
     reach, rounds = 1, 0
     while reach < len(steps):
-        steps = [
-            (b * steps[i - reach][0], b * steps[i - reach][1] + x) if i >= reach else (b, x)
-            for i, (b, x) in enumerate(steps)
-        ]
+        joined = [(b * c, b * y + x) for (c, y), (b, x) in zip(steps, steps[reach:], strict=False)]
+        steps = steps[:reach] + joined
         reach, rounds = 2 * reach, rounds + 1
     return rounds, [x for _, x in steps]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from itertools import groupby
+from string import Template
 
-from clearhead.claims.ledger import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
-from clearhead.claims.sources import DOCUMENTS
+from clearhead.claims.ledger import DOCUMENTS, DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
 from clearhead.claims.typeset import typeset
 
 _CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
@@ -29,48 +29,23 @@ _MEANS = {
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
-    documents = [(d, [o for o in outcomes if o.claim.source == d]) for d in DOCUMENTS]
-    documents = [(d, found) for d, found in documents if found]
+    documents = [(d, found) for d in DOCUMENTS if (found := [o for o in outcomes if o.claim.source == d])]
     numbers = {o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)}
-    style, script = (
-        (resources.files("clearhead.claims") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
-    parts = [
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>The ledger of claims</title><style>{style}</style></head><body><main id="top">',
-        _opening(len(outcomes), len(documents), seed),
-        _contents(documents),
-        _wrong([o for o in outcomes if o.verdict in (DOES_NOT_HOLD, MISPRINT)], numbers),
-    ]
+    here = resources.files("clearhead.claims")
+    page, style, script = ((here / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    legend = "".join(f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS)
+    boxes = "".join(f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS)
+    about = {"n_claims": len(outcomes), "courses": _count(len(documents)), "seed": seed}
+    wrong = _wrong([o for o in outcomes if o.verdict in (DOES_NOT_HOLD, MISPRINT)], numbers)
+    parts = []
     for i, (source, found) in enumerate(documents, 1):
         parts.append(f'<h2 id="document-{i}">{i}. {escape(source)}</h2>')
         for theme, entries in groupby(found, key=lambda o: o.claim.theme):
             parts.append(f'<h3 id="document-{i}-{theme}">{escape(THEMES[theme])}</h3>')
             parts += [_entry(o, numbers[o.claim.id]) for o in entries]
         parts.append('<p class="top"><a href="#top">Back to the contents</a></p>')
-    parts.append(f"</main><script>\n{script}</script></body></html>\n")
-    return "\n".join(parts)
-
-
-def _opening(n_claims: int, n_documents: int, seed: int) -> str:
-    legend = "".join(f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS)
-    boxes = "".join(f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS)
-    return (
-        "<h1>The ledger of claims</h1>"
-        f'<p class="lead">{n_claims} statements about attention, Transformers and their neighbours from '
-        f"{_count(n_documents)}, each tried by a program.</p>"
-        "<p>The statements are in our own words, next to the place where they stand. The program decides: by proof or "
-        "exact arithmetic where that is possible, by an experiment with a stated accuracy where it is not. In the "
-        "evidence ✓ is a case in which the statement is right and ✗ one in which it is not. Any entry can be tried "
-        f"again with <code>clearhead claims show</code> and its name; this page was made with seed {seed}.</p>"
-        f'<div class="legend">{legend}</div>'
-        '<div class="controls"><label>Search: <input type="search" id="search" placeholder="words, or press /">'
-        '</label> <span id="found" role="status"></span> <label><input type="checkbox" id="dark"> Dark</label><br>'
-        f'Show: {boxes}<br><label><input type="checkbox" id="quiz"> '
-        "Questions only: decide first, then "
-        "point at an entry to see its answer (or print the page as a worksheet)</label></div>"
-    )
+    shown = {"legend": legend, "boxes": boxes, "contents": _contents(documents), "wrong": wrong}
+    return Template(page).substitute(about | shown, style=style, script=script, entries="\n".join(parts))
 
 
 def _count(n: int) -> str:
@@ -85,10 +60,8 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
         cells = "".join(f'<td class="n">{count[v]}</td>' for v in _CLASS)
         link = f'<a href="#document-{i}">{i}. {escape(source)}</a>'
         rows.append(f'<tr><td>{link}</td><td class="n">{len(found)}</td>{cells}</tr>')
-        themes = "".join(
-            f'<li><a href="#document-{i}-{theme}">{escape(THEMES[theme])}</a></li>'
-            for theme in dict.fromkeys(o.claim.theme for o in found)
-        )
+        names = dict.fromkeys(o.claim.theme for o in found)
+        themes = "".join(f'<li><a href="#document-{i}-{name}">{escape(THEMES[name])}</a></li>' for name in names)
         strip = "".join(
             f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" title="{escape(o.claim.says)}">{_MARK[o.verdict]}</a>'
             for o in found
@@ -109,11 +82,11 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
 def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
     if not outcomes:
         return ""
-    place = {name: i for i, name in enumerate(numbers)}
+    place = list(numbers)
     rows = "".join(
         f'<tr><td class="n">{numbers[o.claim.id]}</td><td><a href="#{o.claim.id}">{typeset(o.claim.says)}</a></td>'
         f"<td>{typeset(o.counter_example)}</td><td>{typeset(o.correct)}</td></tr>"
-        for o in sorted(outcomes, key=lambda o: place[o.claim.id])
+        for o in sorted(outcomes, key=lambda o: place.index(o.claim.id))
     )
     head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
@@ -131,10 +104,8 @@ def _key(o: Outcome) -> str:
         rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correct))
     else:
         return ""
-    first = {"Holds when", "Say instead", "Meant"}
-    body = "".join(
-        f"<dt>{name}</dt><dd{' class=right' if name in first else ''}>{typeset(text)}</dd>" for name, text in rows
-    )
+    right = dict.fromkeys(("Holds when", "Say instead", "Meant"), " class=right")
+    body = "".join(f"<dt>{name}</dt><dd{right.get(name, '')}>{typeset(text)}</dd>" for name, text in rows)
     return f'<dl class="key answer">{body}</dl>'
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import sympy as sp
 import torch
@@ -10,8 +10,7 @@ import torch
 from clearhead.attention import Gumbel, StraightThrough, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import ANSWERED, HOMEWORK
+from clearhead.claims.ledger import ANSWERED, HOMEWORK, Trial, claim, slope
 
 BETA = sp.symbols("beta", positive=True)
 
@@ -21,191 +20,144 @@ def limit(scores: tuple[int, ...], at: object) -> list[object]:
     return [sp.limit(1 / sum(sp.exp(BETA * (x - s)) for x in scores), BETA, at) for s in scores]
 
 
-@claim(
-    "weights-sum",
-    ANSWERED,
-    "Q1b",
-    "The weights of a query sum to 1.",
-    method="Symbolic sum for 1 … 5 keys with free scores.",
-)
+@claim(ANSWERED, "Q1b")
 def weights_sum(t: Trial) -> None:
+    """The weights of a query sum to 1.
+
+    Symbolic sum for 1 … 5 keys with free scores."""
     for n in range(1, 6):
-        total = sp.simplify(sum(exact.softmax(sp.symbols(f"s:{n}", real=True))))
-        t.case(f"{n} keys", f"sum = {total}", total == 1)
+        t.equal(f"{n} keys", sp.simplify(sum(exact.softmax(sp.symbols(f"s:{n}", real=True)))), 1, "sum = {}")
 
 
-@claim(
-    "relative-magnitudes",
-    ANSWERED,
-    "Q1b, key insight",
-    "Softmax preserves the relative magnitudes of the scores.",
-    method="Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then "
-    "the ratio of two weights against that of their scores.",
-    when="it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)",
-)
+@claim(ANSWERED, "Q1b, key insight")
 def relative_magnitudes(t: Trial) -> None:
+    """Softmax preserves the relative magnitudes of the scores.
+
+    Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then the ratio
+    of two weights against that of their scores.
+    Holds when it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)."""
     s, r = sp.symbols("s r", real=True)
     a, b = exact.softmax((s, r))
-    left = sp.simplify(a / b - sp.exp(s - r))
-    t.case("any scores s and r: a/b − e^(s − r)", left, left == 0)
-    ordered = all(
-        (x > y) == (z > w)
-        for scores in ((1, 2), (-3, 0), (5, 5))
-        for x, z in zip(scores, exact.weights(scores), strict=True)
-        for y, w in zip(scores, exact.weights(scores), strict=True)
-    )
+    t.equal("any scores s and r: a/b − e^(s − r)", sp.simplify(a / b - sp.exp(s - r)), 0)
+    found = [(scores, exact.weights(scores)) for scores in ((1, 2), (-3, 0), (5, 5))]
+    ordered = all((x > y) == (z > w) and (x < y) == (z < w) for (x, y), (z, w) in found)
     t.case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
     low, high = exact.softmax((sp.Integer(1), sp.Integer(2)))
     ratio = sp.simplify(high / low)
     t.case("scores 1 and 2, in the ratio 2", f"weights in the ratio e = {float(ratio):.3f}", ratio == 2, inside=False)
 
 
-@claim(
-    "convex-combination",
-    ANSWERED,
-    "Q1b, implications",
-    "Every output is a convex combination of the value vectors.",
-    method="The weights of all rows are positive and sum to 1 (fractions); `attend`'s outputs lie "
-    "between the extreme values.",
-)
+@claim(ANSWERED, "Q1b, implications")
 def convex_combination(t: Trial) -> None:
+    """Every output is a convex combination of the value vectors.
+
+    The weights of all rows are positive and sum to 1 (fractions); `attend`'s outputs lie between the extreme values."""
     row = exact.weights([3, -2, 0, 5])
     t.case("scores 3, −2, 0, 5", exact.show(row), all(x > 0 for x in row) and sum(row) == 1)
-    q, k, v = (torch.randn(1, 1, n, 7, generator=t.generator, dtype=torch.float64) for n in (200, 5, 5))
+    q, k, v = (t.normal(1, 1, n, 7) for n in (200, 5, 5))
     out = attend(q, k, v)
     low, high = v.amin(2, keepdim=True), v.amax(2, keepdim=True)
     outside = int(((out < low - 1e-12) | (out > high + 1e-12)).sum())
-    t.case("200 queries over 5 values of width 7", f"{outside} of 1400 coordinates outside", outside == 0)
+    t.equal("200 queries over 5 values of width 7", outside, 0, "{} of 1400 coordinates outside")
 
 
-@claim(
-    "beta-large",
-    HOMEWORK,
-    "1.1b",
-    "As β → ∞ attention becomes a hard argmax that selects only the value of the most similar key.",
-    method="Exact limits.",
-    when="one key alone has the highest score; ties share equally",
-)
+@claim(HOMEWORK, "1.1b")
 def beta_large(t: Trial) -> None:
-    alone = limit((4, 3, 1), sp.oo)
-    t.case("scores 4, 3, 1", exact.show(alone), alone == [1, 0, 0])
+    """As β → ∞ attention becomes a hard argmax that selects only the value of the most similar key.
+
+    Exact limits.
+    Holds when one key alone has the highest score; ties share equally."""
+    t.equal("scores 4, 3, 1", limit((4, 3, 1), sp.oo), [1, 0, 0], exact.show)
     tie = limit((4, 4, 1), sp.oo)
     t.case("scores 4, 4, 1", exact.show(tie), sorted(map(str, tie)) == ["0", "0", "1"], inside=False)
 
 
-@claim(
-    "beta-small",
-    HOMEWORK,
-    "1.1b and 1.1d",
-    "As β → 0 the weights become uniform, 1/m each, whatever the scores.",
-    method="Exact limits, spread and close scores, 2 … 5 keys.",
-)
+@claim(HOMEWORK, "1.1b and 1.1d")
 def beta_small(t: Trial) -> None:
+    """As β → 0 the weights become uniform, 1/m each, whatever the scores.
+
+    Exact limits, spread and close scores, 2 … 5 keys."""
     for scores in ((5, -3), (4, 3, 1), (100, 0, 0, -100), (1, 2, 3, 4, 5)):
-        found = limit(scores, 0)
-        t.case(f"scores {scores}", exact.show(found), all(x == sp.Rational(1, len(scores)) for x in found))
+        t.equal(f"scores {scores}", limit(scores, 0), [sp.Rational(1, len(scores))] * len(scores), exact.show)
 
 
-@claim(
-    "beta-sharpens",
-    HOMEWORK,
-    "1.1b",
-    "A larger β makes the weights sharper, a smaller one smoother.",
-    method="dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign on examples.",
-)
+@claim(HOMEWORK, "1.1b")
 def beta_sharpens(t: Trial) -> None:
+    """A larger β makes the weights sharper, a smaller one smoother.
+
+    dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign on examples."""
     s, r = sp.symbols("s r", real=True)
     a = exact.softmax((BETA * s, BETA * r))
     # Shannon's entropy through the log-sum-exp: H = ln Z − β Σ a s
     entropy = sp.log(sp.exp(BETA * s) + sp.exp(BETA * r)) - BETA * (a[0] * s + a[1] * r)
     variance = a[0] * a[1] * (s - r) ** 2
-    gap = sp.simplify(sp.diff(entropy, BETA) + BETA * variance)
-    t.case("dH/dβ + β Var(s)", str(gap), gap == 0)
+    t.equal("dH/dβ + β Var(s)", sp.simplify(sp.diff(entropy, BETA) + BETA * variance), 0)
     betas = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
     curves: dict[str, list[float]] = {}
     for name, scores in (("scores 3, 1, 0", [3.0, 1.0, 0.0]), ("scores 1, 1, 1", [1.0, 1.0, 1.0])):
         p = [(torch.tensor(scores, dtype=torch.float64) * b).softmax(0) for b in betas]
         curves[name] = [float(-(x * x.clamp_min(1e-300).log()).sum()) for x in p]
     h, flat = curves.values()
-    falls = all(x - y > 1e-9 for x, y in itertools.pairwise(h))
-    t.case("scores 3, 1, 0", f"entropy {h[0]:.3f} → {h[-1]:.3f}", falls)
+    t.case("scores 3, 1, 0", f"entropy {h[0]:.3f} → {h[-1]:.3f}", all(x - y > 1e-9 for x, y in pairwise(h)))
     t.note(f"equal scores cannot be sharpened: entropy {flat[0]:.3f} → {flat[-1]:.3f}")
     t.draw(Lines("Entropy of the weights", "β", "nats", betas, curves))
 
 
-@claim(
-    "preserve-value",
-    HOMEWORK,
-    "1.1c",
-    "A value is preserved (its weight is near 1) when its key's score is much larger (≫) than all others.",
-    method="Weight of the best of m keys, in closed form 1 / (1 + (m − 1) e^(−β gap)).",
-    when="'much larger' means a large difference times β, not a large ratio",
-)
+@claim(HOMEWORK, "1.1c")
 def preserve_value(t: Trial) -> None:
+    """A value is preserved (its weight is near 1) when its key's score is much larger (≫) than all others.
+
+    Weight of the best of m keys, in closed form 1 / (1 + (m − 1) e^(−β gap)).
+    Holds when 'much larger' means a large difference times β, not a large ratio."""
+
     def weight(best: float, other: float) -> float:
         return float(1 / (1 + 4 * sp.exp(-(sp.Rational(str(best)) - sp.Rational(str(other))))))
 
-    far = weight(12, 2)
-    t.case("5 keys, scores 12 and 2, β = 1", f"weight {far:.4f}", far > 0.99)
-    near = weight(0.1, 0.0001)
-    t.case("5 keys, scores 0.1 and 0.0001 (1000 times)", f"weight {near:.4f}", near > 0.99, inside=False)
+    t.above("5 keys, scores 12 and 2, β = 1", weight(12, 2), 0.99, "weight {:.4f}")
+    t.above("5 keys, scores 0.1 and 0.0001 (1000 times)", weight(0.1, 0.0001), 0.99, "weight {:.4f}", inside=False)
 
 
-@claim(
-    "dilute-values",
-    HOMEWORK,
-    "1.1d",
-    "If a query is about equally similar to several keys, their values are mixed in the output.",
-    method="Exact weights with β = ln 2.",
-    when="those keys are also close to the highest score",
-)
+@claim(HOMEWORK, "1.1d")
 def dilute_values(t: Trial) -> None:
+    """If a query is about equally similar to several keys, their values are mixed in the output.
+
+    Exact weights with β = ln 2.
+    Holds when those keys are also close to the highest score."""
     mixed = exact.weights([5, 5, 0])
     t.case("scores 5, 5, 0", exact.show(mixed), min(mixed[:2]) > 0.4)
     ignored = exact.weights([0, 0, 20])
     t.case("scores 0, 0, 20", f"the two equal keys get {float(ignored[0]):.1e} each", ignored[0] > 0.1, inside=False)
 
 
-@claim(
-    "straight-through",
-    HOMEWORK,
-    "1.1c",
-    "Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.",
-    method="`attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0.",
-)
+@claim(HOMEWORK, "1.1c")
 def straight_through(t: Trial) -> None:
+    """Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.
+
+    `attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0."""
     q = torch.tensor([[[[1.0, 0.5]]]], dtype=torch.float64, requires_grad=True)
     k = torch.tensor([[[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]], dtype=torch.float64)
     v = torch.tensor([[[[5.0], [2.0], [-1.0]]]], dtype=torch.float64)
     hard = attend(q, k, v, weights=StraightThrough())
-    t.case("forward selects the first value, 5", f"{hard.item():g}", hard.item() == 5.0)
-    (slope,) = torch.autograd.grad(hard.sum(), q)
-    (soft,) = torch.autograd.grad(attend(q, k, v).sum(), q)
-    t.case(
-        "gradient of the query",
-        f"{[round(x, 4) for x in slope.flatten().tolist()]}",
-        torch.allclose(slope, soft) and slope.abs().max() > 0,
-    )
+    t.equal("forward selects the first value, 5", hard.item(), 5.0, "{:g}")
+    found, soft = slope(hard.sum(), q), slope(attend(q, k, v).sum(), q)
+    shown = f"{[round(x, 4) for x in found.flatten().tolist()]}"
+    t.case("gradient of the query", shown, torch.allclose(found, soft) and found.abs().max() > 0)
     draws = [attend(q, k, v, weights=Gumbel(hard=True)) for _ in range(30)]
     picked = sorted({round(out.item(), 9) for out in draws})
     t.case("Gumbel, 30 draws: each is one of the values", picked, set(picked) <= {5.0, 2.0, -1.0})
-    least = min(torch.autograd.grad(out.sum(), q)[0].abs().max().item() for out in draws)
-    t.case("and has a gradient of at least", f"{least:.1e}", least > 0)
+    t.above("and has a gradient of at least", min(slope(out.sum(), q).abs().max().item() for out in draws), 0)
 
 
-@claim(
-    "column-softmax",
-    HOMEWORK,
-    "1.1a",
-    "With S = KᵀQ (m × n) and softargmax by columns, H = VA is t × n, one output for each query.",
-    method="Sizes that are distinct primes, and equality with `attend`, whose rows are queries.",
-)
+@claim(HOMEWORK, "1.1a")
 def column_softmax(t: Trial) -> None:
+    """With S = KᵀQ (m × n) and softargmax by columns, H = VA is t × n, one output for each query.
+
+    Sizes that are distinct primes, and equality with `attend`, whose rows are queries."""
     d, m, n, wide = 3, 5, 7, 11
     q, k, v = (torch.randn(d, n), torch.randn(d, m), torch.randn(wide, m))
     a = ((k.T @ q) / d**0.5).softmax(dim=0)
     h = v @ a
-    t.case("size of H", tuple(h.shape), tuple(h.shape) == (wide, n))
+    t.equal("size of H", tuple(h.shape), (wide, n))
     t.case("column sums", f"{a.sum(0).min():.6f} … {a.sum(0).max():.6f}", torch.allclose(a.sum(0), torch.ones(n)))
     ours = attend(q.T[None, None], k.T[None, None], v.T[None, None])[0, 0].T
     t.case("against attend", f"difference {(h - ours).abs().max():.1e}", torch.allclose(h, ours, atol=1e-5))

@@ -6,69 +6,51 @@ import torch
 
 from clearhead.attention import Additive, Dot
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import EXAM
+from clearhead.claims.ledger import EXAM, Trial, apart, claim, listed
 from clearhead.masks import every, full, window
 
 
-@claim(
-    "sparse-saves",
-    EXAM,
-    "Q6a",
-    "Sparse patterns can reduce the cost of attention; asked for is one of itself, two tokens before and after, and "
-    "every fourth token, at n = 16.",
-    method="The pattern counted at n = 16, by enumeration and by the mask's own count; then as n grows, with and "
-    "without every fourth token.",
-)
+@claim(EXAM, "Q6a")
 def sparse_saves(t: Trial) -> None:
+    """Sparse patterns can reduce the cost of attention; asked for is one of itself, two tokens before and after, and
+    every fourth token, at n = 16.
+
+    The pattern counted at n = 16, by enumeration and by the mask's own count; then as n grows, with and without
+    every fourth token."""
     pattern = window(2, 2) | every(4)
     by_hand = sum(abs(i - j) <= 2 or j % 4 == 0 for i in range(16) for j in range(16))
-    t.case(
-        "pairs at n = 16",
-        f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}",
-        by_hand == pattern.count(16) and by_hand < 256,
-    )
+    what = "pairs at n = 16"
+    t.case(what, f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}", by_hand == pattern.count(16) and by_hand < 256)
     sizes = (16, 256, 4096, 65536)
     whole, local = ([p.count(m) / m for m in sizes] for p in (pattern, window(2, 2)))
-    t.case("the window alone, pairs a token at n = 16 … 65,536", ", ".join(f"{g:.2f}" for g in local), max(local) < 5)
-    t.note(
-        "the whole pattern saves pairs and stays O(n²), for every fourth token is a quarter of all: "
-        + ", ".join(f"{g:.1f}" for g in whole)
-        + " pairs a token"
-    )
+    t.case("the window alone, pairs a token at n = 16 … 65,536", listed(local, ".2f"), max(local) < 5)
+    saved = "the whole pattern saves pairs and stays O(n²), for every fourth token is a quarter of all"
+    t.note(f"{saved}: {listed(whole, '.1f')} pairs a token")
     t.draw(Grid("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
 
 
-@claim(
-    "local-windows",
-    EXAM,
-    "Q6b",
-    "There is a trade-off between full attention and local windows.",
-    method="Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens.",
-)
+@claim(EXAM, "Q6b")
 def local_windows(t: Trial) -> None:
+    """There is a trade-off between full attention and local windows.
+
+    Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens."""
     local, all_pairs = window(2, 2).count(64), full().count(64)
     t.case("pairs", f"{local} against {all_pairs}", local < all_pairs)
     step = window(2, 2).dense(64).double()
     reach = [int((torch.linalg.matrix_power(step, layers)[0] > 0).sum()) for layers in (1, 2, 4, 8)]
-    t.case("tokens that reach the first after 1, 2, 4, 8 layers", reach, reach == [3, 5, 9, 17])
+    t.equal("tokens that reach the first after 1, 2, 4, 8 layers", reach, [3, 5, 9, 17])
 
 
-@claim(
-    "additive-multiplicative",
-    EXAM,
-    "Q6b",
-    "There is a trade-off between additive and multiplicative attention, in cost and in expressiveness.",
-    method="Dot is linear in the query, Additive is not (score of 2q against twice the score of q); "
-    "parameters counted.",
-)
+@claim(EXAM, "Q6b")
 def additive_multiplicative(t: Trial) -> None:
-    q, k = (torch.randn(1, 1, m, 7, generator=t.generator, dtype=torch.float64) for m in (3, 5))
+    """There is a trade-off between additive and multiplicative attention, in cost and in expressiveness.
+
+    Dot is linear in the query, Additive is not (score of 2q against twice the score of q); parameters counted."""
+    q, k = (t.normal(1, 1, m, 7) for m in (3, 5))
     additive = Additive(7, 7, 11).double()
     with torch.no_grad():
-        gaps = [(f(2 * q, k) - 2 * f(q, k)).abs().max().item() for f in (Dot(), additive)]
+        gaps = [apart(f(2 * q, k), 2 * f(q, k)) for f in (Dot(), additive)]
     t.case("score(2q) − 2 score(q): dot", f"{gaps[0]:.1e}", gaps[0] < 1e-12)
     t.case("the same: additive", f"{gaps[1]:.2f}", gaps[1] > 1e-3)
     # A dot product has one multiply-add a width; the additive score one, and a tanh, for each hidden unit, and weights.
-    extra = sum(p.numel() for p in additive.parameters())
-    t.case("parameters of the score: dot, additive", f"0, {extra}", extra > 0)
+    t.above("parameters of the score: dot, additive", sum(p.numel() for p in additive.parameters()), 0, "0, {}")

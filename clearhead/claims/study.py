@@ -41,11 +41,8 @@ class Study:
 
     def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Training]:
         """The rows of one network at one size, by seed."""
-        return {
-            row.seed: row
-            for row in self.rows
-            if (row.network, row.n_train, row.pictures) == (network, n_train, pictures)
-        }
+        wanted = (network, n_train, pictures)
+        return {row.seed: row for row in self.rows if (row.network, row.n_train, row.pictures) == wanted}
 
     def sizes(self, networks: Sequence[str], pictures: str = WHOLE) -> list[int]:
         """The numbers of training pictures at which all of these networks were trained."""

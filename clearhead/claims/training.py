@@ -12,29 +12,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import EXAM, FINAL
+from clearhead.claims.ledger import EXAM, FINAL, Trial, claim, listed, slope
 from clearhead.layers import Xavier
 from clearhead.training import WarmupCosine
 
 
-@claim(
-    "warmup-cosine",
-    EXAM,
-    "Q7a",
-    "The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).",
-    method="Both branches at the joint, the end, the halfway point and the slopes, symbolically; "
-    "then the library's schedule.",
-)
+@claim(EXAM, "Q7a")
 def warmup_cosine(t: Trial) -> None:
+    """The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).
+
+    Both branches at the joint, the end, the halfway point and the slopes, symbolically; then the library's schedule."""
     s = sp.symbols("s", positive=True)
     top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
     rise = top * s / warm
     fall = top * sp.Rational(1, 2) * (1 + sp.cos((s - warm) / (total - warm) * sp.pi))
     joint = rise.subs(s, warm), fall.subs(s, warm)
     t.case("at step 4000 from both sides", f"{joint[0]} and {joint[1]}", joint[0] == joint[1] == top)
-    t.case("at step 100000", fall.subs(s, total), fall.subs(s, total) == 0)
-    t.case("at step 52000, halfway down", fall.subs(s, 52_000), fall.subs(s, 52_000) == top / 2)
+    t.equal("at step 100000", fall.subs(s, total), 0)
+    t.equal("at step 52000, halfway down", fall.subs(s, 52_000), top / 2)
     schedule = WarmupCosine(0.001, 4000, 100_000)
     steps = [1, 1000, 4000, 4001, 20_000, 52_000, 76_000, 100_000]
     gap = max(abs(schedule(x) - float((rise if x <= 4000 else fall).subs(s, x))) for x in steps)
@@ -43,29 +38,25 @@ def warmup_cosine(t: Trial) -> None:
     t.draw(Lines("Learning rate", "step", "rate", grid, {"warm-up, cosine": [schedule(x) for x in grid]}))
 
 
-@claim(
-    "clipping-necessary",
-    EXAM,
-    "Q7b",
-    "Gradient clipping is necessary.",
-    method="Gradient descent on x⁴ from 3 with rate 0.1, clipped to 1 and not; and on x², not clipped.",
-    when="gradients can exceed what the learning rate can bear; a gentle loss needs none",
-)
+@claim(EXAM, "Q7b")
 def clipping_necessary(t: Trial) -> None:
+    """Gradient clipping is necessary.
+
+    Gradient descent on x⁴ from 3 with rate 0.1, clipped to 1 and not; and on x², not clipped.
+    Holds when gradients can exceed what the learning rate can bear; a gentle loss needs none."""
+
     def descend(power: int, clip: float) -> float:
         x = 3.0
         for _ in range(200):
-            slope = power * x ** (power - 1)
-            x -= 0.1 * max(-clip, min(clip, slope))
+            gradient = power * x ** (power - 1)
+            x -= 0.1 * max(-clip, min(clip, gradient))
             if abs(x) > 1e6:
                 return math.inf
         return x
 
-    t.case(
-        "x⁴: without and with clipping, after 200 steps",
-        f"{descend(4, math.inf)} and {descend(4, 1.0):.3f}",
-        math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5,
-    )
+    what = "x⁴: without and with clipping, after 200 steps"
+    shown = f"{descend(4, math.inf)} and {descend(4, 1.0):.3f}"
+    t.case(what, shown, math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5)
     t.case("x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False)
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     p.grad = torch.tensor([5.0, 12.0], dtype=torch.float64)
@@ -73,46 +64,33 @@ def clipping_necessary(t: Trial) -> None:
     t.note(f"clipping by norm to 2 turns (5, 12) into ({p.grad[0]:.3f}, {p.grad[1]:.3f}): shorter, the same direction")
 
 
-@claim(
-    "initialisation-matters",
-    EXAM,
-    "Q7b",
-    "How the weights of attention layers begin matters.",
-    method="Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of "
-    "64 standard normal inputs.",
-)
+@claim(EXAM, "Q7b")
 def initialisation_matters(t: Trial) -> None:
+    """How the weights of attention layers begin matters.
+
+    Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of 64
+    standard normal inputs."""
     x = torch.randn(64, 128, generator=t.generator)
     variance, top = {}, {}
-    for name in ("Xavier", "variance 1"):
+    for xavier in (True, False):
         mha = MultiHeadAttention(128, 1, bias=False)
-        if name == "Xavier":
+        if xavier:
             Xavier().apply(mha, 1)
         else:
             for p in mha.parameters():
                 torch.nn.init.normal_(p)
         s = mha.q_proj(x) @ mha.k_proj(x).T / math.sqrt(128)
-        variance[name], top[name] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
-    t.case(
-        "variance of scores: Xavier, variance 1",
-        f"{variance['Xavier']:.2f}, {variance['variance 1']:.0f}",
-        0.5 < variance["Xavier"] < 2 < variance["variance 1"],
-    )
-    t.case(
-        "mean largest of 64 weights",
-        f"{top['Xavier']:.2f}, {top['variance 1']:.2f}",
-        top["Xavier"] < 0.3 and top["variance 1"] > 0.9,
-    )
+        variance[xavier], top[xavier] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
+    shown = f"{variance[True]:.2f}, {variance[False]:.0f}"
+    t.case("variance of scores: Xavier, variance 1", shown, 0.5 < variance[True] < 2 < variance[False])
+    t.case("mean largest of 64 weights", f"{top[True]:.2f}, {top[False]:.2f}", top[True] < 0.3 and top[False] > 0.9)
 
 
-@claim(
-    "minibatch-noise",
-    FINAL,
-    "Part 2, Q1",
-    "Small minibatches give noisier gradient estimates, large ones more accurate ones.",
-    method="Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1).",
-)
+@claim(FINAL, "Part 2, Q1")
 def minibatch_noise(t: Trial) -> None:
+    """Small minibatches give noisier gradient estimates, large ones more accurate ones.
+
+    Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1)."""
     data = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
     mean = sum(data) / 8
     spread = sum((x - mean) ** 2 for x in data) / 8
@@ -121,21 +99,16 @@ def minibatch_noise(t: Trial) -> None:
         batches = [sum(c) / b for c in combinations(data, b)]
         variance = sum((m - mean) ** 2 for m in batches) / len(batches)
         found.append(variance)
-        t.case(
-            f"b = {b}, {len(batches)} minibatches", f"variance {variance}", variance == spread / b * Fraction(8 - b, 7)
-        )
+        t.equal(f"b = {b}, {len(batches)} minibatches", variance, spread / b * Fraction(8 - b, 7), "variance {}")
     t.case("it falls with b", " > ".join(str(v) for v in found), all(x > y for x, y in pairwise(found)))
 
 
-@claim(
-    "minibatch-cost",
-    FINAL,
-    "Part 2, Q1",
-    "Small minibatches make for faster updates; large ones are slower to compute and take more memory.",
-    method="Multiply-adds and values kept for the backward pass of one update of a linear layer (5 → 3), by batch: "
-    "counted by watching it run.",
-)
+@claim(FINAL, "Part 2, Q1")
 def minibatch_cost(t: Trial) -> None:
+    """Small minibatches make for faster updates; large ones are slower to compute and take more memory.
+
+    Multiply-adds and values kept for the backward pass of one update of a linear layer (5 → 3), by batch: counted by
+    watching it run."""
     rows = []
     for batch in (1, 4, 16, 64):
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
@@ -151,15 +124,12 @@ def minibatch_cost(t: Trial) -> None:
     t.case("values kept", list(memory), all(b > 2 * a for a, b in pairwise(memory[1:])))
 
 
-@claim(
-    "minibatch-rate",
-    FINAL,
-    "Part 2, Q1",
-    "Small minibatches may need a smaller learning rate.",
-    method="Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; "
-    "the largest η = 1/2, 1/4, … that settles below 1/20.",
-)
+@claim(FINAL, "Part 2, Q1")
 def minibatch_rate(t: Trial) -> None:
+    """Small minibatches may need a smaller learning rate.
+
+    Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; the
+    largest η = 1/2, 1/4, … that settles below 1/20."""
     found = []
     for b in (1, 4, 16):
         rates = (Fraction(1, 2**i) for i in range(1, 12))
@@ -169,15 +139,12 @@ def minibatch_rate(t: Trial) -> None:
     t.case("largest η for b = 1, 4, 16", ", ".join(map(str, found)), all(x < y for x, y in pairwise(found)))
 
 
-@claim(
-    "minibatch-iterations",
-    FINAL,
-    "Part 2, Q1",
-    "Large minibatches may converge faster, counted in iterations.",
-    method="Gradient descent on x²/2 with gradient noise of variance 1/b from x = 1: E x² after each step is "
-    "(1 − η)² E x² + η²/b, in fractions; the iterations until it is below 1/10, at the same rate η.",
-)
+@claim(FINAL, "Part 2, Q1")
 def minibatch_iterations(t: Trial) -> None:
+    """Large minibatches may converge faster, counted in iterations.
+
+    Gradient descent on x²/2 with gradient noise of variance 1/b from x = 1: E x² after each step is (1 − η)² E x² +
+    η²/b, in fractions; the iterations until it is below 1/10, at the same rate η."""
     for rate in (Fraction(1, 2), Fraction(1, 4)):
         counts = [iterations_until(Fraction(1, 10), rate, b) for b in (2, 8, 32)]
         shown = ", ".join("never" if n == _PATIENCE else str(n) for n in counts)
@@ -197,80 +164,64 @@ def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     return steps
 
 
-@claim(
-    "minibatch-escape",
-    FINAL,
-    "Part 2, Q1",
-    "The noise of small minibatches can help to escape local minima; large ones are at a higher risk of getting stuck.",
-    method="2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two "
-    "strengths s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 "
-    "standard errors. One landscape: an example of the effect, not a law.",
-)
+@claim(FINAL, "Part 2, Q1")
 def minibatch_escape(t: Trial) -> None:
+    """The noise of small minibatches can help to escape local minima; large ones are at a higher risk of getting stuck.
+
+    2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two strengths
+    s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 standard errors.
+    One landscape: an example of the effect, not a law."""
     sizes, curves = (1, 4, 16, 64), {}
     for strength in (5.0, 10.0):
         shares = []
         for b in sizes:
             x = torch.ones(2000, dtype=torch.float64)
             for _ in range(400):
-                noise = torch.randn(2000, generator=t.generator, dtype=torch.float64) * strength / math.sqrt(b)
+                noise = t.normal(2000) * strength / math.sqrt(b)
                 x = (x - 0.02 * (4 * x * (x.square() - 1) + 0.3 + noise)).clamp(-3, 3)
             shares.append((x < 0).double().mean().item())
         # Standard error of a difference of two shares of 2,000, at its largest.
         error = math.sqrt(2 * 0.25 / 2000)
         falls = all(later < earlier + 4 * error for earlier, later in pairwise(shares))
-        numbers = ", ".join(f"{share:.3f}" for share in shares)
-        t.case(f"s = {strength:g}, b = 1, 4, 16, 64", numbers, falls and shares[0] > shares[-1] + 4 * error)
+        leave = falls and shares[0] > shares[-1] + 4 * error
+        t.case(f"s = {strength:g}, b = 1, 4, 16, 64", listed(shares, ".3f"), leave)
         curves[f"s = {strength:g}"] = shares
     t.draw(Lines("Walks that left the shallow well", "minibatch", "share", sizes, curves, log_x=True))
 
 
-@claim(
-    "sigmoid-tanh-saturate",
-    FINAL,
-    "Part 2, Q2",
-    "The gradients of sigmoid and tanh vanish exponentially as inputs grow.",
-    method="Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even).",
-)
+@claim(FINAL, "Part 2, Q2")
 def sigmoid_tanh_saturate(t: Trial) -> None:
+    """The gradients of sigmoid and tanh vanish exponentially as inputs grow.
+
+    Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even)."""
     x = sp.symbols("x", real=True)
     sigmoid = 1 / (1 + sp.exp(-x))
     tanh = (sp.exp(x) - sp.exp(-x)) / (sp.exp(x) + sp.exp(-x))
     for name, f, rate in (("sigmoid", sigmoid, 1), ("tanh", tanh, 2)):
-        slope = sp.simplify(sp.diff(f, x))
-        value = sp.limit(sp.simplify(slope * sp.exp(rate * x)), x, sp.oo)
-        even = sp.simplify(slope - slope.subs(x, -x)) == 0
-        t.case(
-            f"{name}: derivative · e^{'x' if rate == 1 else '(2x)'}",
-            f"→ {value}",
-            value.is_finite and value > 0 and even,
-        )
+        derivative = sp.simplify(sp.diff(f, x))
+        value = sp.limit(sp.simplify(derivative * sp.exp(rate * x)), x, sp.oo)
+        even = sp.simplify(derivative - derivative.subs(x, -x)) == 0
+        what = f"{name}: derivative · e^{'x' if rate == 1 else '(2x)'}"
+        t.case(what, f"→ {value}", value.is_finite and value > 0 and even)
 
 
-@claim(
-    "relu-workaround",
-    FINAL,
-    "Part 2, Q2",
-    "ReLU mitigates this by letting gradients pass for positive inputs.",
-    method="Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each "
-    "activation: gradient at the input.",
-)
+@claim(FINAL, "Part 2, Q2")
 def relu_workaround(t: Trial) -> None:
+    """ReLU mitigates this by letting gradients pass for positive inputs.
+
+    Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each activation: gradient
+    at the input."""
     slopes = {}
     for at in (10.0, -10.0):
         x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
-        slopes[at] = [torch.autograd.grad(f(x), x)[0].item() for f in (torch.relu, torch.sigmoid)]
+        slopes[at] = [slope(f(x), x).item() for f in (torch.relu, torch.sigmoid)]
     relu, sigmoid = slopes[10.0]
     t.case("slope at 10: ReLU, sigmoid", f"{relu:g}, {sigmoid:.1e}", relu > sigmoid)
     t.note(f"at −10 they are {slopes[-10.0][0]:g} and {slopes[-10.0][1]:.1e}: for negative inputs ReLU passes nothing")
-    sizes = {}
-    for name, f, gain in (("ReLU", torch.relu, 2**0.5), ("sigmoid", torch.sigmoid, 1.0)):
+    sizes = []
+    for f, gain in ((torch.relu, 2**0.5), (torch.sigmoid, 1.0)):
         h = x0 = torch.randn(8, 32, generator=t.generator, dtype=torch.float64, requires_grad=True)
         for _ in range(30):
-            h = f(h @ torch.randn(32, 32, generator=t.generator, dtype=torch.float64) * gain / 32**0.5)
-        sizes[name] = torch.autograd.grad(h.sum(), x0)[0].norm().item()
-    t.case(
-        "30 layers: ReLU, sigmoid",
-        f"{sizes['ReLU']:.1e}, {sizes['sigmoid']:.1e}",
-        sizes["ReLU"] > 1e6 * sizes["sigmoid"],
-    )
+            h = f(h @ t.normal(32, 32) * gain / 32**0.5)
+        sizes.append(slope(h.sum(), x0).norm().item())
+    t.case("30 layers: ReLU, sigmoid", listed(sizes, ".1e"), sizes[0] > 1e6 * sizes[1])

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.claims.ledger import Trial, claim
-from clearhead.claims.sources import EXAM, FINAL, HOMEWORK
+from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Trial, apart, claim
 from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
@@ -17,70 +16,59 @@ from clearhead.positions import Learned
 SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 32}
 
 
-def _places(n: int) -> dict[str, Any]:
-    return {"max_len": n, "positions": Learned(max_len=n)}
+def _config(n: int, **choices: Any) -> DecoderConfig:
+    """Of a small decoder for n tokens."""
+    return DecoderConfig(**SIZES, max_len=n, positions=Learned(max_len=n), **choices)
 
 
-@claim(
-    "training-parallel",
-    FINAL,
-    "Part 1, Q7 (marked as true)",
-    "In training, a decoder's forward pass over a sequence can be done for all positions at once.",
-    method="Logits of one pass over 9 tokens against 9 passes over growing prefixes.",
-)
+@claim(FINAL, "Part 1, Q7 (marked as true)")
 def training_parallel(t: Trial) -> None:
-    model = DecoderConfig(**SIZES, n_layers=2, **_places(16)).build().double().eval()
+    """In training, a decoder's forward pass over a sequence can be done for all positions at once.
+
+    Logits of one pass over 9 tokens against 9 passes over growing prefixes."""
+    model = _config(16, n_layers=2).build().double().eval()
     ids = torch.randint(0, 5, (3, 9), generator=t.generator)
     at_once = model(ids)
     steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
-    gap = (at_once - steps).abs().max().item()
-    t.case("one pass against nine", f"largest difference {gap:.1e}", gap < 1e-12)
+    t.below("one pass against nine", apart(at_once, steps), 1e-12, "largest difference {:.1e}")
 
 
 def second_token_spread() -> float:
     """How much the logits of the second generated token differ over the choices of the first."""
-    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    model = _config(16, n_layers=1).build().double().eval()
     logits = model(torch.tensor([[0, first] for first in range(5)]))[:, -1]
-    return (logits - logits[:1]).abs().max().item()
+    return apart(logits, logits[:1])
 
 
-@claim(
-    "generation-sequential",
-    FINAL,
-    "Part 1, Q7 (option not marked as true)",
-    "At test time a decoder's pass over a sequence cannot be done for all positions at once.",
-    method="Do the logits of the second generated token depend on which token was chosen first?",
-)
+@claim(FINAL, "Part 1, Q7 (option not marked as true)")
 def generation_sequential(t: Trial) -> None:
+    """At test time a decoder's pass over a sequence cannot be done for all positions at once.
+
+    Do the logits of the second generated token depend on which token was chosen first?"""
     spread = second_token_spread()
     t.case("logits of the second token, over the choices of the first", f"differ by up to {spread:.3f}", spread > 1e-6)
 
 
-@claim(
-    "inference-parallel",
-    HOMEWORK,
-    "1.4a.1",
-    "Transformers allow full parallelisation in training and in inference.",
-    method="Is the input of the second generated token known before the first is chosen? Logits at "
-    "place 2 for each first token.",
-)
+@claim(HOMEWORK, "1.4a.1")
 def inference_parallel(t: Trial) -> None:
+    """Transformers allow full parallelisation in training and in inference.
+
+    Is the input of the second generated token known before the first is chosen? Logits at place 2 for
+    each first token."""
     spread = second_token_spread()
     what = "two generated tokens: the second's logits, over the choices of the first"
     t.case(what, f"differ by up to {spread:.3f}", spread < 1e-9)
-    model = DecoderConfig(**SIZES, n_layers=1, **_places(16)).build().double().eval()
+    model = _config(16, n_layers=1).build().double().eval()
     whole, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
-    t.instead(
-        "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
-        "because each token is the input of the next.",
-        torch.allclose(whole, prompt, atol=1e-12),
-    )
+    correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
+    correct += "because each token is the input of the next."
+    t.instead(correct, torch.allclose(whole, prompt, atol=1e-12))
 
 
 def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(seed)
-    model = DecoderConfig(**SIZES, n_layers=1, tied=False, mask=causal() if masked else full(), **_places(8)).build()
+    model = _config(8, n_layers=1, tied=False, mask=causal() if masked else full()).build()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(70):
@@ -97,15 +85,12 @@ def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     return sum(losses[-20:]) / 20, float(torch.stack(hits).mean())
 
 
-@claim(
-    "causal-mask-essential",
-    EXAM,
-    "Q5b",
-    "Causal masking is essential when a decoder is trained.",
-    method="Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and without the "
-    "mask; then generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014).",
-)
+@claim(EXAM, "Q5b")
 def causal_mask_essential(t: Trial) -> None:
+    """Causal masking is essential when a decoder is trained.
+
+    Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and without the mask; then
+    generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014)."""
     for seed in (2 * t.seed, 2 * t.seed + 1):
         loss, _ = _train(True, seed, t)
         t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)

@@ -1,8 +1,7 @@
 """Plain sentences with mathematics in them, as HTML: indices, powers, minus signs, italic variables, matrices
 as matrices.
 
-Claims are written for a terminal first (`W_O`, `10000^(2i/d)`, `[1 0; 1/2 1/2]`). Nothing here changes what is said.
-"""
+Claims are written for a terminal first (`W_O`, `10000^(2i/d)`, `[1 0; 1/2 1/2]`). Nothing here changes what is said."""
 
 from __future__ import annotations
 

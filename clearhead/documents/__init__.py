@@ -38,6 +38,10 @@ class Question:
     points: int = 0
     steps: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        answers = [{"kind": a.kind, "command": f"clearhead {a.command}", "shows": a.shows} for a in self.answers]
+        return {"place": self.place, "asks": self.asks, "points": self.points or None, "answers": answers}
+
 
 @dataclass(frozen=True)
 class Document:
@@ -50,17 +54,7 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead documents NUMBER --json` prints it."""
-        questions = [
-            {
-                "place": question.place,
-                "asks": question.asks,
-                "points": question.points or None,
-                "answers": [
-                    {"kind": a.kind, "command": f"clearhead {a.command}", "shows": a.shows} for a in question.answers
-                ],
-            }
-            for question in self.questions
-        ]
+        questions = [question.to_dict() for question in self.questions]
         return {"number": self.number, "name": self.name, "about": self.about, "questions": questions}
 
 

@@ -101,6 +101,36 @@ def test_unknown_ids_are_told_with_a_neighbour():
 
 
 def test_an_id_is_used_once():
-    known = next(iter(claims()))
+    known = next(iter(claims().values()))
     with pytest.raises(ClaimError, match="every id is used once"):
-        claim(known, "a source", "a place", "a statement", method="none")(lambda t: None)
+        claim("a source", "a place")(known.function)
+
+
+def nothing_is_said_of_how(t):
+    """It has a statement alone."""
+
+
+def test_a_claim_says_how_it_is_tried():
+    with pytest.raises(ClaimError, match="'nothing-is-said-of-how' has one paragraph; expected what it says, then how"):
+        claim("a source", "a place")(nothing_is_said_of_how)
+
+
+def test_what_a_docstring_says(monkeypatch):
+    monkeypatch.setattr("clearhead.claims.ledger._LEDGER", found := {})
+    monkeypatch.setattr("tests.claims.test_ledger.SIZE", 1_000, raising=False)
+
+    @claim("a source", "a place")
+    def more_is_more(t):
+        """More is
+        more.
+
+        Up to {SIZE:,}, and
+        no further.
+        Holds when
+        there is x_{any}."""
+
+    entry = found["more-is-more"]
+    assert (entry.says, entry.method) == ("More is more.", "Up to 1,000, and no further.")
+    assert entry.when == "there is x_{any}"
+    assert (entry.source, entry.place, entry.theme) == ("a source", "a place", "test_ledger")
+    assert entry.function is more_is_more

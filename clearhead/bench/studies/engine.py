@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from clearhead.bench.results import Row, machine, versions
+from clearhead.bench.results import Row, machine, reading, versions
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, StorageError
 from clearhead.values import whole
@@ -161,7 +161,7 @@ class Record:
     @classmethod
     def read(cls, path: Path, studies: dict[str, Study]) -> Record:
         """From a file that one of these studies wrote, with the sizes that it has today."""
-        try:
+        with reading(path, "a study's results", "write it with `clearhead bench study NAME --out FILE`"):
             document = json.loads(path.read_text(encoding="utf-8"))
             if document["study"] not in studies:
                 raise ValueError(f"the study {document['study']!r} and not {' or '.join(studies)}")
@@ -169,11 +169,6 @@ class Record:
             record.rows = [Trial(**row) for row in document["rows"]]
             if any(not isinstance(row.curve, dict) or not 0 <= row.run < len(record.runs) for row in record.rows):
                 raise ValueError("a row without a curve or a run")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StorageError(
-                f"{path} cannot be read as a study's results ({error}); "
-                "write it with `clearhead bench study NAME --out FILE`"
-            ) from error
         if document.get("sizes") != record.to_dict()["sizes"]:
             raise StorageError(
                 f"{path} was made with other sizes than {record.study.name} has now, so its rows cannot stand beside "

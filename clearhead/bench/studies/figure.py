@@ -39,10 +39,7 @@ def _panel(axes: Any, record: Record, found: Outcome, panel: str) -> None:
         if study.bars:
             width = 0.8 / len(found.lines)
             at = [xs.index(x) + (number + 0.5) * width - 0.4 for x in spreads]
-            reach = [
-                [m - a for m, a in zip(means, low, strict=True)],
-                [b - m for m, b in zip(means, high, strict=True)],
-            ]
+            reach = [[abs(m - end) for m, end in zip(means, ends, strict=True)] for ends in (low, high)]
             axes.bar(at, means, width, yerr=reach, color=f"C{number}", label=line, error_kw={"linewidth": 1})
             continue
         at = [float(x) for x in spreads]

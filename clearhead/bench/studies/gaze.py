@@ -81,9 +81,8 @@ def finding(sizes: Sizes, found: Outcome) -> str:
         most = sorted(share, key=lambda p: share[p][1] - share[p][0])[:3]
         told = [f"{p} {found.said(stack, 'trained', p)}, untrained {share[p][1]:.0%}" for p in most]
         parts.append(f"{stack}: {'; '.join(told)}")
-    return (
-        f"The three patterns that training raised most, by the share of their best head's weight. {'. '.join(parts)}."
-    )
+    what = "The three patterns that training raised most, by the share of their best head's weight"
+    return f"{what}. {'. '.join(parts)}."
 
 
 STUDY = Study(
