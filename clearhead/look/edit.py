@@ -77,8 +77,7 @@ class Edit(ABC):
         T = x.shape[-2]
         if moment.cache is None or self.positions is None:
             return chosen(self.positions, T, "position")
-        past = moment.past or 0
-        where = self.positions
+        where, past = self.positions, moment.past or 0
         if isinstance(where, slice):
             where = range(where.start or 0, past + T if where.stop is None else where.stop, where.step or 1)
         wanted = [where] if isinstance(where, int) else list(where)

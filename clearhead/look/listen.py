@@ -46,9 +46,8 @@ class Listener:
 
     def wants(self, path: str) -> bool:
         """Whether to be told when this module attends. torch's layer is heard as a whole, when it returns."""
-        if isinstance(self._modules[path], nn.MultiheadAttention):
-            return False
-        return path in self._asked["weights"] or path in self._edits
+        heard_whole = isinstance(self._modules[path], nn.MultiheadAttention)
+        return not heard_whole and (path in self._asked["weights"] or path in self._edits)
 
     def attended(
         self, path: str, call: Callable[[], tuple[Call, str | None]], output: Tensor, moment: Moment

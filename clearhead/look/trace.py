@@ -17,21 +17,11 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.look import recompute
 from clearhead.look.edit import Edit
 from clearhead.look.listen import Listener
 from clearhead.look.patterns import asked_of, is_attention, may_attend
-from clearhead.look.recompute import (
-    Attended,
-    Choice,
-    chosen,
-    difference_of,
-    dropout_of,
-    pick,
-    row_blocks,
-    tolerance_of,
-    values_of,
-    weights_of,
-)
+from clearhead.look.recompute import Attended, Choice, chosen, pick
 from clearhead.look.record import Held, Run, Shelf, by_step, stitched
 from clearhead.look.watch import Watch
 from clearhead.tables import Markup, Printed, html_table, table
@@ -141,25 +131,25 @@ class Trace:
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
         if len(made.steps) == 1 and made.steps[0].places is None:
-            return weights_of(last.call, picked, wanted, last.wide)
+            return recompute.weights_of(last.call, picked, wanted, last.wide)
         shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
         whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
         for step, places, own in by_step(made, wanted):
-            part = weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
+            part = recompute.weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
             whole[:, :, places, : part.shape[-1]] = step.gathered(part).to(whole.dtype)
         return whole
 
     def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
         """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
         made = self._steps(path, run)
-        for part in row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
+        for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
         made = self._steps(path, run)
         last = made.steps[-1]
-        return last.gathered(values_of(last.value.call, self._choose(made, heads, None)[0]))
+        return last.gathered(recompute.values_of(last.value.call, self._choose(made, heads, None)[0]))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
@@ -175,11 +165,11 @@ class Trace:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
 
         For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared."""
-        return self._compared(difference_of, path, heads, rows, run)
+        return self._compared(recompute.difference_of, path, heads, rows, run)
 
     def tolerance(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
-        return self._compared(tolerance_of, path, heads, rows, run)
+        return self._compared(recompute.tolerance_of, path, heads, rows, run)
 
     def report(self, *, rows: Choice = None, run: int = -1) -> str:
         """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
@@ -268,9 +258,9 @@ class Trace:
         made = self._steps(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
-        if dropout_of(last.call):
+        if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
-                f"{path or 'the model'} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be "
+                f"{path or 'the model'} dropped weights at random (dropout {dropout:g}), which cannot be "
                 "done again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
             )
         if last.whole and len(picked) != last.call.q.shape[-3]:
