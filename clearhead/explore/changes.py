@@ -18,11 +18,12 @@ from clearhead.attention import MultiHeadAttention, Softmax
 from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.readings import Reading, Text, answered, attending, reading, reading_of
-from clearhead.explore.run import Run, read
+from clearhead.explore.run import Run
 from clearhead.values import Natural, Range, did_you_mean, require
 
 _SHOWN = 8
 _SIDE = 64  # cells of a map
+_KINDS: dict[str, Any] = {"off": look.Zero, "scale": look.Replace, "patch": look.Patch}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,8 @@ class Changed(Text):
 
 
 @torch.no_grad()
-def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def change(given: Changed, run: Run) -> dict[str, Any]:
     """Both runs: what each expects next, the weights of one layer, and what moved everywhere."""
-    given = read(ask, Changed)
     now = answered(reading_of(given, run))
     model: Any = now.trained.model
     layers = attending(model)
@@ -65,8 +65,12 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     with look.trace(model, *_parts(shown)) as before:
         model(*now.inputs)
     run.step()
-    then = _forced(given, now)
-    source = _source(given, now, model, run) if any(edit.how == "patch" for edit in given.edits) else None
+    then, other, source = _forced(given, now), None, None
+    if patched := _patched(given):
+        other = answered(reading(now.trained, given.other, given.written, run.shelf.limits.tokens))
+        _check_lengths(given, now, other)
+        with look.trace(model, *patched) as source:
+            model(*other.inputs)
     after = look.trace(model, *_parts(shown))
     for edit in given.edits:
         after.edit(edit.path, _made(edit, source))
@@ -74,11 +78,12 @@ def change(ask: dict[str, Any], run: Run) -> dict[str, Any]:
         model(*then.inputs)
     run.step()
     moved = look.compare(before, after)
+    kl = moved.logits.kl[0].tolist() if moved.logits else []
     return {
         "before": _told(now, before, shown, given.head),
         "after": _told(then, after, shown, given.head),
-        "moved": moved.to_dict() | {"kl": _finite(moved.logits.kl[0].tolist()) if moved.logits else []},
-        "python": script(given, now, shown),
+        "moved": moved.to_dict() | {"kl": [x if math.isfinite(x) else None for x in kl]},
+        "python": script(given, now, then, other, shown),
     }
 
 
@@ -88,7 +93,7 @@ def _parts(shown: str) -> tuple[str, ...]:
 
 
 def _check(edit: Edit, model: nn.Module, layers: dict[str, MultiHeadAttention]) -> None:
-    paths = [path for path, _ in model.named_modules()]
+    paths = dict(model.named_modules())
     require(edit.path in paths, f"there is no module {edit.path!r}; {did_you_mean(edit.path, paths)}")
     if edit.heads:
         require(edit.path in layers, f"{edit.path} has no heads; choose an attention layer")
@@ -97,28 +102,21 @@ def _check(edit: Edit, model: nn.Module, layers: dict[str, MultiHeadAttention]) 
 
 
 def _made(edit: Edit, source: look.Trace | None) -> look.Edit:
-    where: dict[str, Any] = {"heads": list(edit.heads) or None, "positions": list(edit.positions) or None}
-    if edit.how == "off":
-        return look.Zero(**where)
-    if edit.how == "scale":
-        return look.Replace(lambda x: edit.by * x, **where)
-    assert source is not None
-    return look.Patch(source, **where)
+    first: dict[str, list[Any]] = {"off": [], "scale": [lambda x: edit.by * x], "patch": [source]}
+    where = {"heads": list(edit.heads) or None, "positions": list(edit.positions) or None}
+    made: look.Edit = _KINDS[edit.how](*first[edit.how], **where)
+    return made
 
 
-def _source(given: Changed, now: Reading, model: nn.Module, run: Run) -> look.Trace:
-    """The run on the second text, which patches are taken from."""
-    other = answered(reading(now.trained, given.other, given.written, run.shelf.limits.tokens))
+def _check_lengths(given: Changed, now: Reading, other: Reading) -> None:
+    """A patch of all positions needs as many in the second text."""
     for edit in given.edits:
-        rows = other.source if edit.path.startswith("encoder") else other.ids
-        mine = now.source if edit.path.startswith("encoder") else now.ids
-        if edit.how == "patch" and not edit.positions and len(rows) != len(mine):
-            raise ConfigError(
-                f"the second text has {len(rows)} tokens and this one {len(mine)}; make them as long, or give positions"
-            )
-    with look.trace(model, *_patched(given)) as source:
-        model(*other.inputs)
-    return source
+        of_source = edit.path.startswith("encoder")
+        theirs, mine = (len(one.source if of_source else one.ids) for one in (other, now))
+        require(
+            edit.how != "patch" or bool(edit.positions) or theirs == mine,
+            f"the second text has {theirs} tokens and this one {mine}; make them as long, or give positions",
+        )
 
 
 def _patched(given: Changed) -> list[str]:
@@ -139,47 +137,35 @@ def _forced(given: Changed, now: Reading) -> Reading:
 @contextlib.contextmanager
 def _other(layers: dict[str, MultiHeadAttention], mask: str, temperature: float) -> Iterator[None]:
     """Another mask in every layer of self-attention, another temperature in all, until the block ends."""
-    kept = {path: layer.weights for path, layer in layers.items()}
     given = {"mask": masks.parse(mask)} if mask.strip() else {}
-    inner = [layer for path, layer in layers.items() if given and not path.endswith("cross_attention")]
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args, named: (args, named | given), with_kwargs=True)
-        for layer in inner
-    ]
-    try:
-        for layer in layers.values() if temperature != 1.0 else ():
-            if not isinstance(layer.weights, Softmax):
-                raise ConfigError("the temperature is that of a softmax, and this model weighs in another way")
-            layer.weights = replace(layer.weights, temperature=temperature)
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
-            layer.weights = kept[path]
+            if given and not path.endswith("cross_attention"):
+                other = layer.register_forward_pre_hook(lambda _, args, named: (args, named | given), with_kwargs=True)
+                stack.callback(other.remove)
+            if temperature != 1.0:
+                if not isinstance(layer.weights, Softmax):
+                    raise ConfigError("the temperature is that of a softmax, and this model weighs in another way")
+                stack.callback(setattr, layer, "weights", layer.weights)
+                layer.weights = replace(layer.weights, temperature=temperature)
+        yield
 
 
 def _told(now: Reading, trace: look.Trace, path: str, head: int | None) -> dict[str, Any]:
     chances = trace.output("")[0, -1].double().softmax(-1)
     best = chances.topk(min(_SHOWN, len(chances)))
-    names = now.trained.tokenizer.tokens(best.indices.tolist())
+    names = now.trained.tokenizer.tokens(best.indices)
+    following = zip(best.indices.tolist(), names, best.values.tolist(), strict=True)
     weights = trace.weights(path, heads=head)[0].mean(0)  # (T, S)
     if max(weights.shape) > _SIDE:
         size = tuple(min(n, _SIDE) for n in weights.shape)
         weights = nn.functional.adaptive_max_pool2d(weights[None].float(), size)[0]
     return now.labels() | {
-        "next": [
-            {"id": i, "token": name, "p": p}
-            for i, name, p in zip(best.indices.tolist(), names, best.values.tolist(), strict=True)
-        ],
+        "next": [{"id": i, "token": name, "p": p} for i, name, p in following],
         "weights": [[round(255 * math.sqrt(w)) for w in row] for row in weights.tolist()],
         "path": path,
         "head": head,
     }
-
-
-def _finite(values: list[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
 
 
 _MASKED = """mask = masks.parse({0!r})
@@ -191,7 +177,7 @@ _WARMED = """for layer in layers.values():
     layer.weights = dataclasses.replace(layer.weights, temperature={0!r})"""
 
 
-def script(given: Changed, now: Reading, shown: str) -> str:
+def script(given: Changed, now: Reading, then: Reading, other: Reading | None, shown: str) -> str:
     """The Python that makes both runs and prints what moved."""
     begin = "with torch.no_grad(), look.trace(model, *{0}) as {1}:"
     call = "    model(source, ids)" if now.source else "    model(ids)"
@@ -199,12 +185,11 @@ def script(given: Changed, now: Reading, shown: str) -> str:
     lines += [f"model = pretrained.load({given.model!r}).model"]
     lines += [f"source = torch.tensor([{now.source}])"] if now.source else []
     lines += [f"ids = torch.tensor([{now.ids}])", f"parts = {_parts(shown)!r}", begin.format("parts", "before"), call]
-    if any(edit.how == "patch" for edit in given.edits):
-        other = answered(reading(now.trained, given.other, given.written, 1 << 30))
+    if other is not None:
         rows = ", ".join(f"torch.tensor({x.tolist()})" for x in other.inputs)
         lines += [begin.format(_patched(given), "other"), f"    model({rows})"]
     if given.forced is not None:
-        lines += [f"ids[0, {given.forced}] = {_forced(given, now).ids[given.forced]}"]
+        lines += [f"ids[0, {given.forced}] = {then.ids[given.forced]}"]
     if given.mask.strip() or given.temperature != 1.0:
         lines += ["layers = {p: m for p, m in model.named_modules() if type(m).__name__ == 'MultiHeadAttention'}"]
     lines += [_MASKED.format(given.mask)] if given.mask.strip() else []
@@ -217,5 +202,4 @@ def script(given: Changed, now: Reading, shown: str) -> str:
 def _written(edit: Edit) -> str:
     where = [f"{name}={list(value)!r}" for name in ("heads", "positions") if (value := getattr(edit, name))]
     first = {"off": [], "scale": [f"lambda x: {edit.by!r} * x"], "patch": ["other"]}[edit.how]
-    name = {"off": "Zero", "scale": "Replace", "patch": "Patch"}[edit.how]
-    return f"look.{name}({', '.join([*first, *where])})"
+    return f"look.{_KINDS[edit.how].__name__}({', '.join([*first, *where])})"

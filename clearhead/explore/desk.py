@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ class Desk:
         self._settings = json.dumps({"models": list(models), "limits": asdict(self.limits), **settings})
         self._queue: asyncio.Queue[Job] = asyncio.Queue()
         self._clerks: list[asyncio.Task[None]] = []
-        self._processes: set[asyncio.subprocess.Process] = set()
+        self._processes: set[Process] = set()
 
     def open(self) -> None:
         """Start the processes; they load their models while the first page is being read."""
@@ -103,27 +104,22 @@ class Desk:
             if not is_well:
                 process = await self._anew(process)
 
-    async def _begin(self) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *self.command,
-            self._settings,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+    async def _begin(self) -> Process:
+        process = await asyncio.create_subprocess_exec(*self.command, self._settings, stdin=PIPE, stdout=PIPE)
         self._processes.add(process)
         return process
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, process: Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         self._processes.discard(process)
 
-    async def _anew(self, process: asyncio.subprocess.Process) -> asyncio.subprocess.Process:
+    async def _anew(self, process: Process) -> Process:
         await self._end(process)
         return await self._begin()
 
-    async def _serve(self, process: asyncio.subprocess.Process, job: Job) -> bool:
+    async def _serve(self, process: Process, job: Job) -> bool:
         """Run one job, pass on its events, and say whether the process can take another."""
         await _tell(process, {"action": job.action, "ask": job.ask})
         clock = asyncio.get_running_loop().time
@@ -132,14 +128,11 @@ class Desk:
         read = asyncio.create_task(_frame(process))
         try:
             while True:
-                waited = {read} if is_told else {read, gone}
-                done, _ = await asyncio.wait(
-                    waited, timeout=max(0.0, deadline - clock()), return_when=asyncio.FIRST_COMPLETED
-                )
+                waited, left = {read} if is_told else {read, gone}, max(0.0, deadline - clock())
+                done, _ = await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if read in done:
-                    kind, payload = read.result()
-                    job.events.put_nowait((kind, payload))
-                    if kind in ("done", "error"):
+                    job.events.put_nowait(read.result())
+                    if read.result()[0] in ("done", "error"):
                         return True
                     read = asyncio.create_task(_frame(process))
                 elif gone in done:
@@ -158,13 +151,13 @@ def _error(why: str) -> tuple[str, bytes]:
     return "error", json.dumps({"error": why}).encode()
 
 
-async def _tell(process: asyncio.subprocess.Process, what: dict[str, Any]) -> None:
+async def _tell(process: Process, what: dict[str, Any]) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(what).encode() + b"\n")
     await process.stdin.drain()
 
 
-async def _frame(process: asyncio.subprocess.Process) -> tuple[str, bytes]:
+async def _frame(process: Process) -> tuple[str, bytes]:
     """One event: a line with its kind and its length, then so many bytes."""
     assert process.stdout is not None
     head = await process.stdout.readuntil(b"\n")

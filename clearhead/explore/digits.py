@@ -13,11 +13,10 @@ from torch import Tensor
 
 from clearhead import look
 from clearhead.config import Value
-from clearhead.data.digits import prepare
 from clearhead.explore.readings import pixels_of
-from clearhead.explore.run import Run, read
+from clearhead.explore.run import Run
 from clearhead.look.measures import rollout
-from clearhead.look.trained import device_of, normalisation
+from clearhead.look.trained import pictured
 from clearhead.models import VisionTransformer
 from clearhead.values import require
 
@@ -27,9 +26,8 @@ class Drawing(Value):
     pixels: str
 
 
-def digit(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def digit(given: Drawing, run: Run) -> dict[str, Any]:
     """Every model of pictures on this page: its chances, the pixels that count, and where it attended."""
-    given = read(ask, Drawing)
     names = [name for name in run.shelf.names if run.shelf.model(name).task == "digits"]
     require(bool(names), "no model on this page reads pictures: start it with digits-vit and digits-conv")
     return {"models": [_read(name, given.pixels, run) for name in names]}
@@ -39,7 +37,7 @@ def _read(name: str, pixels: str, run: Run) -> dict[str, Any]:
     run.step()
     trained = run.shelf.model(name)
     model: Any = trained.model
-    x = prepare(pixels_of(pixels, model)[None], normalisation(trained)).to(device_of(trained)).requires_grad_()
+    x = pictured(trained, pixels_of(pixels, model)).requires_grad_()
     with torch.enable_grad():
         logits = model(x)
         (slope,) = torch.autograd.grad(logits[0].max(), x)

@@ -15,7 +15,7 @@ import sympy
 from clearhead import masks
 from clearhead.config import Value
 from clearhead.errors import ConfigError
-from clearhead.explore.run import Run, read
+from clearhead.explore.run import Run
 from clearhead.values import Natural, require
 from clearhead.work.algebra import Matrix, floats, softmax, times, transpose
 from clearhead.work.numbers import Number, as_float, read_number, text
@@ -44,9 +44,8 @@ class Hand(Value):
         require(self.key < n, f"key is {self.key}; expected 0 to {n - 1}")
 
 
-def hand(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def hand(given: Hand, run: Run) -> dict[str, Any]:
     """Scores, weights and outputs, exact and as decimals, and how far the disturbance moved them."""
-    given = read(ask, Hand)
     x = [[_number(cell, f"x{i + 1}") for cell in vector] for i, vector in enumerate(given.vectors)]
     beta = _number(given.beta, "β", infinite=True)
     require(not beta.is_negative, f"β is {text(beta)}; expected 0, a positive number or inf")
@@ -66,7 +65,7 @@ def hand(ask: dict[str, Any], run: Run) -> dict[str, Any]:
         pairs = zip(weights, _shares(before, [sympy.Add(*row) for row in before]), strict=True)
         moved = max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True))
     run.step()
-    over = [[sympy.Add(*terms) for terms in _scaled(row, x)] for row in tops]
+    over = [[sympy.Add(*map(sympy.Mul, row, column)) for column in transpose(x)] for row in tops]
     exact = {"x": x, "queries": queries, "keys": keys, "scores": scores}
     answer: dict[str, Any] = {name: {"exact": _texts(m), "values": floats(m)} for name, m in exact.items()}
     answer["weights"] = {"exact": _texts(tops), "values": weights}
@@ -92,11 +91,6 @@ def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) ->
 
 def _shares(tops: Matrix, sums: list[Number]) -> list[list[float]]:
     return [[top / (as_float(Z) or 1.0) for top in row] for row, Z in zip(floats(tops), sums, strict=True)]
-
-
-def _scaled(row: list[Number], x: Matrix) -> list[list[Number]]:
-    """The terms of a weighted sum of vectors, coordinate by coordinate."""
-    return [[power * vector[i] for power, vector in zip(row, x, strict=True)] for i in range(len(x[0]))]
 
 
 def _number(cell: str, what: str, *, infinite: bool = False) -> Number:

@@ -14,7 +14,7 @@ from clearhead.attention.plan import plan, usual_blocking
 from clearhead.attention.planning.cost import rates_of
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.config import Value
-from clearhead.explore.run import Nothing, Run, read
+from clearhead.explore.run import Nothing, Run
 from clearhead.values import Range
 
 _CELLS = 64
@@ -31,61 +31,52 @@ class Mask(Value):
     offset: Annotated[int, Range(least=0, most=1 << 17)] | None = None
 
 
-def mask(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def mask(given: Mask, run: Run) -> dict[str, Any]:
     """Drawing, count, density, plan and price of one expression."""
-    given = read(ask, Mask)
-    parsed = masks.parse(given.expression)
-    S = given.n if given.keys is None else given.keys
-    drawing = parsed.draw(given.n, S, offset=given.offset, cells=_CELLS)
+    parsed, T = masks.parse(given.expression), given.n
+    S = T if given.keys is None else given.keys
+    at: dict[str, Any] = {"offset": given.offset}
+    drawing = parsed.draw(T, S, **at, cells=_CELLS)
     run.step()
     gpu = torch.device("cuda")  # it need not be here: a plan is made from structure
-    made = plan(parsed, given.n, S, offset=given.offset, blocking=usual_blocking(gpu))
-    rates = rates_of(gpu)
+    made, rates = plan(parsed, T, S, **at, blocking=usual_blocking(gpu)), rates_of(gpu)
+    words, cells = made.explain(rates).splitlines()[1:], _shades(made.draw(_CELLS).cells)
     run.step()
-    every_pair = rates.milliseconds(dense=float(_HEADS * given.n * S), width=64)
+    every_pair = rates.milliseconds(dense=float(_HEADS * T * S), width=64)
     planned = made.predicted_ms(heads=_HEADS, rates=rates)
     return {
         "expression": str(parsed),
-        "queries": given.n,
+        "queries": T,
         "keys": S,
-        "allowed": parsed.count(given.n, S, offset=given.offset),
-        "density": parsed.density(given.n, S, offset=given.offset),
+        "allowed": parsed.count(T, S, **at),
+        "density": parsed.density(T, S, **at),
         "cells": _shades(drawing.cells),
         "caption": drawing.caption,
-        "empty": parsed.may_be_empty(given.n, S, offset=given.offset),
-        "plan": {
-            "words": made.explain(rates).splitlines()[1:],
-            "computed": made.computed,
-            "density": made.density,
-            "cells": _shades(made.draw(_CELLS).cells),
-        },
+        "empty": parsed.may_be_empty(T, S, **at),
+        "plan": {"words": words, "computed": made.computed, "density": made.density, "cells": cells},
         "price": {"planned": planned, "every_pair": every_pair, "on": rates.name, "heads": _HEADS},
     }
 
 
-def gallery(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def gallery(given: Nothing, run: Run) -> dict[str, Any]:
     """Patterns that people use, and the words of the notation with what they mean."""
-    read(ask, Nothing)
     found = []
     for i, pattern in enumerate(CATALOGUE):
         made = pattern.mask(_SHOWN)
         if made.is_structural:
             run.step(i, len(CATALOGUE), "drawing the gallery")
             found.append({"name": pattern.name, "expression": str(made), "n": _SHOWN, "cells": _thumb(made)})
-    words = [
-        {"name": name, "usage": f"{name}{_usage(name)}", "says": (getattr(masks, name).__doc__ or "").split("\n")[0]}
-        for name in _WORDS
-    ]
+    words = []
+    for name in _WORDS:
+        made_by = getattr(masks, name)
+        usage, says = ", ".join(inspect.signature(made_by).parameters), (made_by.__doc__ or "").split("\n")[0]
+        words.append({"name": name, "usage": f"{name}({usage})", "says": says})
     return {"gallery": found, "words": words}
 
 
 @cache
 def _thumb(made: masks.Mask) -> list[list[int]]:
     return _shades(made.draw(_SHOWN, cells=32).cells)
-
-
-def _usage(name: str) -> str:
-    return f"({', '.join(inspect.signature(getattr(masks, name)).parameters)})"
 
 
 def _shades(cells: tuple[tuple[float, ...], ...]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from clearhead.config import Config, Value
 from clearhead.costs import Cost, Machine
 from clearhead.costs import cost as predict
 from clearhead.costs.fit import fit
-from clearhead.explore.run import Run, read
+from clearhead.explore.run import Run
 from clearhead.masks import parse
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.positions import Rotary, Sinusoidal
@@ -66,29 +66,23 @@ def _priced(sizes: Sizes, tokens: int) -> Cost:
     return predict(sizes.config, tokens=tokens, batch=sizes.batch, **sizes.how)
 
 
-def cost(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def cost(sizes: Sizes, run: Run) -> dict[str, Any]:
     """The table of parts, the memory, the time on a GPU and what it is spent on."""
-    sizes = read(ask, Sizes)
     found = _priced(sizes, sizes.tokens)
     run.step()
     machine = Machine.read(_MACHINE)
     time, ceilings = found.time(machine), found.ceilings(machine)
     document = found.to_dict(formulas=False)
+    spent = {name: getattr(time, name) for name in ("arithmetic", "traffic", "launches", "waiting")}
     return document | {
-        "time": {
-            "seconds": time.seconds,
-            "limit": time.limit,
-            "spent": {name: getattr(time, name) for name in ("arithmetic", "traffic", "launches", "waiting")},
-            "on": machine.name,
-        },
+        "time": {"seconds": time.seconds, "limit": time.limit, "spent": spent, "on": machine.name},
         "ceilings": {name: {"seconds": seconds, "by": by} for name, (seconds, by) in ceilings.items()},
         "fits": document["memory"]["peak"] <= sizes.memory * (1 << 30),
     }
 
 
-def growth(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def growth(sizes: Sizes, run: Run) -> dict[str, Any]:
     """Operations, memory and time at a few lengths around the chosen one, each twice the one before."""
-    sizes = read(ask, Sizes)
     machine = Machine.read(_MACHINE)
     lengths = sorted({max(1, sizes.tokens << i >> 3) for i in range(_LENGTHS)})
     rows = []
@@ -100,9 +94,8 @@ def growth(ask: dict[str, Any], run: Run) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def fits(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def fits(sizes: Sizes, run: Run) -> dict[str, Any]:
     """The largest batch at this length and the greatest length at this batch that stay inside a memory."""
-    sizes = read(ask, Sizes)
     config = sizes.config.replace(max_len=1 << 20)
     run.step(0, 1, "searching")
     found = fit(config, int(sizes.memory * (1 << 30)), tokens=sizes.tokens, batch=sizes.batch, **sizes.how)

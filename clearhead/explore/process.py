@@ -10,9 +10,11 @@ import gc
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import IO, Any
 
 from clearhead.errors import ClearheadError, ParseError
@@ -62,10 +64,10 @@ def bound_memory(more: int) -> None:
         import resource
     except ImportError:  # not on this system
         return
-    with open("/proc/self/status", encoding="ascii") if os.path.exists("/proc/self/status") else open(os.devnull) as f:
-        taken = next((int(line.split()[1]) << 10 for line in f if line.startswith("VmData")), None)
+    status = Path("/proc/self/status")
+    taken = re.search(r"VmData:\s+(\d+) kB", status.read_text("ascii")) if status.exists() else None
     if taken is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + more, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, ((int(taken[1]) << 10) + more, resource.RLIM_INFINITY))
 
 
 def answer(job: dict[str, Any], shelf: Shelf, out: IO[bytes], stop: threading.Event) -> None:
@@ -80,22 +82,17 @@ def answer(job: dict[str, Any], shelf: Shelf, out: IO[bytes], stop: threading.Ev
         send("done", shelf.action(job["action"])(job["ask"], Run(shelf, send, stop)))
     except GivenUp:
         send("error", {"error": "stopped: nobody waits for it any more"})
-    except ParseError as error:
-        send("error", {"error": str(error).partition("\n")[0], "column": error.column})
     except ClearheadError as error:
-        send("error", {"error": str(error).partition("\n")[0]})
-    except MemoryError:
-        send("error", {"error": _too_much(shelf)})
+        column = {"column": error.column} if isinstance(error, ParseError) else {}
+        send("error", {"error": str(error).partition("\n")[0], **column})
     except Exception as error:
-        if _NO_MEMORY in str(error):
-            send("error", {"error": _too_much(shelf)})
+        if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
+            room = f"{shelf.limits.memory / (1 << 30):g} GiB"
+            why = f"this needs more than the {room} that a run may take: ask for less"
         else:
             traceback.print_exc()  # on the server's own terminal, for whoever runs it
-            send("error", {"error": f"this run failed ({type(error).__name__}); the terminal of the server says where"})
-
-
-def _too_much(shelf: Shelf) -> str:
-    return f"this needs more than the {shelf.limits.memory / (1 << 30):g} GiB that a run may take: ask for less"
+            why = f"this run failed ({type(error).__name__}); the terminal of the server says where"
+        send("error", {"error": why})
 
 
 if __name__ == "__main__":

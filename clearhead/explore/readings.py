@@ -6,7 +6,7 @@ forward and going back are the same question with other ids."""
 from __future__ import annotations
 
 import base64
-import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -18,14 +18,14 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
-from clearhead.explore.run import Nothing, Run, read
+from clearhead.explore.run import Nothing, Run
 from clearhead.generation import Beam, Sample, generate, search
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.filters import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
 from clearhead.look.page import page as one_file
-from clearhead.look.trained import device_of, of_ids, of_picture, text_ids
+from clearhead.look.trained import of_ids, of_picture, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
 from clearhead.values import Count, Natural, Range, did_you_mean, require
@@ -65,8 +65,8 @@ class Searched(Text):
 
 @dataclass(frozen=True)
 class Reading:
-    """One text as a model reads it: `source` by its encoder, where it has two halves, and `ids` by its other half (the
-    first `given` of them are no answer of its own)."""
+    """One text as a model reads it: `source` by its encoder, where it has one, and `ids`, of which it wrote all but the
+    first `given`."""
 
     trained: Trained
     source: list[int]
@@ -76,8 +76,7 @@ class Reading:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """As the model is called with them."""
-        rows = (self.source, self.ids) if self.source else (self.ids,)
-        return tuple(torch.tensor([row], device=device_of(self.trained)) for row in rows)
+        return tuple(tensor_of(self.trained, row) for row in (self.source, self.ids) if row)
 
     def logits(self) -> Tensor:
         """(V,) of the token after the last; the logits of all the others are never made."""
@@ -86,8 +85,17 @@ class Reading:
         return (features @ model.vocabulary().T).float().cpu()
 
     @property
+    def start(self) -> list[int] | None:
+        """What a decoder goes on from, where its encoder reads the prompt."""
+        return self.ids if self.source else None
+
+    @property
     def stops(self) -> tuple[int, ...]:
         return (self.trained.tokenizer.eos_id,) if self.trained.task == "sort-dedup" else self.trained.stops
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """What these ids say, without those that end a text."""
+        return self.trained.tokenizer.decode([i for i in ids if i not in self.stops])
 
     def labels(self) -> dict[str, Any]:
         """Its tokens by name, for both halves."""
@@ -131,10 +139,9 @@ def answered(now: Reading) -> Reading:
     """The same with the likeliest answer, of a model whose task has one; a text that goes on is left as it is."""
     if now.trained.task not in ("translation", "sort-dedup") or len(now.ids) > now.given:
         return now
-    prompt, start = (now.inputs[0], now.ids) if now.source else (now.inputs[-1], None)
     model: Any = now.trained.model
-    room = min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids))
-    made = generate(model, prompt, start=start, stop=now.stops, max_new=max(1, room)).sequence(0)
+    room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
+    made = generate(model, now.inputs[0], start=now.start, stop=now.stops, max_new=room).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 
@@ -143,7 +150,7 @@ def pixels_of(text: str, model: Any) -> Tensor:
     height, width = model.config.image_size
     try:
         raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raw = b""
     require(len(raw) == height * width, f"the picture has {len(raw)} bytes; expected {height} × {width}, in base64")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(height, width)
@@ -152,36 +159,32 @@ def pixels_of(text: str, model: Any) -> Tensor:
 # ---------------------------------------------------------------------- actions
 
 
-def models(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def models(given: Nothing, run: Run) -> dict[str, Any]:
     """The models of this page, what each does, and how it is built."""
-    read(ask, Nothing)
-    found = []
-    for name in run.shelf.names:
-        trained = run.shelf.model(name)
-        model: Any = trained.model
-        layers = attending(model)
-        found.append(
-            {
-                "name": name,
-                "task": trained.task,
-                "kind": type(model).__name__,
-                "about": trained.card.get("about", ""),
-                "weights": sum(p.numel() for p in model.parameters()),
-                "layers": [{"path": path, "heads": layer.n_heads} for path, layer in layers.items()],
-                "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),
-                "writes": isinstance(model, (Decoder, EncoderDecoder)),
-                "longest": min(run.shelf.limits.tokens, getattr(model.config, "max_len", run.shelf.limits.tokens)),
-                "size": getattr(model.config, "image_size", None),
-                "examples": _EXAMPLES.get(trained.task, ("The cat sat on the mat.",)),
-            }
-        )
-    return {"models": found}
+    return {"models": [_about(run.shelf.model(name), name, run.shelf.limits.tokens) for name in run.shelf.names]}
+
+
+def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
+    model: Any = trained.model
+    layers = attending(model)
+    return {
+        "name": name,
+        "task": trained.task,
+        "kind": type(model).__name__,
+        "about": trained.card.get("about", ""),
+        "weights": sum(p.numel() for p in model.parameters()),
+        "layers": [{"path": path, "heads": layer.n_heads} for path, layer in layers.items()],
+        "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),
+        "writes": isinstance(model, (Decoder, EncoderDecoder)),
+        "longest": min(most, getattr(model.config, "max_len", most)),
+        "size": getattr(model.config, "image_size", None),
+        "examples": _EXAMPLES.get(trained.task, ("The cat sat on the mat.",)),
+    }
 
 
 @torch.no_grad()
-def step(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def step(given: Chosen, run: Run) -> dict[str, Any]:
     """The tokens of a text, what may come next, and what would be taken."""
-    given = read(ask, Chosen)
     now = reading_of(given, run)
     about = now.labels()
     if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
@@ -204,7 +207,7 @@ def step(ask: dict[str, Any], run: Run) -> dict[str, Any]:
         "entropy": float(-(p * p.clamp(min=1e-300).log()).sum()),
         "taken": {"id": taken, "token": names[-1]},
         "ends": taken in now.stops,
-        "text": now.trained.tokenizer.decode([i for i in now.ids[now.given :] if i not in now.stops]),
+        "text": now.decoded(now.ids[now.given :]),
     }
 
 
@@ -219,29 +222,28 @@ def _album(given: Text, run: Run) -> Album:
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
         return of_ids(trained, now.ids, title=title, layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
-    target = trained.tokenizer.decode([i for i in now.ids[1:] if i not in now.stops])
-    return look.translation(trained, Translated(given.text, target, tuple(now.source), (*now.ids[1:], last)))
+    made = Translated(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
+    return look.translation(trained, made)
 
 
 @torch.no_grad()
-def attention(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def attention(given: Text, run: Run) -> dict[str, Any]:
     """Who attends to whom, in every layer: what the panel of `look` shows."""
-    made = _album(read(ask, Text), run)
+    made = _album(given, run)
     run.step()
     many = len(made.first.rows) > _WALKED
     return contents(made, on_layer=lambda i, n: run.step(i, n if many else 0, f"layer {i + 1} of {n}"))
 
 
 @torch.no_grad()
-def page(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def page(given: Text, run: Run) -> dict[str, Any]:
     """The same run as the one-file page of `look`."""
-    return {"html": one_file(_album(read(ask, Text), run))}
+    return {"html": one_file(_album(given, run))}
 
 
 @torch.no_grad()
-def walk(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def walk(given: Text, run: Run) -> dict[str, Any]:
     """The model drawn from its run, and every station of it."""
-    given = read(ask, Text)
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return look.walk(trained, pixels_of(given.pixels, trained.model)).to_dict()
@@ -271,10 +273,8 @@ class _Tree:
         self._made += 1
         self._run.step(self._made, self._most, f"{self._made} tokens")
         chances = self._logits.float().log_softmax(-1)
-        self._rows = [
-            self.node(above, int(i), float(chances[row, i]))
-            for row, (above, i) in enumerate(zip(self._rows, ids.tolist(), strict=True))
-        ]
+        taken = enumerate(zip(self._rows, ids.tolist(), strict=True))
+        self._rows = [self.node(above, i, float(chances[row, i])) for row, (above, i) in taken]
         self._logits = self._stepper.step(ids)
         return self._logits
 
@@ -292,28 +292,25 @@ class _Tree:
 
 
 @torch.no_grad()
-def beams(ask: dict[str, Any], run: Run) -> dict[str, Any]:
+def beams(given: Searched, run: Run) -> dict[str, Any]:
     """Beam search as the tree of all beginnings that were alive, and what came out of it."""
-    given = read(ask, Searched)
     now = reading_of(given, run)
     model: Any = now.trained.model
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
     room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
     require(room >= 1, "there is no room for another token: go back, or shorten the text")
-    prompt, start = (now.inputs[0], now.ids) if now.source else (now.inputs[-1], None)
-    tree = _Tree(stepper_for(model, prompt, start=start, max_new=room, use_cache=True, slide=False), run, room)
+    stepper = stepper_for(model, now.inputs[0], start=now.start, max_new=room, use_cache=True, slide=False)
+    tree = _Tree(stepper, run, room)
     how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
     made = search(tree, how=how, max_new=room, stop=now.stops)
     found = []
     for rank in range(given.width):
         ids = made.sequence(0, rank, with_stop=True).tolist()
-        at, path = None, []
-        for place, i in enumerate(ids):
-            at = tree.node(at, i, float(made.log_probs[0, rank, place]))
-            path.append(at)
+        path: list[int] = []
+        for i, chance in zip(ids, made.log_probs[0, rank].tolist(), strict=False):
+            path.append(tree.node(path[-1] if path else None, i, chance))
         if ids:
-            text = now.trained.tokenizer.decode([i for i in ids if i not in now.stops])
-            score = float(made.scores[0, rank])
-            found.append({"path": path, "score": score, "text": text, "ended": bool(made.finished[0, rank])})
+            told = {"score": float(made.scores[0, rank]), "ended": bool(made.finished[0, rank])}
+            found.append({"path": path, "text": now.decoded(ids), **told})
     names = now.trained.tokenizer.tokens([node["id"] for node in tree.nodes]) if tree.nodes else []
     return {"nodes": [node | {"token": name} for node, name in zip(tree.nodes, names, strict=True)], "found": found}

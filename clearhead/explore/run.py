@@ -6,39 +6,31 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any, get_type_hints
 
+import torch
+
+from clearhead import pretrained
 from clearhead.config import Value, decode_choice
 from clearhead.errors import ConfigError
 from clearhead.explore.desk import Limits
 from clearhead.values import did_you_mean
 
 Action = Callable[[dict[str, Any], "Run"], Any]
-Asked = TypeVar("Asked", bound=Value)
 
-# Every action that the page may ask for, and the file of this room that has it.
-ACTIONS = {
-    "models": "readings",
-    "step": "readings",
-    "attention": "readings",
-    "walk": "readings",
-    "beams": "readings",
-    "page": "readings",
-    "change": "changes",
-    "digit": "digits",
-    "mask": "masks",
-    "gallery": "masks",
-    "hand": "hand",
-    "cost": "prices",
-    "growth": "prices",
-    "fits": "prices",
-    "claims": "ledger",
-    "claim": "ledger",
-    "sheets": "ledger",
-    "sheet": "ledger",
-    "marks": "ledger",
+# Every action that the page may ask for, by the file of this room that has it. An action is a function of a request,
+# the frozen value that its first argument is annotated with, and of the run.
+_ROOMS = {
+    "readings": ("models", "step", "attention", "walk", "beams", "page"),
+    "changes": ("change",),
+    "digits": ("digit",),
+    "masks": ("mask", "gallery"),
+    "hand": ("hand",),
+    "prices": ("cost", "growth", "fits"),
+    "ledger": ("claims", "claim", "sheets", "sheet", "marks"),
 }
+ACTIONS = {action: room for room, actions in _ROOMS.items() for action in actions}
 
 
 @dataclass(frozen=True)
@@ -60,15 +52,15 @@ class Shelf:
     """The models that the command line named, loaded once; a request can name these and nothing else."""
 
     def __init__(self, models: Sequence[str], limits: Mapping[str, Any], **placed: Any) -> None:
-        self.names = list(models)
-        self.limits = Limits(**limits)
-        self._load = cache(lambda name: _loaded(name, placed))
+        self.names, self.limits = list(models), Limits(**limits)
+        dtype = getattr(torch, placed.get("dtype", "float32"))
+        self._load = cache(partial(pretrained.load, device=placed.get("device", "cpu"), dtype=dtype))
 
     def warm(self) -> None:
         """Load everything now, so that the first keystroke finds it."""
         for name in self.names:
             self._load(name)
-        for room in dict.fromkeys(ACTIONS.values()):
+        for room in _ROOMS:
             importlib.import_module(f"clearhead.explore.{room}")
 
     def model(self, name: str) -> Any:
@@ -79,25 +71,16 @@ class Shelf:
     def action(self, name: str) -> Action:
         if name not in ACTIONS:
             raise ConfigError(f"there is no action {name!r}; {did_you_mean(name, ACTIONS)}")
-        found: Action = getattr(importlib.import_module(f"clearhead.explore.{ACTIONS[name]}"), name)
-        return found
-
-
-def _loaded(name: str, placed: dict[str, Any]) -> Any:
-    import torch
-
-    from clearhead import pretrained
-
-    how = {"device": placed.get("device", "cpu"), "dtype": getattr(torch, placed.get("dtype", "float32"))}
-    return pretrained.load(name, **how)
+        act = getattr(importlib.import_module(f"clearhead.explore.{ACTIONS[name]}"), name)
+        kind, *_ = get_type_hints(act).values()
+        return lambda ask, run: act(_read(ask, kind), run)
 
 
 class Run:
     """One request at work."""
 
     def __init__(self, shelf: Shelf, send: Callable[[str, Any], None], stop: threading.Event) -> None:
-        self.shelf = shelf
-        self._send, self._stop = send, stop
+        self.shelf, self._send, self._stop = shelf, send, stop
 
     def step(self, done: int = 0, of: int = 0, what: str = "") -> None:
         """Between two parts of the work: stop here if nobody waits, and say how far it is if that is given."""
@@ -111,7 +94,6 @@ class Run:
         self._send("part", value)
 
 
-def read(ask: dict[str, Any], kind: type[Asked]) -> Asked:
+def _read(ask: dict[str, Any], kind: type[Value]) -> Any:
     """A request as a frozen value: every field is known, has its type, and is inside its limits."""
-    made: Asked = decode_choice({name: value for name, value in ask.items() if name != "type"}, (kind,), "this request")
-    return made
+    return decode_choice({name: value for name, value in ask.items() if name != "type"}, (kind,), "this request")

@@ -15,11 +15,14 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -31,8 +34,6 @@ from clearhead.explore.desk import BusyError, Desk, Job
 from clearhead.explore.run import ACTIONS
 from clearhead.look.page import module as look_module
 from clearhead.look.page import style as look_style
-
-__all__ = ["Place", "app", "secret_of", "serve"]
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -60,20 +61,18 @@ class Place:
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
 
     @property
-    def names(self) -> frozenset[str]:
-        """What a browser may call this server."""
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        local = ("127.0.0.1", "localhost", "[::1]") if self.is_loopback else ()
-        return frozenset(f"{name}:{self.port}" for name in (shown, *local))
+    def name(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def is_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
+    def names(self) -> frozenset[str]:
+        """What a browser may call this server."""
+        local = ("127.0.0.1", "localhost", "[::1]") if self.host in ("127.0.0.1", "localhost", "::1") else ()
+        return frozenset((self.name, *(f"{name}:{self.port}" for name in local)))
 
     @property
     def address(self) -> str:
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{shown}:{self.port}/{self.secret}/"
+        return f"http://{self.name}/{self.secret}/"
 
 
 def secret_of(path: Path) -> str:
@@ -116,15 +115,11 @@ class _Guard:
             await app(scope, receive, with_rules)
 
     def _why_not(self, scope: Scope) -> tuple[int, str] | None:
-        given: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        hosts, origins = given.get("host", []), given.get("origin", [])
-        if len(hosts) != 1 or hosts[0].lower() not in self._place.names:
+        given, names = Headers(scope=scope).getlist, self._place.names
+        if [host.lower() in names for host in given("host")] != [True]:
             return 421, f"this server answers to {self._place.host}:{self._place.port} alone"
-        if any(origin.lower().removeprefix("http://") not in self._place.names for origin in origins):
-            return 403, "another page asked: open the address that `clearhead explore` printed"
-        if any(site not in ("same-origin", "none") for site in given.get("sec-fetch-site", [])):
+        ours = all(origin.lower().removeprefix("http://") in names for origin in given("origin"))
+        if not ours or any(site not in ("same-origin", "none") for site in given("sec-fetch-site")):
             return 403, "another page asked: open the address that `clearhead explore` printed"
         secret = scope["path"].lstrip("/").partition("/")[0]
         if not secrets.compare_digest(secret.encode(), self._place.secret.encode()):
@@ -134,23 +129,18 @@ class _Guard:
 
 def app(place: Place, desk: Desk) -> ASGIApp:
     """The whole server as an ASGI application."""
-    files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in sorted(_PAGE.iterdir())}
-    files["look.js"] = (look_module().encode(), _TYPES[".js"])
-    files["walk.js"] = (look_module("walk.js").encode(), _TYPES[".js"])
-    files["look.css"] = (look_style("page.css", "walk.css").encode(), _TYPES[".css"])
+    files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
+    files |= {"look.js": look_module(), "walk.js": look_module("walk.js")}
+    files["look.css"] = look_style("page.css", "walk.css")
 
     async def get(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
         if name not in files:
-            return JSONResponse({"error": f"there is no file {name[:80]!r} on this page"}, 404)
-        body, kind = files[name]
-        return Response(body, media_type=kind)
+            raise HTTPException(404, f"there is no file {name[:80]!r} on this page")
+        return Response(files[name], media_type=_TYPES[Path(name).suffix])
 
     async def bare(request: Request) -> Response:
         return RedirectResponse(f"/{place.secret}/", 307)
-
-    async def post(request: Request) -> Response:
-        return await _post(request, desk)
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
@@ -161,34 +151,32 @@ def app(place: Place, desk: Desk) -> ASGIApp:
     routes = [
         Route("/{secret}", bare),
         Route("/{secret}/", get),
-        Route("/{secret}/api/{action}", post, methods=["POST"]),
+        Route("/{secret}/api/{action}", partial(_post, desk), methods=["POST"]),
         Route("/{secret}/{name}", get),
     ]
-    made = Starlette(routes=routes, lifespan=life, exception_handlers={404: _plain, 405: _plain, 500: _plain})
+    made = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused, 500: _refused})
     made.router.redirect_slashes = False
     return _Guard(made, place)
 
 
-async def _plain(_: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 500)
-    words = {404: "there is nothing here", 405: "this address does not take that method"}
-    return JSONResponse({"error": words.get(status, "the server made a mistake; its terminal says where")}, status)
+async def _refused(_: Request, error: Exception) -> Response:
+    own = {"Not Found": "there is nothing here", "Method Not Allowed": "this address does not take that method"}
+    if not isinstance(error, HTTPException):
+        return JSONResponse({"error": "the server made a mistake; its terminal says where"}, 500)
+    return JSONResponse({"error": own.get(error.detail, error.detail)}, error.status_code, error.headers)
 
 
 # ---------------------------------------------------------------------- one request
 
 
-async def _post(request: Request, desk: Desk) -> Response:
+async def _post(desk: Desk, request: Request) -> Response:
     action = request.path_params["action"]
     if action not in ACTIONS:
-        return JSONResponse({"error": f"there is no action {action[:80]!r}"}, 404)
-    ask = await _body(request, desk)
-    if isinstance(ask, Response):
-        return ask
+        raise HTTPException(404, f"there is no action {action[:80]!r}")
     try:
-        job = desk.put(action, ask)
+        job = desk.put(action, await _body(request, desk))
     except BusyError as error:
-        return JSONResponse({"error": str(error)}, 503, {"retry-after": "1"})
+        raise HTTPException(503, str(error), {"retry-after": "1"}) from error
     gone = asyncio.create_task(_gone(request))
     first = await _next(job, gone)
     if first is None:
@@ -196,10 +184,10 @@ async def _post(request: Request, desk: Desk) -> Response:
     return StreamingResponse(_lines(job, first, gone), media_type="application/x-ndjson")
 
 
-async def _body(request: Request, desk: Desk) -> dict[str, Any] | Response:
-    """The JSON object of a request, within its limits; or the answer that refuses it."""
+async def _body(request: Request, desk: Desk) -> dict[str, Any]:
+    """The JSON object of a request, within its limits."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return JSONResponse({"error": "expected a request of type application/json"}, 415)
+        raise HTTPException(415, "expected a request of type application/json")
     most, body, length = desk.limits.body, bytearray(), 0
     try:
         async with asyncio.timeout(desk.limits.body_seconds):
@@ -208,20 +196,18 @@ async def _body(request: Request, desk: Desk) -> dict[str, Any] | Response:
                 body += part if length <= most else b""
                 if length > _HEARD_OUT * most:
                     break
-    except TimeoutError:
-        words = f"the request did not come within {desk.limits.body_seconds:g} seconds"
-        return JSONResponse({"error": words}, 408)
+    except TimeoutError as error:
+        late = f"the request did not come within {desk.limits.body_seconds:g} seconds"
+        raise HTTPException(408, late) from error
     if length > most:
-        return JSONResponse({"error": f"a request has at most {most:,} bytes: shorten the text"}, 413)
+        raise HTTPException(413, f"a request has at most {most:,} bytes: shorten the text")
     try:
-        ask = json.loads(bytes(body), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return JSONResponse({"error": "the request is not JSON"}, 400)
-    return ask if isinstance(ask, dict) else JSONResponse({"error": "expected a JSON object"}, 400)
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
+        ask = json.loads(bytes(body), parse_constant=int)  # NaN and the like are no numbers of JSON, and no int either
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, "the request is not JSON") from error
+    if not isinstance(ask, dict):
+        raise HTTPException(400, "expected a JSON object")
+    return ask
 
 
 async def _gone(request: Request) -> None:
@@ -294,15 +280,11 @@ def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambd
 
 def _bound(place: Place) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((place.host, place.port))
-        listening.listen(128)
+        return socket.create_server((place.host, place.port), family=family, backlog=128)
     except OSError as error:
-        listening.close()
+        why = (error.strerror or "").partition(" (")[0]  # Python adds the address
         raise StorageError(
-            f"{place.host}:{place.port} cannot be listened on ({error.strerror}); choose another with --port, "
-            "or --port 0 for any that is free"
+            f"{place.host}:{place.port} cannot be listened on ({why}); choose another with --port, or --port 0 for any "
+            "that is free"
         ) from error
-    return listening

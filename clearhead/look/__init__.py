@@ -15,8 +15,7 @@ look.attribute(model, ids, look.Answer(token=17)).largest            # which hea
 look.patch(model, clean, corrupted, look.Answer(17, versus=4))       # blocks × positions, or heads
 look.ablate(model, ids)                                              # the answer without each head
 
-look.at(pretrained.load("en-es"), "How are you?")                    # all layers of a trained model at work, with
-its tokens
+look.at(pretrained.load("en-es"), "How are you?")                    # a trained model at work, with its tokens
 """
 
 from __future__ import annotations

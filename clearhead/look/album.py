@@ -1,12 +1,10 @@
-"""An `Album`: all that there is to see of one run, made from a trace and the names of its tokens.
+"""An `Album`: all that there is to see of one run (H heads, T queries, S keys), from a trace and its tokens' names.
 
 with look.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
     model(ids)
 album = look.album(t, tokens, title="A run")
 album.html()                    # the page, as text
 album.pictures[0].summary       # what the heads of the first layer do
-
-H heads   T queries   S keys
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ from clearhead.look.measures import entropy, lengths_written, rollout
 from clearhead.look.patterns import matches
 from clearhead.look.picture import Picture
 from clearhead.look.trace import Trace
-
-__all__ = ["Album", "Labels", "album", "pictures"]
 
 ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices
 _CHECKED_ROWS = 256  # rows whose recomputed output is compared with the run's own
@@ -81,33 +77,16 @@ class Album:
 
     def to_dict(self) -> dict[str, Any]:
         """The measures of every head, for programs. Weights are not in it: ask a picture for those you want."""
-        return {
-            "title": self.title,
-            "facts": dict(self.facts),
-            "layers": [
-                {
-                    "path": picture.path,
-                    "kind": picture.kind,
-                    "rows": list(picture.rows),
-                    "columns": list(picture.columns),
-                    "difference": picture.difference,
-                    "tolerance": picture.tolerance,
-                    "heads": [
-                        {"head": head, "label": name.name, "scores": name.scores, "entropy": e, "distance": d}
-                        for head, (name, e, d) in enumerate(
-                            zip(
-                                picture.summary.labels,
-                                picture.summary.entropy,
-                                picture.summary.distance,
-                                strict=True,
-                            )
-                        )
-                    ],
-                }
-                for picture in self.pictures
-            ],
-            "norms": [{"path": path, "norms": norms.tolist()} for path, norms in self.norms],
-        }
+        layers = []
+        for picture in self.pictures:
+            heads = [
+                {"head": head, "label": label.name, "scores": label.scores, "entropy": e, "distance": d}
+                for head, (label, e, d) in enumerate(picture.summary.heads)
+            ]
+            plain = {name: getattr(picture, name) for name in ("path", "kind", "difference", "tolerance")}
+            layers.append(plain | {"rows": list(picture.rows), "columns": list(picture.columns), "heads": heads})
+        norms = [{"path": path, "norms": norms.tolist()} for path, norms in self.norms]
+        return {"title": self.title, "facts": dict(self.facts), "layers": layers, "norms": norms}
 
     def html(self) -> str:
         """The page: one self-contained HTML file that needs no network."""
@@ -138,36 +117,25 @@ def album(
         norms = [(path, _of_batch(norm, batch, 1).float().cpu()) for path, norm in trace.norms(run=run)]
     except ConfigError:  # no outputs of blocks were asked for
         norms = []
-    return Album(
-        title=title,
-        pictures=pictures(trace, labels, grid=grid, batch=batch, run=run),
-        facts=facts or {},
-        norms=norms,
-        image=image,
-    )
+    drawn = pictures(trace, labels, grid=grid, batch=batch, run=run)
+    return Album(title=title, pictures=drawn, facts=facts or {}, norms=norms, image=image)
 
 
 def pictures(
-    trace: Trace,
-    labels: Labels = None,
-    *,
-    grid: tuple[int, int] | None = None,
-    batch: int = 0,
-    run: int = -1,
+    trace: Trace, labels: Labels = None, *, grid: tuple[int, int] | None = None, batch: int = 0, run: int = -1
 ) -> list[Picture]:
     """A picture of every attention layer of a trace, for one sequence of the batch.
 
-    `grid` is for models of images: the rows and columns of patches that the tokens stand for.
-    """
+    `grid` is for models of images: the rows and columns of patches that the tokens stand for."""
     if not trace.paths:
         raise ConfigError(trace.report())
     return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
 
 
 def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int) -> Picture:
-    made = trace.heads(path, run=run)  # (B, H, T, E): only its sizes are wanted
+    H, T = trace.heads(path, run=run).shape[-3:-1]
     values = _of_batch(trace.values(path, run=run), batch, 3)  # (H, S, E)
-    H, T, S = made.shape[-3], made.shape[-2], values.shape[-2]
+    S = values.shape[-2]
     rows, columns, cross = _named(path, labels, T, S)
 
     def block(start: int, stop: int) -> Tensor:
@@ -188,21 +156,15 @@ def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | No
 
 
 def _named(path: str, labels: Labels, T: int, S: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """The names of queries and keys, and whether these are two different texts."""
-    if isinstance(labels, Mapping):
-        for pattern, (rows, columns) in labels.items():
-            if matches(pattern, path):
-                return _fit(path, tuple(rows), tuple(columns), T, S, tuple(rows) != tuple(columns))
-    elif labels is not None:
-        return _fit(path, tuple(labels), tuple(labels), T, S, False)
-    cross = "cross" in path
-    first = 0 if cross else S - T  # of a run that goes on from a cache, the queries are the last positions
-    return tuple(map(str, range(first, first + T))), tuple(map(str, range(S))), cross
-
-
-def _fit(
-    path: str, rows: tuple[str, ...], columns: tuple[str, ...], T: int, S: int, cross: bool
-) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """The names of queries (after a cache, the last positions) and keys, and whether these are two different texts."""
+    by_path = labels if isinstance(labels, Mapping) else {} if labels is None else {"**": (labels, labels)}
+    found = next((names for pattern, names in by_path.items() if matches(pattern, path)), None)
+    if found is None:
+        cross = "cross" in path
+        first = 0 if cross else S - T
+        return tuple(map(str, range(first, first + T))), tuple(map(str, range(S))), cross
+    rows, columns = map(tuple, found)
+    cross = rows != columns
     rows = rows[len(rows) - T :] if not cross and len(rows) == S else rows
     if (len(rows), len(columns)) != (T, S):
         raise ShapeError(

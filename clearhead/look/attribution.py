@@ -1,8 +1,8 @@
 """Direct logit attribution: which head and which feed-forward layer moved an answer, and by how much.
 
 A logit is a sum over everything that was written into the residual stream, once the scale of each norm on the way is
-taken as the run had it (see `stream`). Embeddings, positions and every bias are parts like any other, so the parts add
-up to the logit; `rest` is what rounding left."""
+taken as the run had it (see `stream`). With embeddings, positions and biases the parts add up to it but for rounding.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Shown, bars, shortened
+from clearhead.look.chart import Chart, Shown, bars, by_head
 from clearhead.look.question import Answer, Given, tensors_of
 from clearhead.look.stream import Leaf, Stream, watched
 from clearhead.look.trace import Trace, trace
-
-__all__ = ["Attribution", "Part", "attribute"]
 
 Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"]
 
@@ -88,10 +86,7 @@ class Attribution(Shown):
         charts = [bars("What moved the answer most", [*parts, ("all others", others)], note)]
         if any(part.head is not None for part in self.parts):
             paths, values = self.heads()
-            heads = list(map(str, range(values.shape[1])))
-            charts.append(
-                Chart(title="What each head added", rows=shortened(paths), columns=heads, values=values, signed=True)
-            )
+            charts.append(by_head("What each head added", paths, values, signed=True))
         return charts
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,20 +138,19 @@ def _parts(leaf: Leaf, stream: Stream, attended: Trace) -> list[Part]:
     """A leaf as parts: the heads of an attention layer and its bias, or the leaf itself."""
     layer = next((i for i, block in enumerate(stream.blocks) if leaf.path.startswith(f"{block}.")), None)
     value = float(leaf.shares.sum())
-    if leaf.step is None:
-        kind: Kind = "bias" if leaf.value.dim() < 2 else "embedding"
-        return [Part(kind, leaf.path, value, layer)]
+    if leaf.step is None and leaf.value.dim() < 2:
+        return [Part("bias", leaf.path, value, layer)]
+    if leaf.step is None or layer is None:
+        return [Part("embedding", leaf.path, value, layer)]
     inside = [path for path in attended.paths if f"{path}.".startswith(f"{leaf.path}.")]
-    if layer is None:
-        return [Part("embedding", leaf.path, value)]
     if not inside:  # where attention is written out, it is not seen
         return [Part("feed-forward" if attended.paths else "layer", leaf.path, value, layer)]
     shares = _by_head(leaf, attended.heads(inside[0])) if len(inside) == 1 else None
     if shares is None:
         return [Part("attention", leaf.path, value, layer)]
     heads = [Part("head", leaf.path, share, layer, head) for head, share in enumerate(shares)]
-    bias = value - math.fsum(shares)
-    return heads + ([Part("bias", f"{leaf.path} (output bias)", bias, layer)] if _has_bias(leaf) else [])
+    bias = Part("bias", f"{leaf.path} (output bias)", value - math.fsum(shares), layer)
+    return heads if leaf.step.product[2] is None else [*heads, bias]
 
 
 def _place(part: Part) -> float:
@@ -178,7 +172,3 @@ def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
     back = leaf.gradient.double() @ matrix.detach().double().mT  # at what the projection read
     shares = (back * x.double()).flatten(0, -2).sum(0)
     return shares.unflatten(0, (H, -1)).sum(-1).tolist()
-
-
-def _has_bias(leaf: Leaf) -> bool:
-    return leaf.step is not None and leaf.step.product[2] is not None

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ShapeError
-from clearhead.look.terminal import flush_right, letters, paint, plain
-
-__all__ = ["Chart", "Plane", "Shown", "bars", "chart_page", "pca", "shortened"]
+from clearhead.look.terminal import beside, flush_right, letters, paint, plain
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,31 +66,26 @@ class Chart:
     def text(self, *, width: int = 80, colour: bool = False) -> str:
         """For the terminal: as many columns beside one another as fit, the others below."""
         margin = max(map(letters, self.rows), default=0)
-        cells = [[cell if letters(cell) <= 9 else cell[:8] + "…" for cell in row] for row in self.cells()]
-        heads = [name if letters(name) <= 9 else name[:8] + "…" for name in plain(self.columns)]
+        words = (plain(self.columns), *self.cells())
+        heads, *cells = [[cell if letters(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]
         wide = max((letters(cell) for row in (heads, *cells) for cell in row), default=1)
-        each = max(1, (width - margin) // (wide + 1))
-        shades, lines, room = self.shades().tolist(), [], width - margin - wide - 4
+        each, room, blocks = max(1, (width - margin) // (wide + 1)), width - margin - wide - 4, []
         for first in range(0, len(heads), each):
             part = slice(first, first + each)
-            lines.append(" " * margin + " " + " ".join(flush_right(head, wide) for head in heads[part]))
-            for name, row, shade in zip(self.rows, cells, shades, strict=True):
-                shown = [flush_right(cell, wide) for cell in row[part]]
+            lines = [[flush_right(cell, wide) for cell in row[part]] for row in (heads, *cells)]
+            for line, shades in zip(lines[1:], self.shades().tolist(), strict=True):
                 if self.is_bars and room >= 8:
-                    shown.append(" " + ("█" if shade[0] > 0 else "░") * round(abs(shade[0]) * min(room, 40)))
+                    line.append(" " + ("█" if shades[0] > 0 else "░") * round(abs(shades[0]) * min(room, 40)))
                 elif colour:
-                    shown = [paint(cell, value) for cell, value in zip(shown, shade[part], strict=True)]
-                lines.append(flush_right(name, margin) + " " + " ".join(shown))
-            lines.append("")
-        return "\n".join(line.rstrip() for line in lines[:-1])
+                    line[:] = map(paint, line, shades[part])
+            blocks.append(beside(["", *self.rows], [" ".join(line) for line in lines]))
+        return "\n\n".join(blocks)
 
     def html(self) -> str:
         """As a table of a page."""
         head = "".join(f"<th scope=col>{escape(name.strip() or name)}</th>" for name in self.columns)
-        lines = []
-        for name, row, shades, values in zip(
-            self.rows, self.cells(), self.shades().tolist(), self.values.tolist(), strict=True
-        ):
+        lines, columns = [], (self.rows, self.cells(), self.shades().tolist(), self.values.tolist())
+        for name, row, shades, values in zip(*columns, strict=True):
             cells = "".join(
                 f'<td style="--w:{0 if math.isnan(s) else abs(s) * 100:.0f}%" class="{"low" if s < 0 else "high"}'
                 f'{" full" if abs(s) > 0.6 else ""}" title="{escape(name)}: {v:.4g}">{escape(cell)}</td>'
@@ -117,10 +110,8 @@ class Plane:
     @property
     def title(self) -> str:
         """What is drawn, in words."""
-        first, second = (f"{100 * share:.0f} %" for share in self.shares)
-        return (
-            f"{len(self.names)} vectors, {len(self.centre)} wide: along its axes {first} and {second} of the variance"
-        )
+        n, wide, (first, second) = len(self.names), len(self.centre), (f"{100 * share:.0f} %" for share in self.shares)
+        return f"{n} vectors, {wide} wide: along its axes {first} and {second} of the variance"
 
     def of(self, vectors: Float[Tensor, "n M"]) -> Float[Tensor, "n 2"]:
         """Other vectors in the same plane."""
@@ -201,6 +192,12 @@ def shortened(paths: Sequence[str]) -> list[str]:
     while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
         parts = [names[1:] for names in parts]
     return [f"block {names[0]}" if names[0].isdecimal() and len(names) == 1 else ".".join(names) for names in parts]
+
+
+def by_head(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:
+    """A row a layer, a column a head."""
+    heads = list(map(str, range(values.shape[1])))
+    return Chart(title=title, rows=shortened(paths), columns=heads, values=values, signed=signed)
 
 
 def bars(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Chart:

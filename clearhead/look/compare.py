@@ -3,8 +3,7 @@
     before, after = look.trace(model, ...), look.trace(model, ...)      # the same patterns; the second with edits
     print(look.compare(before, after))
 
-Only what both traces recorded is compared. The letters are the design's.
-"""
+Only what both traces recorded is compared. The letters are the design's."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ class Moved:
 
     @cached_property
     def largest(self) -> float:
-        return float(self.amount.max()) if self.amount.numel() else 0.0
+        return _sizes(self.amount)[0]
 
     @cached_property
     def mean(self) -> float:
-        return float(self.amount.mean()) if self.amount.numel() else 0.0
+        return _sizes(self.amount)[1]
 
     @property
     def where(self) -> dict[str, int]:
@@ -57,19 +56,15 @@ class Moved:
 
 @dataclass(frozen=True, eq=False)
 class MovedLogits:
-    """How the model's own answer moved: KL(before ‖ after) in nats and whether the first choice changed, each
-    (B, T)."""
+    """How the model's own answer moved: KL(before ‖ after) in nats, and whether its first choice changed."""
 
     kl: Float[Tensor, "B T"]
     changed: Bool[Tensor, "B T"]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kl_largest": float(self.kl.max()) if self.kl.numel() else 0.0,
-            "kl_mean": float(self.kl.mean()) if self.kl.numel() else 0.0,
-            "top1_changed": int(self.changed.sum()),
-            "positions": self.changed.numel(),
-        }
+        largest, mean = _sizes(self.kl)
+        changed = {"top1_changed": int(self.changed.sum()), "positions": self.changed.numel()}
+        return {"kl_largest": largest, "kl_mean": mean, **changed}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +123,7 @@ def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
 
 
 def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
-    """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight
-    went elsewhere."""
+    """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight did."""
     shape, other = (t.heads(path, run=which).shape[:-1] for t in (run, edited))
     if shape != other:
         raise _unequal(path, shape, other)
@@ -151,12 +145,17 @@ def _logits(run: Trace, edited: Trace, which: int) -> MovedLogits:
     return MovedLogits(kl, before.argmax(-1) != after.argmax(-1))
 
 
+def _sizes(x: Tensor) -> tuple[float, float]:
+    """The largest and the mean; 0 of nothing."""
+    return (float(x.max()), float(x.mean())) if x.numel() else (0.0, 0.0)
+
+
 def _both(path: str, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Both as (B, T, width) in float64; what has no positions gets one."""
     if before.shape != after.shape:
         raise _unequal(path, before.shape, after.shape)
-    first, second = (x.double().cpu() for x in (before, after))
-    return (first, second) if first.dim() > 2 else (first.unsqueeze(-2), second.unsqueeze(-2))
+    first, second = (x.double().cpu() if x.dim() > 2 else x.double().cpu().unsqueeze(-2) for x in (before, after))
+    return first, second
 
 
 def _unequal(path: str, before: Sequence[int], after: Sequence[int]) -> ShapeError:

@@ -12,7 +12,7 @@ with a cache, where a step computes only the newest. The attention itself runs a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,46 +50,40 @@ class Edit(ABC):
         if not rows:
             return x
         at = torch.tensor(rows, device=x.device)
-        past = moment.past or 0
-        places = [past + row for row in rows]
+        places = [(moment.past or 0) + row for row in rows]
         index: Any = (..., at, slice(None)) if x.dim() > 2 or self.heads is not None else (...,)
         if self.heads is not None:
             which = torch.tensor(chosen(self.heads, x.shape[-3], "head"), device=x.device)
             index = (..., which[:, None], at, slice(None))
         part = x[index]
         new = self.new(part, path, places).to(x)
+        changed = x.clone()
         try:
-            new = new.expand_as(part)
+            changed[index] = new.expand_as(part)
         except RuntimeError as error:
             raise ShapeError(
                 f"an edit of {path or 'the model'} gives {tuple(new.shape)} and replaces {tuple(part.shape)}; "
                 "expected a shape that broadcasts to it"
             ) from error
-        changed = x.clone()
-        changed[index] = new
         return changed
 
     def _rows(self, x: Tensor, path: str, moment: Moment) -> list[int]:
         """The rows of this call that are meant."""
+        if x.dim() < 3 and self.positions is not None:
+            what = path or "the model"
+            raise ShapeError(f"{what} gives {tuple(x.shape)}, which has no positions; leave positions out")
         if x.dim() < 3:
-            if self.positions is not None:
-                raise ShapeError(
-                    f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; leave positions out"
-                )
             return [0]
         T = x.shape[-2]
         if moment.cache is None or self.positions is None:
             return chosen(self.positions, T, "position")
-        past = moment.past or 0
-        if isinstance(self.positions, slice):
-            start, stop, step = self.positions.start or 0, self.positions.stop, self.positions.step
-            wanted: Sequence[int] = range(start, past + T if stop is None else stop, step or 1)
-        else:
-            wanted = [self.positions] if isinstance(self.positions, int) else list(self.positions)
+        where, past = self.positions, moment.past or 0
+        if isinstance(where, slice):
+            where = range(where.start or 0, past + T if where.stop is None else where.stop, where.step or 1)
+        wanted = [where] if isinstance(where, int) else list(where)
         if any(place < 0 for place in wanted):
-            raise ShapeError(
-                f"positions are {self.positions!r}; with a cache the end is not known, so count from the front"
-            )
+            given = self.positions
+            raise ShapeError(f"positions are {given!r}; with a cache the end is not known, so count from the front")
         return [place - past for place in wanted if past <= place < past + T]
 
 
@@ -126,9 +120,8 @@ class Replace(Edit):
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         new = self.value if isinstance(self.value, Tensor) else self.value(part)
         if not isinstance(new, Tensor):
-            raise DtypeError(
-                f"Replace gave a {type(new).__name__} for {path or 'the model'}; its function must return a tensor"
-            )
+            kind, what = type(new).__name__, path or "the model"
+            raise DtypeError(f"Replace gave a {kind} for {what}; its function must return a tensor")
         return new
 
 

@@ -1,7 +1,5 @@
 """Views as figures, for papers and pages: each function gives a matplotlib figure, and `save` writes it as PNG or SVG.
-
-H heads   T queries   S keys
-"""
+The letters are the design's: H heads, T queries, S keys."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError, MissingDependencyError, ShapeError, StorageError
+from clearhead.disk import refusals
+from clearhead.errors import ConfigError, MissingDependencyError, ShapeError
 from clearhead.look.chart import Chart, Plane, bars
-from clearhead.look.measures import Contribution
+from clearhead.look.measures import Contribution, check_names, check_patches
 from clearhead.look.picture import Picture
 
 if TYPE_CHECKING:
@@ -24,35 +23,37 @@ if TYPE_CHECKING:
 
 _LABELLED = 64  # tokens, up to which each is written at its row or column
 _INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
-_SHADES = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")
 
 
 def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Queries down, keys across, darker for more weight."""
-    if tuple(weights.shape) != (len(rows), len(columns)):
-        raise ShapeError(
-            f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels"
-        )
-    cell = 0.32 if max(len(rows), len(columns)) <= _LABELLED else 0.0
-    size = (
-        max(3.2, min(11.0, 1.6 + cell * len(columns))) if cell else 7.0,
-        max(2.4, min(11.0, 1.3 + cell * len(rows))) if cell else 6.2,
-    )
-    figure = _figure(*size)
-    axes = figure.add_subplot()
-    image = _heat_map(axes, weights, rows, columns)
+    check_names(weights, rows, columns)
+    T, S = weights.shape
+    wide, high = 7.0, 6.2
+    if max(T, S) <= _LABELLED:
+        wide, high = max(3.2, min(11.0, 1.6 + 0.32 * S)), max(2.4, min(11.0, 1.3 + 0.32 * T))
+    figure, axes = _plot(wide, high, title)
+    aspect = "equal" if max(T, S) <= 3 * min(T, S) else "auto"
+    image = axes.imshow(weights.detach().float().cpu().numpy(), cmap=_shades(), vmin=0, aspect=aspect)
+    axes.tick_params(length=0, labelsize=9, colors=_INK)
+    axes.spines[:].set_visible(False)
+    if max(T, S) <= _LABELLED:
+        axes.xaxis.tick_top()
+        axes.set_xticks(range(S), [_plain(c) for c in columns], rotation=50, ha="left", rotation_mode="anchor")
+        axes.set_yticks(range(T), [_plain(r) for r in rows])
+    else:
+        axes.set_xlabel("keys", fontsize=8)
+        axes.set_ylabel("queries", fontsize=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=18, pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7, colors=_SOFT, length=0)
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
 def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
     most = max(picture.n_heads for picture in pictures)
-    figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3)
+    figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3, title)
     grid = figure.subplots(len(pictures), most, squeeze=False)
     for line, picture in zip(grid, pictures, strict=True):
         everything = picture.everything()
@@ -62,8 +63,6 @@ def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
                 continue
             axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
             axes.set_title(f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT)
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
@@ -78,11 +77,9 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     from matplotlib.path import Path as Curve
 
     high = max(len(rows), len(columns))
-    figure = _figure(4.2, max(2.0, 0.27 * high + 0.5))
-    axes = figure.add_subplot()
+    figure, axes = _plot(4.2, max(2.0, 0.27 * high + 0.5), title)
     axes.set_axis_off()
-    left = [i + (high - len(rows)) / 2 for i in range(len(rows))]
-    right = [j + (high - len(columns)) / 2 for j in range(len(columns))]
+    left, right = ([i + (high - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
     colours = [_HEAT] if weights.dim() == 2 else head_colours(len(weights))
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
     for head, i, j in (weights >= 0.03).nonzero().tolist():
@@ -91,23 +88,17 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
         start, end = left[i] + beside, right[j] + beside
         points = [(0.0, start), (0.45, start), (0.55, end), (1.0, end)]
         curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-        style = {
-            "edgecolor": colours[head],
-            "alpha": min(1.0, weight),
-            "linewidth": 0.4 + (2.6 if len(colours) == 1 else 1.4) * weight,
-        }
-        axes.add_patch(PathPatch(curve, fill=False, **style))
-    for head, colour in enumerate(colours if len(colours) > 1 else ()):
-        axes.plot([], [], color=colour, label=f"head {head}", linewidth=2)
+        thick = 0.4 + (2.6 if len(colours) == 1 else 1.4) * weight
+        patch = PathPatch(curve, fill=False, edgecolor=colours[head], alpha=min(1.0, weight), linewidth=thick)
+        axes.add_patch(patch)
     if len(colours) > 1:
+        for head, colour in enumerate(colours):
+            axes.plot([], [], color=colour, label=f"head {head}", linewidth=2)
         figure.legend(loc="outside lower center", ncols=min(4, len(colours)), fontsize=7, frameon=False)
-    for place, label in zip(left, rows, strict=True):
-        axes.text(-0.03, place, _plain(label), ha="right", va="center", fontsize=9, color=_INK)
-    for place, label in zip(right, columns, strict=True):
-        axes.text(1.03, place, _plain(label), ha="left", va="center", fontsize=9, color=_INK)
+    for x, side, places, labels in ((-0.03, "right", left, rows), (1.03, "left", right, columns)):
+        for place, label in zip(places, labels, strict=True):
+            axes.text(x, place, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
     axes.set(xlim=(-0.5, 1.5), ylim=(high - 0.4, -0.6))
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
@@ -128,12 +119,11 @@ def chart(found: Chart | Plane) -> Figure:
     if found.is_bars:
         return _bars(found)
     written = len(found.columns) <= 32
-    wide = 1.8 + (0.72 if written else 0.12) * len(found.columns)
-    figure = _figure(max(4.2, min(24.0, wide)), max(2.0, min(14.0, 1.3 + 0.33 * len(found.rows))))
-    axes = figure.add_subplot()
+    wide, high = 1.8 + (0.72 if written else 0.12) * len(found.columns), 1.3 + 0.33 * len(found.rows)
+    figure, axes = _plot(max(4.2, min(24.0, wide)), max(2.0, min(14.0, high)), _plain(found.title))
     shades = found.shades()
-    cmap, least = (_both_ways(), -1) if found.signed else (_shades(), 0)
-    axes.imshow(shades.numpy(), cmap=cmap, vmin=least, vmax=1, aspect="auto")
+    colours = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if found.signed else _shades()
+    axes.imshow(shades.numpy(), cmap=colours, vmin=-1 if found.signed else 0, vmax=1, aspect="auto")
     for i, (row, values) in enumerate(zip(found.cells(), shades.tolist(), strict=True)):
         for j, (word, value) in enumerate(zip(row, values, strict=True) if written else ()):
             shown = word if len(word) <= 9 else word[:8] + "…"
@@ -146,14 +136,12 @@ def chart(found: Chart | Plane) -> Figure:
         axes.set_xticks(range(len(names)), names, rotation=45 if any(len(n) > 3 for n in names) else 0, ha="right")
     axes.set_yticks(range(len(found.rows)), [_plain(row) for row in found.rows])
     axes.set_xlabel(found.note, fontsize=7, color=_SOFT)
-    figure.suptitle(_plain(found.title), fontsize=10, color=_INK)
     return figure
 
 
 def _bars(found: Chart) -> Figure:
     """What each row added, to the right for more and to the left for less."""
-    figure = _figure(5.6, max(1.8, 0.26 * len(found.rows) + 0.9))
-    axes = figure.add_subplot()
+    figure, axes = _plot(5.6, max(1.8, 0.26 * len(found.rows) + 0.9), _plain(found.title), size=9)
     values = found.values[:, 0].tolist()
     axes.barh(range(len(values)), values, color=[_HEAT if value > 0 else _LOW for value in values], height=0.65)
     axes.axvline(0, color=_SOFT, linewidth=0.6)
@@ -163,27 +151,24 @@ def _bars(found: Chart) -> Figure:
     axes.set_xlabel(found.note or found.columns[0], fontsize=7, color=_SOFT)
     axes.tick_params(labelsize=8, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.suptitle(_plain(found.title), fontsize=9, color=_INK)
     return figure
 
 
 def _plane(found: Plane) -> Figure:
     """Vectors in two dimensions, each a dot with its name."""
-    figure = _figure(6.4, 5.6)
-    axes = figure.add_subplot()
+    figure, axes = _plot(6.4, 5.6, found.title, size=9)
     x, y = found.points.T.tolist()
     axes.scatter(x, y, s=8, color=_HEAT, alpha=0.6, linewidth=0)
     for left, top, label in zip(x, y, found.names, strict=True):
         axes.annotate(_plain(label), (left, top), (2, 2), textcoords="offset points", fontsize=7, color=_INK)
     axes.tick_params(labelsize=7, colors=_SOFT, length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(found.title, fontsize=9, color=_INK)
     return figure
 
 
 def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     """Entropy and distance of every head against its layer: a dot a head, named by its pattern's colour."""
-    figure = _figure(8.4, 3.6)
+    figure = _figure(8.4, 3.6, title)
     left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(name.name for p in pictures for name in p.summary.labels))
     for axes, attribute, what in ((left, "entropy", "entropy, nats"), (right, "distance", "distance")):
@@ -196,13 +181,8 @@ def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
             ]
             axes.scatter(*zip(*points, strict=True), s=16, color=f"C{number}", label=name, linewidth=0)
         axes.set_xticks(range(len(pictures)), [_short(p) for p in pictures], fontsize=7, rotation=30)
-        axes.set_ylabel(what, fontsize=8)
-        axes.tick_params(labelsize=7)
-        axes.grid(axis="y", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        _ruled(axes, what)
     right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
@@ -210,8 +190,7 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     """The residual stream's length after each block: mean over the tokens, in the range from shortest to longest."""
     if not found:
         raise ConfigError("there are no norms to draw; record the outputs of the blocks")
-    figure = _figure(6.0, 3.4)
-    axes = figure.add_subplot()
+    figure, axes = _plot(6.0, 3.4, title)
     places = range(len(found))
     # A line for each stack: from an encoder's last block to a decoder's first nothing flows along the stream.
     stacks = [path.rpartition(".")[0] for path, _ in found]
@@ -222,14 +201,9 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
         axes.fill_between(mine, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=said[0])
         axes.plot(mine, mean, "o-", color=_HEAT, markersize=4, label=said[1])
     axes.set_xticks(places, [path for path, _ in found], rotation=30, ha="right", fontsize=7)
-    axes.set_ylabel("length of the residual stream", fontsize=8)
     axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=7)
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    _ruled(axes, "length of the residual stream")
     axes.legend(fontsize=7, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
     return figure
 
 
@@ -245,45 +219,32 @@ def rollout_map(matrix: Float[Tensor, "T T"], labels: Sequence[str], *, title: s
 
 
 def patches(
-    image: Tensor,
-    weights: Float[Tensor, "H N"],
-    grid: tuple[int, int],
-    *,
-    chosen: int | None = None,
-    title: str = "",
+    image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, chosen: int | None = None, title: str = ""
 ) -> Figure:
-    """The grey picture, and beside it the weights of each head over its patches; `chosen` frames the patch
-    that looks."""
+    """The grey picture, and beside it each head's weights over its patches; `chosen` frames the patch that looks."""
+    from matplotlib.patches import Rectangle
+
+    check_patches(weights, grid)
     rows, columns = grid
-    if weights.shape[1] != rows * columns:
-        raise ShapeError(
-            f"there are {weights.shape[1]} weights for {rows}×{columns} patches; leave out tokens that stand for none"
-        )
     weights, H = weights.detach().float().cpu(), weights.shape[0]
-    wide = min(5, H + 1)
-    figure = _figure(1.7 * wide, 1.85 * math.ceil((H + 1) / wide))
-    cells = figure.subplots(math.ceil((H + 1) / wide), wide, squeeze=False).flatten()
+    across, down = min(5, H + 1), math.ceil((H + 1) / min(5, H + 1))
+    figure = _figure(1.7 * across, 1.85 * down, title)
+    cells = figure.subplots(down, across, squeeze=False).flatten()
     height, width = image.shape
+    tall, wide, extent = height / rows, width / columns, (0, width, height, 0)
     for number, axes in enumerate(cells):
         axes.set_axis_off()
         if number > H:
             continue
-        axes.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
+        axes.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)
         if number:
             over = (weights[number - 1] / weights[number - 1].max().clamp(min=1e-12)).view(rows, columns)
-            axes.imshow(
-                torch.ones(rows, columns).numpy(),
-                cmap="autumn",
-                vmin=0,
-                vmax=1.4,
-                alpha=(0.75 * over.sqrt()).numpy(),
-                extent=(0, width, height, 0),
-            )
+            alpha = (0.75 * over.sqrt()).numpy()
+            axes.imshow(torch.ones(rows, columns).numpy(), cmap="autumn", vmin=0, vmax=1.4, alpha=alpha, extent=extent)
         axes.set_title("the picture" if not number else f"head {number - 1}", fontsize=7, color=_SOFT)
         if chosen is not None:
-            _frame(axes, chosen, grid, (height, width))
-    if title:
-        figure.suptitle(title, fontsize=10, color=_INK)
+            corner = (chosen % columns * wide, chosen // columns * tall)
+            axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="#ff5a1f", linewidth=1.5))
     return figure
 
 
@@ -292,23 +253,19 @@ def save(figure: Figure, path: str | Path) -> Path:
     import matplotlib
 
     path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+    # Without a salt and with a date, an SVG holds random names and when it was made.
+    dates: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    date = dates.get(path.suffix.lower())
+    if date is None:
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
-    # Without these, an SVG holds the date and random names.
-    told: dict[str, Any] = {} if path.suffix.lower() == ".png" else {"metadata": {_DATE[path.suffix.lower()]: None}}
-    try:
+    with refusals(f"the figure cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "path"}):
-            figure.savefig(path, dpi=160, **told)
-    except OSError as error:
-        raise StorageError(f"the figure cannot be written to {path}: {error.strerror}") from error
+            figure.savefig(path, dpi=160, metadata=date)
     return path
 
 
-_DATE = {".svg": "Date", ".pdf": "CreationDate"}
-
-
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -316,46 +273,29 @@ def _figure(width: float, height: float) -> Figure:
         raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=size, color=_INK)
     return figure
 
 
-def _shades() -> Any:
+def _plot(width: float, height: float, title: str, *, size: int = 10) -> tuple[Figure, Any]:
+    """A figure of one drawing, and its axes."""
+    figure = _figure(width, height, title, size=size)
+    return figure, figure.add_subplot()
+
+
+def _ruled(axes: Any, label: str) -> None:
+    """Axes with lines across, and what they count."""
+    axes.set_ylabel(label, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shades(stops: Sequence[str] = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("clearhead", _SHADES)
-
-
-def _both_ways() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    stops = ("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")
-    return LinearSegmentedColormap.from_list("clearhead both ways", stops).with_extremes(bad="#f0f1f3")
-
-
-def _heat_map(axes: Any, weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> Any:
-    image = axes.imshow(
-        weights.detach().float().cpu().numpy(),
-        cmap=_shades(),
-        vmin=0,
-        aspect="equal" if _is_squarish(weights) else "auto",
-    )
-    axes.tick_params(length=0, labelsize=9, colors=_INK)
-    axes.spines[:].set_visible(False)
-    if max(len(rows), len(columns)) <= _LABELLED:
-        axes.xaxis.tick_top()
-        axes.set_xticks(
-            range(len(columns)), [_plain(c) for c in columns], rotation=50, ha="left", rotation_mode="anchor"
-        )
-        axes.set_yticks(range(len(rows)), [_plain(r) for r in rows])
-    else:
-        axes.set_xlabel("keys", fontsize=8)
-        axes.set_ylabel("queries", fontsize=8)
-    return image
-
-
-def _is_squarish(weights: Tensor) -> bool:
-    T, S = weights.shape
-    return max(T, S) <= 3 * min(T, S)
+    return LinearSegmentedColormap.from_list("clearhead", stops).with_extremes(bad="#f0f1f3")
 
 
 def _plain(label: str) -> str:
@@ -366,11 +306,3 @@ def _plain(label: str) -> str:
 def _short(picture: Picture) -> str:
     words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
     return f"{words.get(picture.title, '')} {picture.layer}".strip()
-
-
-def _frame(axes: Any, patch: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
-    tall, wide = size[0] / grid[0], size[1] / grid[1]
-    corner = ((patch % grid[1]) * wide, (patch // grid[1]) * tall)
-    axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="#ff5a1f", linewidth=1.5))

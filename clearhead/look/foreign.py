@@ -56,11 +56,10 @@ class OfTorchLayer(Attended):
         self._mask: Tensor | None = given.get("attn_mask")
         if output.is_nested:  # rows of padding: what heads that give zeros would make
             hidden, bias = nested_padding(output), layer.out_proj.bias
-            filler = 0.0 if bias is None else bias.detach()
-            output = torch.where(hidden[..., None], filler, plain(output))
+            output = torch.where(hidden[..., None], 0.0 if bias is None else bias.detach(), plain(output))
             self._mask = hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
         self._out = output
-        self._edited: Tensor | None = None
+        self._changed: Tensor | None = None
         self._differentiable = True
         self._given = Unchanged("the input of this nn.MultiheadAttention has", *self._inputs)
         self._learned = Unchanged("the parameters of this nn.MultiheadAttention have", *layer.parameters())
@@ -80,11 +79,10 @@ class OfTorchLayer(Attended):
 
     def kept(self, edited: Tensor | None) -> OfTorchLayer:
         """The same for keeping, without a graph; `edited` is what edits made of its heads."""
-        names = {"query": 0, "key": 1, "value": 2}
-        given = {name: self._inputs[i].detach() for name, i in names.items()}
-        masks = {"key_padding_mask": self._padding, "attn_mask": self._mask}
-        kept = OfTorchLayer(self._layer, {**given, **masks}, self._out.detach())
-        kept._edited = None if edited is None else edited.detach()
+        query, key, value = (x.detach() for x in self._inputs)
+        given = {"query": query, "key": key, "value": value, "key_padding_mask": self._padding, "attn_mask": self._mask}
+        kept = OfTorchLayer(self._layer, given, self._out.detach())
+        kept._changed = None if edited is None else edited.detach()
         kept._differentiable = False
         return kept
 
@@ -104,16 +102,15 @@ class OfTorchLayer(Attended):
         self._learned.check()
         self._given.check()
         with torch.set_grad_enabled(self._differentiable and torch.is_grad_enabled()):
-            q, k, v = self._projected()  # (B, H, T, D)
-            k, v, added = self._extended(k, v)
+            q, k, v, added = self._projected()  # (B, H, T, D)
         mask, bias = self._masks(added)
         weights = Softmax(dropout=layer.dropout if layer.training else 0.0)
         return Call(q, k, v, mask, ScaledDot(), weights, bias, 0)
 
     def heads(self) -> Tensor:
         """(B, H, T, D), attended anew by torch's function: the layer itself shows only their sum."""
-        if self._edited is not None:
-            return self._edited
+        if self._changed is not None:
+            return self._changed
         call = self.call
         allowed = call.allowed()
         if call.bias is not None:
@@ -127,31 +124,21 @@ class OfTorchLayer(Attended):
         bias = None if projection.bias is None else projection.bias.to(heads.dtype)
         return F.linear(heads.transpose(-2, -3).flatten(-2), projection.weight.to(heads.dtype), bias)
 
-    def _projected(self) -> list[Tensor]:
+    def _projected(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Queries, keys and values, with those that the layer itself adds at the end, and how many these are."""
         layer = self._layer
-        if layer.in_proj_weight is not None:
-            matrices = layer.in_proj_weight.chunk(3)
-        else:
-            matrices = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        apart = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        matrices = apart if layer.in_proj_weight is None else layer.in_proj_weight.chunk(3)
         biases = (None, None, None) if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
-        inputs = [self._batch_first(x) for x in self._inputs]
-        return [
-            F.linear(x, matrix, bias).unflatten(-1, (layer.num_heads, -1)).transpose(-2, -3)
-            for x, matrix, bias in zip(inputs, matrices, biases, strict=True)
-        ]
-
-    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """With the keys and values that the layer itself adds at the end, and how many these are."""
-        layer, before = self._layer, k.shape[-2]
+        products = map(F.linear, map(self._batch_first, self._inputs), matrices, biases)
+        q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(-2, -3) for x in products)
+        before = k.shape[-2]
         if layer.bias_k is not None and layer.bias_v is not None:
-            own = [
-                x.reshape(1, layer.num_heads, 1, -1).expand(k.shape[0], -1, -1, -1)
-                for x in (layer.bias_k, layer.bias_v)
-            ]
-            k, v = torch.cat((k, own[0]), -2), torch.cat((v, own[1]), -2)
+            own = [x.reshape(1, layer.num_heads, 1, -1) for x in (layer.bias_k, layer.bias_v)]
+            k, v = (torch.cat((x, one.expand(len(x), -1, -1, -1)), -2) for x, one in zip((k, v), own, strict=True))
         if layer.add_zero_attn:
-            k, v = (torch.cat((x, x.new_zeros(*x.shape[:-2], 1, x.shape[-1])), -2) for x in (k, v))
-        return k, v, k.shape[-2] - before
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return q, k, v, k.shape[-2] - before
 
     def _masks(self, added: int) -> tuple[Mask | None, Tensor | None]:
         """Both masks of torch's layer, each a bool whose True is hidden or a float that is added."""

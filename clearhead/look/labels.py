@@ -2,28 +2,27 @@
 
 A score is a share from 0 to 1. For a pattern that names keys (the previous token, the first, …) it is the share of the
 weight that those keys get. "broad" is the number of keys in effect (e to the entropy) as a share of the keys that can
-be seen. A head is called by its best pattern if that reaches one half, and "mixed" otherwise.
-
-    H heads   T queries   S keys
-"""
+be seen. A head is called by its best pattern if that reaches one half, and "mixed" otherwise. The letters are the
+design's: H heads, T queries, S keys."""
 
 from __future__ import annotations
 
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Bool, Float
-from clearhead.errors import ShapeError
-from clearhead.look.measures import entropy
-
-__all__ = ["HeadLabel", "Places", "Tally", "is_punctuation", "label", "named"]
+from clearhead.look.measures import check_names, distance, entropy
 
 ENOUGH = 0.5
 MIXED = "mixed"
+
+Names = Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,37 @@ class HeadLabel:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """The measures of one layer's heads, means over the queries."""
+
+    entropy: list[float]  # nats, one a head
+    distance: list[float]
+    labels: list[HeadLabel]
+
+    @property
+    def heads(self) -> list[tuple[HeadLabel, float, float]]:
+        """Label, entropy and distance of each."""
+        return list(zip(self.labels, self.entropy, self.distance, strict=True))
+
+
+class Collector(ABC):
+    """Something that is built up from blocks of rows."""
+
+    @abstractmethod
+    def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
+        """The rows start, start + 1, … of all heads."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """What was built."""
+
+
+@dataclass(frozen=True)
 class Places:
     """Where queries stand among the keys, which is what patterns are about.
 
     Queries and keys of self-attention stand in one line (`offset` is the first query's place among the keys), or on one
-    grid of patches. In cross-attention they are two lines of lengths T and S, laid along each other.
-    """
+    grid of patches. In cross-attention they are two lines of lengths T and S, laid along each other."""
 
     n_rows: int
     n_columns: int
@@ -68,26 +92,23 @@ class Places:
         if self._in_line:
             return (self.at(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
         y, x = self._on_grid()
-        here = slice(start, stop)
-        apart = ((y[here, None] - y) ** 2 + (x[here, None] - x) ** 2).sqrt()
+        apart = torch.hypot(y[start:stop, None] - y, x[start:stop, None] - x)
         return apart.nan_to_num(nan=0.0)  # a token that stands outside the grid is near everything
 
     def targets(self, start: int, stop: int) -> dict[str, Bool[Tensor, "r S"]]:
         """The keys that each pattern of places names, for these queries."""
-        keys = torch.arange(self.n_columns, dtype=torch.float32)
-        at = self.at(start, stop)[:, None]
-        if not self._in_line:
-            y, x = self._on_grid()
-            here, itself = slice(start, stop), keys == at
-            return {
-                "diagonal": itself,
-                "neighbours": (self.apart(start, stop) == 1) & ~itself,
-                "same row": (y[here, None] == y) & ~itself,
-                "same column": (x[here, None] == x) & ~itself,
-            }
-        if self.cross:
-            return {"diagonal": (keys - at).abs() <= 1}
-        return {"previous token": keys == at - 1, "next token": keys == at + 1, "diagonal": keys == at}
+        ahead = torch.arange(self.n_columns, dtype=torch.float32) - self.at(start, stop)[:, None]
+        if self._in_line and self.cross:
+            return {"diagonal": ahead.abs() <= 1}
+        if self._in_line:
+            return {"previous token": ahead == -1, "next token": ahead == 1, "diagonal": ahead == 0}
+        (y, x), here, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
+        return {
+            "diagonal": ~elsewhere,
+            "neighbours": (self.apart(start, stop) == 1) & elsewhere,
+            "same row": (y[here, None] == y) & elsewhere,
+            "same column": (x[here, None] == x) & elsewhere,
+        }
 
     @property
     def _in_line(self) -> bool:
@@ -98,31 +119,26 @@ class Places:
         """Row and column of every token; NaN, which equals nothing, for those outside."""
         rows, columns = self.grid or (0, 0)
         places = torch.arange(self.n_columns, dtype=torch.float32) - (self.n_columns - rows * columns)
-        inside = places >= 0
-        nowhere = torch.full_like(places, torch.nan)
-        return (
-            torch.where(inside, (places / columns).floor(), nowhere),
-            torch.where(inside, places % columns, nowhere),
-        )
+        places = places.masked_fill(places < 0, torch.nan)
+        return (places / columns).floor(), places % columns
 
 
 @dataclass
-class Tally:
-    """Scores of one layer's heads, added up over blocks of rows."""
+class Tally(Collector):
+    """The measures of one layer's heads, added up over blocks of rows.
+
+    For the scores, a row that sees fewer than two keys has no choice and is left out. A key is seen where any head
+    gives it weight: one head's zero may be its choice, a zero in all of them is a mask."""
 
     places: Places
-    rows: Sequence[str] | None = None
-    columns: Sequence[str] | None = None
+    rows: Names = None
+    columns: Names = None
     _sums: dict[str, Tensor] = field(default_factory=dict)  # each (H,)
     _counts: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, weights: Float[Tensor, "H r S"], start: int, spread: Float[Tensor, "H r"] | None = None) -> None:
-        """Count rows start, start + 1, … in. A row that sees fewer than two keys has no choice and is left out.
-
-        A key is seen where any head gives it weight: one head's zero may be its choice, a zero in all of them is a
-        mask. `spread` is the weights' entropy, where it is known already."""
-        weights = weights.float().cpu()
-        stop = start + weights.shape[1]
+    def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
+        weights, stop = block.float().cpu(), start + block.shape[1]
+        spread, apart = entropy(weights), distance(weights, self.places.apart(start, stop))
         seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
         chooses = seen >= 2
         for name, keys in self.places.targets(start, stop).items():
@@ -138,16 +154,20 @@ class Tally:
             for name, keys in (("same token", same), ("punctuation", marks)):
                 # Only rows that can see such a key: before the first full stop there is none to look at.
                 self._count(name, (weights * keys).sum(-1), chooses & (keys & visible).any(-1))
-            if not self.places.cross:
-                self._count("induction", (weights * self._after_the_same(start, stop)).sum(-1), chooses)
-        spread = entropy(weights) if spread is None else spread
+            if not self.places.cross:  # an induction head looks at what followed its own token when it stood earlier
+                earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
+                following = torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
+                self._count("induction", (weights * following).sum(-1), chooses)
         self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
+        for name, measure in (("entropy", spread), ("distance", apart)):
+            self._count(name, measure, torch.ones_like(chooses))
 
-    def labels(self) -> list[HeadLabel]:
-        """The label of each head. A pattern that no row could have followed has no score."""
-        means = {name: self._sums[name] / count for name, count in self._counts.items() if count.all()}
-        n_heads = len(next(iter(self._sums.values()))) if self._sums else 0
-        return [named({name: float(mean[h]) for name, mean in means.items()}) for h in range(n_heads)]
+    def result(self) -> Summary:
+        """A pattern that no row could have followed has no score."""
+        means = {name: (self._sums[name] / count).tolist() for name, count in self._counts.items() if count.all()}
+        spread, apart = means.pop("entropy", []), means.pop("distance", [])
+        labels = [named({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
+        return Summary(spread, apart, labels)
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
         self._sums[name] = self._sums.get(name, torch.zeros(())) + (scores * counted).sum(-1)
@@ -155,40 +175,24 @@ class Tally:
 
     def _same(self, rows: Sequence[str], columns: Sequence[str], start: int) -> Tensor:
         """Keys elsewhere that carry the query's own token."""
-        number = {token: i for i, token in enumerate(dict.fromkeys((*columns, *rows)))}
-        keys = torch.tensor([number[token] for token in columns])
-        queries = torch.tensor([number[token] for token in rows])
+        number = {token: i for i, token in enumerate((*columns, *rows))}
+        queries, keys = (torch.tensor([number[token] for token in some]) for some in (rows, columns))
         same = queries[:, None] == keys
         return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
 
-    def _after_the_same(self, start: int, stop: int) -> Tensor:
-        """Keys that follow an earlier occurrence of the query's own token: what an induction head looks at."""
-        same = self._same((self.rows or ())[start:stop], self.columns or (), start)
-        earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
-        return torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
-
 
 def label(
-    weights: Float[Tensor, "H T S"],
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    places: Places | None = None,
+    weights: Float[Tensor, "H T S"], *, rows: Names = None, columns: Names = None, places: Places | None = None
 ) -> list[HeadLabel]:
-    """A label for each head of one layer. Self-attention unless `places` says otherwise.
-
-    With the tokens of queries (`rows`) and keys (`columns`, the same unless given), "same token" and "punctuation" are
-    tried too.
-    """
+    """A label for each head of one layer, of self-attention unless `places` says otherwise. With the tokens of queries
+    (`rows`) and keys (`columns`, the same unless given), "same token", "punctuation" and "induction" are tried too."""
     T, S = weights.shape[1:]
     columns = rows if columns is None else columns
-    if rows is not None and columns is not None and (len(rows), len(columns)) != (T, S):
-        raise ShapeError(
-            f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels"
-        )
+    if rows is not None and columns is not None:
+        check_names(weights, rows, columns)
     tally = Tally(Places(T, S, offset=S - T) if places is None else places, rows, columns)
     tally.add(weights, 0)
-    return tally.labels()
+    return tally.result().labels
 
 
 def is_punctuation(token: str) -> bool:

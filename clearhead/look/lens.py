@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,6 @@ from clearhead.look.listen import first_tensor, with_first
 from clearhead.look.question import Given, ask
 from clearhead.look.recompute import Choice, chosen, pick
 from clearhead.look.stream import Stream, watched
-
-__all__ = ["Lens", "lens"]
 
 Names = Callable[[int], str]
 """How a token is called."""
@@ -52,16 +51,10 @@ class Lens(Shown):
         words = [[name(token) for token in row] for row in tokens_said.tolist()]
         columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
         rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
-        return [
-            Chart(
-                title="What each layer would say",
-                rows=rows,
-                columns=columns if self.logits.dim() > 3 else ["says"],
-                values=sure.flip(0),
-                texts=words[::-1],
-                note="Darker for the surer. The top row is what the model says; “in” is what enters its first block.",
-            )
-        ]
+        columns = columns if self.logits.dim() > 3 else ["says"]
+        note = "Darker for the surer. The top row is what the model says; “in” is what enters its first block."
+        title, texts = "What each layer would say", words[::-1]
+        return [Chart(title=title, rows=rows, columns=columns, values=sure.flip(0), texts=texts, note=note)]
 
     def to_dict(self, name: Names = str, *, k: int = 5) -> dict[str, Any]:
         """Of the first sequence: for each layer and position the k likeliest tokens."""
@@ -89,24 +82,24 @@ def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
             "no block was found on the way to the logits: expected layers in an nn.ModuleList or nn.Sequential, each "
             "of which adds to what the one before returned"
         )
-    last = stream.blocks[-1]
-    first = stream.ran[stream.blocks[0]].entered
-    states = [first, *(first_tensor(stream.ran[block].output) for block in stream.blocks)]
+    states = [first_tensor(stream.ran[block].output) for block in stream.blocks]
+    states = [stream.ran[stream.blocks[0]].entered, *states]
     is_text = stream.logits.dim() > 2
     kept = chosen(positions, stream.logits.shape[-2], "position") if is_text else [0]
     read = []
     for state in states:
-        with _returning(model, _outputs(stream, last, state)):
+        with _returning(model, _outputs(stream, state)):
             logits = ask(model, given)
         read.append((pick(logits, -2, kept) if is_text else logits).clone())
     return Lens(layers=(f"into {stream.blocks[0]}", *stream.blocks), logits=torch.stack(read), positions=tuple(kept))
 
 
-def _outputs(stream: Stream, last: str, state: Tensor | None) -> dict[str, Any]:
+def _outputs(stream: Stream, state: Tensor | None) -> dict[str, Any]:
     """What each module shall return that had run before the last block had, or was it: its own, but for the last."""
+    last = stream.blocks[-1]
     end = stream.ran[last].number
     before = {path: one.output for path, one in stream.ran.items() if one.number < end and not path.startswith(last)}
-    return before | {last: with_first(stream.ran[last].output, lambda x: state if state is not None else x)}
+    return before | {last: with_first(stream.ran[last].output, lambda x: x if state is None else state)}
 
 
 _LOCK = threading.Lock()
@@ -120,13 +113,10 @@ def _returning(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
     def standing_in(real: Callable[..., Any], output: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: output if threading.get_ident() == here else real(*args, **kwargs)
 
-    with _LOCK:  # two at once would take each other's place
-        own = {path: vars(module).get("forward") for path, module in modules.items()}
-        try:
-            for path, module in modules.items():
-                vars(module)["forward"] = standing_in(module.forward, outputs[path])
-            yield
-        finally:
-            for path, module in modules.items():
-                vars(module).pop("forward", None)
-                vars(module).update({} if own[path] is None else {"forward": own[path]})
+    with _LOCK, ExitStack() as stack:  # two at once would take each other's place
+        for path, module in modules.items():
+            real, own = module.forward, vars(module)
+            put_back = partial(own.__setitem__, "forward", real) if "forward" in own else partial(own.pop, "forward")
+            stack.callback(put_back)
+            own["forward"] = standing_in(real, outputs[path])
+        yield

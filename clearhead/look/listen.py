@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._numbers import has_numbers
-from clearhead.attention import KVCache
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
 from clearhead.look.edit import Edit
 from clearhead.look.foreign import OfTorchLayer, plain
 from clearhead.look.patterns import Asked
-from clearhead.look.recompute import Seen
+from clearhead.look.recompute import Attended
 from clearhead.look.record import Moment, Shelf
 
 
@@ -26,60 +25,53 @@ class Listener:
     def __init__(
         self, modules: Mapping[str, nn.Module], asked: Asked, edits: Mapping[str, list[Edit]], kept: Shelf
     ) -> None:
-        self._modules = modules
-        self._asked = asked
-        self._edits = edits
-        self._kept = kept
+        self._modules, self._asked, self._edits, self.kept = modules, asked, edits, kept
         self.made: set[Edit] = set()
 
     def entering(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], moment: Moment) -> None:
         """A module is called."""
-        asked = path in self._asked.input and not _recomputing()
-        given = first_tensor((*args, *kwargs.values())) if asked else None
-        if given is not None:
-            self._kept.keep(self._kept.input, path, plain(_lasting(given).detach()), moment)
+        self._keep("input", path, (*args, *kwargs.values()), moment)
 
     def leaving(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment) -> Any:
         """A module returns."""
         module, before = self._modules[path], output
-        if isinstance(module, nn.MultiheadAttention):
-            output = self._torch_layer(module, path, args, kwargs, output, moment)
-        outer = [edit for edit in self._edits.get(path, ()) if edit.heads is None]
+        inner, outer = self._edits_of(path)
+        if isinstance(module, nn.MultiheadAttention) and (inner or path in self._asked["weights"]):
+            seen = OfTorchLayer(module, OfTorchLayer.arguments(module, args, kwargs), output[0])
+            output = self._torch_layer(seen, inner, path, output, moment)
         if outer:
             output = with_first(output, lambda x: self._edited(x, outer, path, moment))
-        given = first_tensor(output) if path in self._asked.output and not _recomputing() else None
-        if given is not None:
-            self._kept.keep(self._kept.output, path, plain(_lasting(given).detach()), moment)
+        self._keep("output", path, output, moment)
         return None if output is before else output
 
     def wants(self, path: str) -> bool:
         """Whether to be told when this module attends. torch's layer is heard as a whole, when it returns."""
-        if isinstance(self._modules[path], nn.MultiheadAttention):
-            return False
-        return path in self._asked.weights or path in self._edits
+        heard_whole = isinstance(self._modules[path], nn.MultiheadAttention)
+        return not heard_whole and (path in self._asked["weights"] or path in self._edits)
 
     def attended(
         self, path: str, call: Callable[[], tuple[Call, str | None]], output: Tensor, moment: Moment
     ) -> Tensor | None:
         """`attend`, or torch's function, was called by this module itself; `call` reads its arguments."""
-        inner = self._of_heads(path)
+        inner, _ = self._edits_of(path)
         real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
         edited = self._edited(real, inner, path, moment)
-        if path in self._asked.weights and not _recomputing():
-            seen = Seen(*call(), _lasting(real).detach(), _lasting(edited).detach())
+        if path in self._asked["weights"] and not _recomputing():
+            seen = Attended(*call(), _lasting(real).detach(), _lasting(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
-            self._kept.attend(path, seen, together, rows=real.shape[-2], batch=real.shape[0])
+            self.kept.add("weights", path, seen, together, rows=real.shape[-2], batch=real.shape[0])
         return edited.reshape(output.shape) if inner else None
 
-    def reordered(self, cache: KVCache, rows: Tensor) -> None:
-        """A search has reordered the batch of a cache."""
-        rows = rows.cpu().long()
-        for tape in self._kept.tapes():
-            tape.reorder(cache, rows)
+    def _keep(self, kind: str, path: str, value: Any, moment: Moment) -> None:
+        x = first_tensor(value) if path in self._asked[kind] and not _recomputing() else None
+        if x is not None:
+            self.kept.keep(kind, path, plain(_lasting(x).detach()), moment)
 
-    def _of_heads(self, path: str) -> list[Edit]:
-        return [edit for edit in self._edits.get(path, ()) if edit.heads is not None]
+    def _edits_of(self, path: str) -> tuple[list[Edit], list[Edit]]:
+        """The edits of a module's heads, and those of its output."""
+        edits = self._edits.get(path, ())
+        return [edit for edit in edits if edit.heads is not None], [edit for edit in edits if edit.heads is None]
 
     def _edited(self, x: Tensor, edits: list[Edit], path: str, moment: Moment) -> Tensor:
         self.made.update(edits)
@@ -87,30 +79,17 @@ class Listener:
             x = edit.apply(x, path, moment)
         return x
 
-    def _torch_layer(
-        self,
-        layer: nn.MultiheadAttention,
-        path: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-        moment: Moment,
-    ) -> Any:
-        inner = self._of_heads(path)
-        asked = path in self._asked.weights
-        if not asked and not inner:
-            return output
+    def _torch_layer(self, seen: OfTorchLayer, inner: list[Edit], path: str, output: Any, moment: Moment) -> Any:
         if inner and output[0].is_nested:
             raise ConfigError(
                 f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder "
                 "with enable_nested_tensor=False"
             )
-        seen = OfTorchLayer(layer, OfTorchLayer.arguments(layer, args, kwargs), output[0])
         edited = self._edited(seen.heads(), inner, path, moment) if inner else None
-        if asked and not _recomputing():
+        if path in self._asked["weights"] and not _recomputing():
             _lasting(output[0])
             rows, batch = seen.out.shape[-2], seen.out.shape[0]
-            self._kept.attend(path, seen.kept(edited), moment, rows=rows, batch=batch)
+            self.kept.add("weights", path, seen.kept(edited), moment, rows=rows, batch=batch)
         return output if edited is None else (seen.given_back(edited), *output[1:])
 
 

@@ -11,9 +11,9 @@ are told apart better that way.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import zlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead._shapes import Float
+from clearhead.look.labels import Collector
 from clearhead.look.picture import Picture
-
-__all__ = ["BUDGET", "Packing", "Plan", "encode", "packing", "plan", "quantise", "with_mean"]
 
 BUDGET = 24 << 20  # bytes of a page's weights, before they are compressed
 _FINE = 2 << 20  # cells in all, up to which 16 bits are spent on each
@@ -34,8 +33,7 @@ _KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """How weights are stored: whole (`side` is None), or as tiles of a grid up to side × side with `kept` keys
-    a row."""
+    """How weights are stored: whole (no `side`), or as tiles of a grid up to side × side with `kept` keys a row."""
 
     bits: int = 16
     side: int | None = None
@@ -50,13 +48,12 @@ def plan(pictures: list[Picture], budget: int = BUDGET) -> Plan:
         return Plan(bits=16)
     if cells <= budget:
         return Plan(bits=8)
-    for side in _SIDES:
-        for kept in _KEPT:
-            tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
-            rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
-            # Neither half may crowd out the other: an overview takes a third at most.
-            if tiles <= budget / 3 and tiles + rows <= budget:
-                return Plan(bits=8, side=side, kept=kept)
+    for side, kept in itertools.product(_SIDES, _KEPT):
+        tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
+        rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
+        # Neither half may crowd out the other: an overview takes a third at most.
+        if tiles <= budget / 3 and tiles + rows <= budget:
+            return Plan(bits=8, side=side, kept=kept)
     return Plan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
 
 
@@ -69,25 +66,12 @@ def quantise(weights: Float[Tensor, "..."], bits: int) -> Tensor:
 
 def encode(codes: Tensor, bits: int) -> str:
     """Little-endian bytes, deflated, in base64."""
-    if bits == 16:
-        raw = torch.stack((codes & 0xFF, codes >> 8), dim=-1).to(torch.uint8)
-    else:
-        raw = codes.to(torch.uint8)
-    return base64.b64encode(zlib.compress(raw.contiguous().numpy().tobytes(), 6)).decode()
+    raw = codes.contiguous().numpy().astype("<u2" if bits == 16 else "u1")
+    return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
 
 
-class Packing(ABC):
-    """A collector whose result is what the page reads. Its matrices are the heads, then their mean."""
-
-    @abstractmethod
-    def add(self, block: Tensor, start: int) -> None: ...
-
-    @abstractmethod
-    def result(self) -> dict[str, Any]: ...
-
-
-def packing(picture: Picture, how: Plan) -> Packing:
-    """The collector that stores one layer's weights as the plan says."""
+def packing(picture: Picture, how: Plan) -> Collector:
+    """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
     sizes = picture.n_heads + 1, len(picture.rows), len(picture.columns)
     return _Whole(how.bits) if how.side is None else _Tiles(*sizes, how.side, how.kept)
 
@@ -97,7 +81,7 @@ def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
     return torch.cat((block, block.mean(0, keepdim=True)))
 
 
-class _Whole(Packing):
+class _Whole(Collector):
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self._parts: list[Tensor] = []
@@ -110,7 +94,7 @@ class _Whole(Packing):
         return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in whole]}
 
 
-class _Tiles(Packing):
+class _Tiles(Collector):
     def __init__(self, H: int, T: int, S: int, side: int, kept: int) -> None:
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
         self._sizes = H, T, S
@@ -134,7 +118,9 @@ class _Tiles(Packing):
 
     def result(self) -> dict[str, Any]:
         _, T, S = self._sizes
-        area = _extent(T, self._tall)[:, None] * _extent(S, self._wide)
+        # How many cells each tile has along both sides; the last may have fewer.
+        tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))
+        area = tall[:, None] * wide
         return {
             "bits": 8,
             "tile": [self._tall, self._wide],
@@ -145,9 +131,3 @@ class _Tiles(Packing):
             "keys": [encode(matrix, 16) for matrix in self._keys],
             "weights": [encode(matrix, 8) for matrix in quantise(self._weights, 8)],
         }
-
-
-def _extent(length: int, step: int) -> Tensor:
-    """How many cells each tile has along one side; the last may have fewer."""
-    starts = torch.arange(0, length, step)
-    return (length - starts).clamp(max=step)

@@ -1,8 +1,7 @@
 """The page: one HTML file with the weights of a run in it, which needs no network and nothing beside it.
 
 What it looks like and does is in `assets/`; here its data are put together. At thousands of tokens the page holds tiles
-and each query's largest weights instead of whole matrices (see `packing`), so that it stays small and quick.
-"""
+and each query's largest weights instead of whole matrices (see `packing`), so that it stays small and quick."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from clearhead.errors import ConfigError, StorageError
+from clearhead.disk import refusals
+from clearhead.errors import ConfigError
 from clearhead.look.album import ROLLOUT_LIMIT, Album
 from clearhead.look.chart import Chart, Plane, chart_page
+from clearhead.look.labels import Collector, Tally
 from clearhead.look.packing import BUDGET, Plan, encode, packing, plan, quantise, with_mean
-from clearhead.look.picture import Measuring, Picture
-
-__all__ = ["contents", "module", "page", "save_page", "style"]
+from clearhead.look.picture import Picture
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
@@ -47,13 +46,13 @@ def filled(template: str, title: str, data: Any, *, styles: Sequence[str], scrip
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {
         "title": html.escape(title),
-        "style": "\n".join(_asset(name) for name in styles),
-        "script": "\n".join(_asset(name) for name in scripts),
+        "style": _assets(*styles),
+        "script": _assets(*scripts),
         # Inside a script element only "</" and "<!--" could end it: no "<" is left.
         "data": text.replace("<", "\\u003c"),
     }
     # In one pass: what a user wrote may look like a place of the template.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _assets(template))
 
 
 def framed(text: str, title: str) -> str:
@@ -78,29 +77,26 @@ def save_page(
 def written(text: str, path: str | Path) -> Path:
     """Write a page's text to a file, whose folder is made."""
     path = Path(path)
-    try:
+    with refusals(f"the page cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"the page cannot be written to {path}: {error.strerror}") from error
     return path
 
 
 def style(*sheets: str) -> str:
     """Style sheets of `assets/`, or that of the page."""
-    return "\n".join(_asset(name) for name in sheets or ("page.css",))
+    return _assets(*sheets or ("page.css",))
 
 
 def module(*scripts: str) -> str:
     """Scripts of `assets/` (those of the page) as an ES module, for a page that has their elements: `show(contents,
-    signal, history, location)` draws until the signal aborts. The last two stand for the browser's own: they keep what
-    is chosen."""
-    inside = "\n".join(_asset(name) for name in scripts or _SCRIPTS)
+    signal, history, location)` draws until the signal aborts. The last two, the browser's own, keep what is chosen."""
+    inside = _assets(*scripts or _SCRIPTS)
     return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
 
 
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+def _assets(*names: str) -> str:
+    return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
 def contents(
@@ -112,48 +108,36 @@ def contents(
     for picture in pictures:
         for labels in (picture.rows, picture.columns):
             texts.setdefault(labels, len(texts))
-    how = plan(pictures, budget)
-    first = pictures.index(album.first)
+    how, layers = plan(pictures, budget), []
+    for i, picture in enumerate(pictures):
+        on_layer(i, len(pictures))
+        layers.append(_layer(picture, texts, how))
+    first, rollouts = pictures.index(album.first), album.rollouts()
     in_order = [picture for some in album.groups.values() for picture in some]
-    title_of = {picture.group: picture.title for picture in pictures}
     return {
         "title": album.title,
         "facts": list(album.facts.items()),
         "texts": [list(labels) for labels in texts],
-        "pictures": [_layer(picture, texts, how) for picture in _told(pictures, on_layer)],
+        "pictures": layers,
         "order": [pictures.index(picture) for picture in in_order],
         "start": {"number": first, "head": pictures[first].n_heads, "row": album.row},  # all heads
         "rollouts": [
-            {
-                "title": title_of[group],
-                "rows": texts[album.groups[group][0].rows],
-                "data": encode(quantise(matrix, 8), 8),
-            }
-            for group, matrix in album.rollouts().items()
+            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantise(rollouts[group], 8), 8)}
+            for group, some in album.groups.items()
+            if group in rollouts
         ],
-        "norms": [{"path": path, "values": _short(norms)} for path, norms in album.norms],
+        "norms": [{"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in album.norms],
         "image": _image(album.image),
         "foot": _foot(pictures),
     }
 
 
-def _told(pictures: list[Picture], on_layer: Callable[[int, int], None]) -> Iterator[Picture]:
-    """The pictures one by one, each announced before it is made."""
-    for i, picture in enumerate(pictures):
-        on_layer(i, len(pictures))
-        yield picture
-
-
 def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
-    measuring, thumbs, packed = Measuring(picture), _Thumbs(picture), packing(picture, how)
-    picture.walk(measuring, thumbs, packed)
-    summary = measuring.result()
-    return {
-        "path": picture.path,
-        "group": picture.group,
-        "title": picture.title,
-        "layer": picture.layer,
-        "kind": picture.kind,
+    tally = Tally(picture.places, picture.rows, picture.columns)
+    thumbs, packed = _Thumbs(picture), packing(picture, how)
+    picture.walk(tally, thumbs, packed)
+    plain = {name: getattr(picture, name) for name in ("path", "group", "title", "layer", "kind")}
+    return plain | {
         "grid": picture.places.grid,
         "heads": picture.n_heads,
         "rows": texts[picture.rows],
@@ -169,12 +153,12 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
                 "entropy": round(entropy, 4),
                 "distance": round(distance, 4),
             }
-            for label, entropy, distance in zip(summary.labels, summary.entropy, summary.distance, strict=True)
+            for label, entropy, distance in tally.result().heads
         ],
     }
 
 
-class _Thumbs:
+class _Thumbs(Collector):
     """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
 
     def __init__(self, picture: Picture) -> None:
@@ -200,19 +184,11 @@ def _written(written: Tensor | None) -> dict[str, Any] | None:
     return {"most": most, "data": encode(quantise(written.float() / (most or 1.0), 16), 16)}
 
 
-def _short(norms: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in norms.tolist()]
-
-
 def _image(image: Tensor | None) -> dict[str, Any] | None:
     if image is None:
         return None
-    height, width = image.shape
-    return {
-        "height": height,
-        "width": width,
-        "pixels": base64.b64encode(image.to(torch.uint8).contiguous().numpy().tobytes()).decode(),
-    }
+    pixels = base64.b64encode(image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
+    return {"height": image.shape[0], "width": image.shape[1], "pixels": pixels}
 
 
 def _foot(pictures: list[Picture]) -> str:

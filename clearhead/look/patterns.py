@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -23,14 +22,8 @@ from clearhead.values import did_you_mean
 
 KINDS = ("weights", "output", "input")
 
-
-@dataclass(frozen=True)
-class Asked:
-    """Module paths, by what is to be kept of them."""
-
-    weights: set[str] = field(default_factory=set)
-    output: set[str] = field(default_factory=set)
-    input: set[str] = field(default_factory=set)
+Asked = dict[str, set[str]]
+"""Module paths, by what is to be kept of them: one of `KINDS`."""
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -45,29 +38,22 @@ def may_attend(module: nn.Module) -> bool:
 
 def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> Asked:
     """The modules that these patterns name; without patterns, the weights of everything that attends."""
-    asked = Asked()
+    asked: Asked = {kind: set() for kind in KINDS}
     if not patterns:
-        asked.weights.update(path for path, module in modules.items() if may_attend(module))
+        asked["weights"].update(path for path, module in modules.items() if may_attend(module))
     for pattern in patterns:
-        _add(asked, pattern, modules)
+        found = [path for path in modules if matches(pattern, path)]
+        for path in found:
+            asked["weights" if is_attention(modules[path]) else "output"].add(path)
+        front, _, ending = pattern.rpartition(".")
+        if not found and ending in KINDS:
+            found = [path for path in modules if matches(front, path)]
+            if ending == "weights":
+                found = [path for path in found if may_attend(modules[path])]
+            asked[ending].update(found)
+        if not found:
+            raise _unknown(pattern, front if ending in KINDS else pattern, modules)
     return asked
-
-
-def _add(asked: Asked, pattern: str, modules: Mapping[str, nn.Module]) -> None:
-    bare = [path for path in modules if matches(pattern, path)]
-    for path in bare:
-        (asked.weights if is_attention(modules[path]) else asked.output).add(path)
-    if bare:
-        return
-    front, _, ending = pattern.rpartition(".")
-    if ending in KINDS:
-        found = [path for path in modules if matches(front, path)]
-        if ending == "weights":
-            found = [path for path in found if may_attend(modules[path])]
-        getattr(asked, ending).update(found)
-        if found:
-            return
-    raise _unknown(pattern, front if ending in KINDS else pattern, modules)
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -2,10 +2,7 @@
 
 A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being
 in memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
-`Picture.of(weights, rows, columns)`.
-
-    H heads   T queries   S keys   r some rows
-"""
+`Picture.of(weights, rows, columns)`. Its letters: H heads, T queries, S keys, r some rows."""
 
 from __future__ import annotations
 
@@ -13,53 +10,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.labels import HeadLabel, Places, Tally
-from clearhead.look.measures import distance, entropy
-
-__all__ = ["Collector", "Measuring", "Picture", "Summary"]
+from clearhead.errors import ConfigError
+from clearhead.look.labels import Collector, Places, Summary, Tally
+from clearhead.look.measures import check_names
 
 _CELLS_AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The measures of one layer's heads, means over the queries."""
-
-    entropy: list[float]  # nats, one a head
-    distance: list[float]
-    labels: list[HeadLabel]
-
-
-@runtime_checkable
-class Collector(Protocol):
-    """Something that is built up from blocks of rows."""
-
-    def add(self, block: Tensor, start: int) -> None: ...  # block (H, r, S), rows start, start + 1, …
-
-
-class Measuring:
-    """Collects a `Summary`."""
-
-    def __init__(self, picture: Picture) -> None:
-        self._places, self._n = picture.places, max(1, len(picture.rows))
-        self._entropy, self._distance = torch.zeros(picture.n_heads), torch.zeros(picture.n_heads)
-        self._tally = Tally(picture.places, picture.rows, picture.columns)
-
-    def add(self, block: Tensor, start: int) -> None:
-        spread = entropy(block)
-        self._entropy += spread.sum(-1)
-        self._distance += distance(block, self._places.apart(start, start + block.shape[1])).sum(-1)
-        self._tally.add(block, start, spread)
-
-    def result(self) -> Summary:
-        return Summary((self._entropy / self._n).tolist(), (self._distance / self._n).tolist(), self._tally.labels())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +49,8 @@ class Picture:
     ) -> Picture:
         """A picture of weights that are at hand. Without `columns`, keys are called as the queries are."""
         columns = rows if columns is None else columns
+        check_names(weights, rows, columns)
         H, T, S = weights.shape
-        if (T, S) != (len(rows), len(columns)):
-            raise ShapeError(
-                f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels; "
-                "expected (heads, rows, columns)"
-            )
         return cls(
             path=path,
             rows=tuple(rows),
@@ -127,15 +82,10 @@ class Picture:
     @property
     def title(self) -> str:
         """The stack in words, where its path is one of this project's."""
-        known = {
-            "encoder": "Encoder self-attention",
-            "decoder": "Decoder self-attention",
-            "": "Self-attention",
-        }
         if self.group.endswith("cross_attention"):
             return "Cross-attention"
         found = re.fullmatch(r"(?:(encoder|decoder)\.)?blocks\.\*\.attention", self.group)
-        return known[found.group(1) or ""] if found else self.group
+        return f"{found[1] or ''} self-attention".strip().capitalize() if found else self.group
 
     def walk(self, *collectors: Collector) -> None:
         """All rows once, in blocks of a bounded size, to each collector: weights may be dear to recompute."""
@@ -166,9 +116,8 @@ class Picture:
     @cached_property
     def summary(self) -> Summary:
         """Entropy, distance and label of every head."""
-        measuring = Measuring(self)
-        self.walk(measuring)
-        return measuring.result()
+        self.walk(tally := Tally(self.places, self.rows, self.columns))
+        return tally.result()
 
     def _repr_html_(self) -> str:
         """In a notebook: the page of this layer alone."""

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.listen import first_tensor
 
-__all__ = ["Answer", "Given", "Metric", "Question", "arguments", "ask", "check_model", "repeated", "tensors_of"]
-
 Given = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, several arguments in order, or arguments by name."""
 
@@ -115,11 +113,11 @@ def tensors_of(given: Given) -> list[Tensor]:
 
 def repeated(given: Given, times: int) -> Given:
     """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
-    args, kwargs = arguments(given)
     size = tensors_of(given)[0].shape[0]
 
     def copies(value: Any) -> Any:
         has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
-        return value.repeat(times, *[1] * (value.dim() - 1)) if has_batch else value
+        return torch.cat([value] * times) if has_batch else value
 
+    args, kwargs = arguments(given)
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

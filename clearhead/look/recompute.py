@@ -6,11 +6,10 @@ the mask asked for these rows only. The letters are the design's; h heads and r 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from clearhead.attention import Gumbel, ScaledDot, Softmax
 from clearhead.attention.attend import choose
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.reference import statistics_dtype
-from clearhead.attention.scores import Scores
 from clearhead.attention.weights import Weights
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import Full, Mask
@@ -27,18 +25,14 @@ from clearhead.masks import Full, Mask
 Choice = int | Sequence[int] | slice | range | None
 """Which heads, or which rows: one, several, a slice, or None for all."""
 
-_SCALED_DOT = ScaledDot()
-_SOFTMAX = Softmax()
-
-_CELLS = 1 << 24
-"""How many weights are made at a time where a whole layer is walked through."""
+_USUAL: dict[str, Any] = {"scores": ScaledDot(), "weights": Softmax(), "bias": None}
+_CELLS = 1 << 24  # how many weights are made at a time where a whole layer is walked through
 
 
 class Unchanged:
     """Tensors that are kept by reference, and must be what they were when they are read.
 
-    Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows.
-    """
+    Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows."""
 
     def __init__(self, what: str, *tensors: Tensor | None) -> None:
         self._what = what
@@ -53,30 +47,42 @@ class Unchanged:
             )
 
 
-class Attended(ABC):
-    """One call of attention: what it was given, and what came out of it."""
+class Attended:
+    """One call of attention and what came out of it: of `attend`, asked for the implementation `impl`, or of torch's
+    function (None). `edited` is what edits made of its output, (B, H, T, E)."""
 
     whole: ClassVar[bool] = False
     """Whether heads can be compared only all together, because they were joined before anything could be seen."""
 
+    def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
+        self._call, self._impl, self._out, self._edited = call, impl, out, edited
+        # Keys and values may lie in a cache, which grows in place and leaves them as they are.
+        self._given = Unchanged("what this attention was given has", call.q, call.bias, *call.learned)
+        self._gave = Unchanged("what this attention gave has", out, edited)
+
     @property
-    @abstractmethod
     def call(self) -> Call:
         """What `attend` was given, or would have been."""
+        self._given.check()
+        return self._call
 
     @property
-    @abstractmethod
     def out(self) -> Tensor:
         """What the fast path gave: (B, H, T, E), or (B, T, M) where heads were joined."""
+        self._gave.check()
+        return self._out
 
     @property
-    @abstractmethod
     def how(self) -> str:
         """What ran."""
+        if self._impl is None:
+            return "scaled_dot_product_attention"
+        return f"attend, {choose(self._call, self._impl).name}"
 
-    @abstractmethod
     def heads(self) -> Tensor:
         """(B, H, T, E): what the heads gave, edits included."""
+        self._gave.check()
+        return self._edited
 
     def joined(self, heads: Tensor) -> Tensor:
         """(B, h, r, E), what heads give, made comparable with rows of `out`."""
@@ -88,53 +94,14 @@ class Attended(ABC):
         return statistics_dtype(self.call)
 
 
-class Seen(Attended):
-    """A call of `attend` (by the implementation `impl`), or of torch's function (None), seen with its output."""
-
-    def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
-        self._call, self._impl, self._out, self._edited = call, impl, out, edited
-        learned = call.scores.parameters() if isinstance(call.scores, nn.Module) else ()
-        # Keys and values may lie in a cache, which grows in place and leaves them as they are.
-        self._given = Unchanged("what this attention was given has", call.q, call.bias, *learned)
-        self._gave = Unchanged("what this attention gave has", out, edited)
-
-    @property
-    def call(self) -> Call:
-        self._given.check()
-        return self._call
-
-    @property
-    def out(self) -> Tensor:
-        self._gave.check()
-        return self._out
-
-    @property
-    def how(self) -> str:
-        if self._impl is None:
-            return "scaled_dot_product_attention"
-        return f"attend, {choose(self._call, self._impl).name}"
-
-    def heads(self) -> Tensor:
-        self._gave.check()
-        return self._edited
-
-
 def call_of_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    *,
-    scores: Scores = _SCALED_DOT,
-    weights: Weights = _SOFTMAX,
-    bias: Tensor | None = None,
-    offset: int | None = None,
-    impl: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **how: Any
 ) -> tuple[Call, str]:
     """The arguments of an `attend` that has run, with references to its tensors, and the implementation asked for."""
-    mask = None if isinstance(mask, Full) else mask
-    q, k, v = q.detach(), k.detach(), v.detach()
-    return Call(q, k, v, mask, scores, weights, None if bias is None else bias.detach(), offset or 0), impl
+    given = {**_USUAL, **how, "offset": how.get("offset") or 0}
+    if given["bias"] is not None:
+        given["bias"] = given["bias"].detach()
+    return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **given), impl
 
 
 def chosen(choice: Choice, size: int, what: str) -> list[int]:
@@ -162,7 +129,7 @@ def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
 @torch.no_grad()
 def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
     """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
-    with torch.autocast(call.q.device.type, enabled=False):
+    with call.uncast():
         return without_dropout(call.weights)(*scores_of(call, heads, rows, wide))
 
 
@@ -170,18 +137,20 @@ def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype)
 def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
     scores = _scores(call, heads, rows, wide)
-    allowed = _allowed(call, heads, rows)
+    allowed = None if call.mask is None else _allowed(call.mask, call, heads, rows)
     if call.bias is not None:
-        bias = _part(call.bias, heads, rows)
+        bias = pick(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
+        bias = _of_heads(bias, heads)
         scores = scores + bias.to(wide)
-        allowed = _and(allowed, bias > -math.inf)  # −∞ is how a float mask hides a key
+        seen = bias > -math.inf  # −∞ is how a float mask hides a key
+        allowed = seen if allowed is None else allowed & seen
     return scores, allowed
 
 
 @torch.no_grad()
 def values_of(call: Call, heads: list[int]) -> Tensor:
     """(B, h, S, E): the values that each of these query heads averages."""
-    return pick(call.v, -3, [head // call.groups for head in heads])
+    return _shared(call, call.v, heads)
 
 
 def without_dropout(weights: Weights) -> Weights:
@@ -199,8 +168,7 @@ def dropout_of(call: Call) -> float:
 
 def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
     """The rows in pieces, each of which makes a bounded number of weights."""
-    batch = math.prod(call.q.shape[:-3])
-    size = max(1, _CELLS // max(1, batch * heads * call.S))
+    size = max(1, _CELLS // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
@@ -214,7 +182,8 @@ def difference_of(attended: Attended, heads: list[int], rows: list[int]) -> floa
     call, wide, largest = attended.call, attended.wide, 0.0
     for part in row_blocks(call, len(heads), rows):
         ours = attended.joined(_averaged(call, heads, part, wide, wide))
-        largest = max(largest, _apart(ours, _actual(attended, heads, part)))
+        out = attended.out if attended.whole else pick(attended.out, -3, heads)
+        largest = max(largest, _apart(ours, pick(out, -2, part)))
     return largest
 
 
@@ -241,11 +210,6 @@ def _averaged(call: Call, heads: list[int], rows: list[int], wide: torch.dtype, 
     return weights_of(call, heads, rows, wide).to(dtype) @ values_of(call, heads).to(dtype)
 
 
-def _actual(attended: Attended, heads: list[int], rows: list[int]) -> Tensor:
-    out = attended.out if attended.whole else pick(attended.out, -3, heads)
-    return pick(out, -2, rows)
-
-
 def _apart(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
@@ -260,33 +224,24 @@ def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) ->
     q = pick(pick(call.q, -2, rows), -3, every if own else heads).to(wide)
     dot = call.scores.as_dot(q)
     if dot is None:
-        return pick(call.scores(q, _keys(call, every).to(wide)), -3, heads)
+        return pick(call.scores(q, _shared(call, call.k, every).to(wide)), -3, heads)
     turned, factor = dot
-    return ((pick(turned, -3, heads) if own else turned) * factor) @ _keys(call, heads).to(wide).mT
+    return ((pick(turned, -3, heads) if own else turned) * factor) @ _shared(call, call.k, heads).to(wide).mT
 
 
-def _keys(call: Call, heads: list[int]) -> Tensor:
-    """(B, h, S, D): the keys of each of these query heads."""
-    return pick(call.k, -3, [head // call.groups for head in heads])
+def _shared(call: Call, x: Tensor, heads: list[int]) -> Tensor:
+    """(B, h, S, ·): the keys or values of each of these query heads."""
+    return pick(x, -3, [head // call.groups for head in heads])
 
 
-def _allowed(call: Call, heads: list[int], rows: list[int]) -> Tensor | None:
+def _allowed(mask: Mask, call: Call, heads: list[int], rows: list[int]) -> Tensor:
     """The mask for these rows, broadcastable to (B, h, r, S)."""
-    if call.mask is None:
-        return None
     device = call.q.device
     p = torch.tensor(rows, dtype=torch.long, device=device)[:, None] + call.offset  # (r, 1)
     j = torch.arange(call.S, device=device)[None]  # (1, S)
-    allowed = call.mask.allows(p, j, keys=call.S, offset=call.offset)
-    return pick(allowed, -3, heads) if allowed.dim() > 2 and allowed.shape[-3] > 1 else allowed
+    return _of_heads(mask.allows(p, j, keys=call.S, offset=call.offset), heads)
 
 
-def _part(x: Tensor, heads: list[int], rows: list[int]) -> Tensor:
-    """The heads and rows of what broadcasts to (B, H, T, S)."""
-    if x.dim() > 1 and x.shape[-2] > 1:
-        x = pick(x, -2, rows)
+def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
+    """These heads of what broadcasts to (B, H, r, S)."""
     return pick(x, -3, heads) if x.dim() > 2 and x.shape[-3] > 1 else x
-
-
-def _and(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a & b

@@ -2,8 +2,7 @@
 
 A *run* is one sequence (or batch of them) through a module. Without a cache every call is a run of its own. With one,
 the calls that go on from it are steps of the same run, their rows one under another. When a search reorders the cache,
-the rows that were kept follow it; rows of the batch that are dropped because they have ended stay in the picture, as
-they are."""
+the rows that were kept follow it; those that are dropped because they have ended stay in the picture as they are."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ import bisect
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead.attention import KVCache
-from clearhead.look.recompute import Attended, Unchanged
+from clearhead.look.patterns import KINDS
+from clearhead.look.recompute import Unchanged
 
 Kept = TypeVar("Kept")
 
@@ -26,7 +26,7 @@ Kept = TypeVar("Kept")
 class Moment:
     """When something was kept: in which call of its module, and how far a cache had come by then."""
 
-    call: object = None  # equal for what belongs together although there is no cache
+    call: object  # its number, or what else is equal for all that belongs together although there is no cache
     cache: KVCache | None = None
     past: int | None = 0  # tokens seen before; None: as many as there are
 
@@ -38,25 +38,22 @@ class Step(Generic[Kept]):
     value: Kept
     start: int
     length: int
-    places: Tensor | None = (
-        None  # (P,) where each sequence of the run is in this call's batch, −1: nowhere; None: as is
-    )
+    places: Tensor | None = None  # (P,) each sequence's place in this call's batch, −1: nowhere; None: as is
 
     def gathered(self, x: Tensor) -> Tensor:
         """(batch, …) of this call → (P, …) of the run, zeros for the sequences that were not in it."""
         if self.places is None:
             return x
         places = self.places.to(x.device)
-        found = x.index_select(0, places.clamp(min=0))
         absent = (places < 0).reshape(-1, *[1] * (x.dim() - 1))
-        return found.masked_fill(absent, 0)
+        return x.index_select(0, places.clamp(min=0)).masked_fill(absent, 0)
 
 
 @dataclass
 class Run(Generic[Kept]):
     """The steps of one sequence, or of a batch of them."""
 
-    call: object  # what the calls of a run without a cache have in common; None: it is one call
+    call: object  # what the calls of a run without a cache have in common
     first: int = 0  # the position of row 0: more than 0 where the cache was not empty when the trace began
     steps: list[Step[Kept]] = field(default_factory=list)
     cache: weakref.ref[KVCache] | None = None
@@ -69,7 +66,7 @@ class Run(Generic[Kept]):
 
     def goes_on(self, moment: Moment) -> bool:
         if moment.cache is None:
-            return self.cache is None and moment.call is not None and moment.call == self.call
+            return self.cache is None and moment.call == self.call
         same = self.cache is not None and self.cache() is moment.cache
         return same and (moment.past is None or 0 < moment.past <= self.first + self.length)
 
@@ -93,38 +90,13 @@ class Run(Generic[Kept]):
 
     def reorder(self, rows: Tensor) -> None:
         """What `KVCache.reorder` does to the batch. Rows that are only left out have ended, and stay in the picture."""
-        live = torch.arange(self.size) if self.live is None else self.live
+        parents = rows if self.live is None else self.live[rows]
         if bool((rows[1:] > rows[:-1]).all()):
-            self.live = live[rows]
+            self.live = parents
             return
-        parents = live[rows]
         for step in self.steps:
             step.places = parents if step.places is None else step.places[parents]
         self.live, self.size = None, len(rows)
-
-
-class Tape(Generic[Kept]):
-    """The runs of one module, oldest first; only the newest `limit` are kept (None: all)."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.runs: list[Run[Kept]] = []
-        self._limit = limit
-
-    def add(self, value: Kept, moment: Moment, *, length: int, batch: int) -> None:
-        newest = self.runs[-1:] if moment.cache is None else reversed(self.runs)  # caches may take turns
-        run = next((run for run in newest if run.goes_on(moment)), None)
-        if run is None:
-            cache = None if moment.cache is None else weakref.ref(moment.cache)
-            run = Run(moment.call, first=moment.past or 0, cache=cache)
-            self.runs.append(run)
-            if self._limit is not None:
-                del self.runs[: -self._limit]
-        run.add(value, length=length, batch=batch, past=moment.past if moment.cache is not None else None)
-
-    def reorder(self, cache: KVCache, rows: Tensor) -> None:
-        for run in self.runs:
-            if run.cache is not None and run.cache() is cache and run.steps:
-                run.reorder(rows)
 
 
 class Held:
@@ -140,26 +112,37 @@ class Held:
 
 
 class Shelf:
-    """All the tapes of a trace, by module path."""
+    """The runs of every module, oldest first, by what is kept of them (`KINDS`) and its path; of each only the newest
+    `limit` (None: all)."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self.attention: dict[str, Tape[Attended]] = {}
-        self.output: dict[str, Tape[Held]] = {}
-        self.input: dict[str, Tape[Held]] = {}
+        self.runs: dict[str, dict[str, list[Run[Any]]]] = {kind: {} for kind in KINDS}
 
-    def tapes(self) -> list[Tape[Attended] | Tape[Held]]:
-        return [*self.attention.values(), *self.output.values(), *self.input.values()]
+    def add(self, kind: str, path: str, value: Any, moment: Moment, *, rows: int, batch: int) -> None:
+        runs = self.runs[kind].setdefault(path, [])
+        newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
+        run = next((run for run in newest if run.goes_on(moment)), None)
+        if run is None:
+            cache = None if moment.cache is None else weakref.ref(moment.cache)
+            run = Run(moment.call, first=moment.past or 0, cache=cache)
+            runs.append(run)
+            if self._limit is not None:
+                del runs[: -self._limit]
+        run.add(value, length=rows, batch=batch, past=None if moment.cache is None else moment.past)
 
-    def attend(self, path: str, seen: Attended, moment: Moment, *, rows: int, batch: int) -> None:
-        tape = self.attention.setdefault(path, Tape(self._limit))
-        tape.add(seen, moment, length=rows, batch=batch)
-
-    def keep(self, tapes: dict[str, Tape[Held]], path: str, x: Tensor, moment: Moment) -> None:
+    def keep(self, kind: str, path: str, x: Tensor, moment: Moment) -> None:
         """A module's output or input."""
         dim = _sequence(x)
         rows, batch = 1 if dim is None else x.shape[dim], x.shape[0] if x.dim() else 1
-        tapes.setdefault(path, Tape(self._limit)).add(Held(x, path), moment, length=rows, batch=batch)
+        self.add(kind, path, Held(x, path), moment, rows=rows, batch=batch)
+
+    def reorder(self, cache: KVCache, rows: Tensor) -> None:
+        """A search has reordered the batch of a cache."""
+        rows = rows.cpu().long()
+        for run in (run for by_path in self.runs.values() for runs in by_path.values() for run in runs):
+            if run.cache is not None and run.cache() is cache and run.steps:
+                run.reorder(rows)
 
 
 def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[int], list[int]]]:

@@ -9,21 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.look.chart import Chart, Shown, shortened
+from clearhead.look.chart import Chart, Shown, by_head
 from clearhead.look.labels import label
 from clearhead.look.question import ask
 from clearhead.look.trace import trace
-from clearhead.values import whole
-
-__all__ = ["Repeats", "induction"]
+from clearhead.values import require, whole
 
 
 @dataclass(frozen=True, eq=False)
 class Repeats(Shown):
-    """For each layer (`rows`, by path) and head the share of its weight, each (L, H), in the second half, on …
-
-    the token after the same one before (`induction`), the same one itself (`duplicate`), the token before (`previous`).
-    """
+    """For each layer (`rows`, by path) and head, (L, H), the share of its weight in the second half on the token after
+    the same one before (`induction`), the same one itself (`duplicate`), and the token before (`previous`)."""
 
     rows: tuple[str, ...]
     induction: Tensor
@@ -32,13 +28,11 @@ class Repeats(Shown):
 
     def charts(self) -> list[Chart]:
         """A chart a score."""
-        titles = {
-            "induction": "Induction: on the token after the same one before",
-            "duplicate": "Duplicates: on the same token before",
-            "previous": "On the previous token",
-        }
-        rows, heads = shortened(self.rows), list(map(str, range(self.induction.shape[1])))
-        return [Chart(title=t, rows=rows, columns=heads, values=getattr(self, n)) for n, t in titles.items()]
+        return [
+            by_head("Induction: on the token after the same one before", self.rows, self.induction),
+            by_head("Duplicates: on the same token before", self.rows, self.duplicate),
+            by_head("On the previous token", self.rows, self.previous),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Each head's score as plain values, for JSON."""
@@ -56,27 +50,23 @@ def induction(model: nn.Module, *, length: int | None = None, batch: int = 4, se
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     words = ask(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]
     length = whole(min(words, 23) if length is None else length, "length", least=2)
-    if words < length:
-        raise ConfigError(
-            f"length is {length}, and of the {words} tokens that the model knows each is drawn once; shorten it"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.stack(
-        [torch.randperm(words, generator=generator)[:length] for _ in range(whole(batch, "batch", least=1))]
-    )
+    few = f"length is {length}, and of the {words} tokens that the model knows each is drawn once; shorten it"
+    require(words >= length, few)
+    luck = torch.Generator().manual_seed(seed)
+    rows = range(whole(batch, "batch", least=1))
+    half = torch.stack([torch.randperm(words, generator=luck)[:length] for _ in rows])
     with trace(model) as t:
         ask(model, half.repeat(1, 2).to(device))
     if not t.paths:
         raise ConfigError(t.report())
     names = [str(i % length) for i in range(2 * length)]  # all that matters of tokens is which are the same
-    second = range(length, 2 * length)
     found = []
     for path in t.paths:
-        weights = t.weights(path, rows=second).mean(0).float().cpu()  # (H, r, S)
+        weights = t.weights(path, rows=range(length, 2 * length)).mean(0).float().cpu()  # (H, r, S)
         found.append([one.scores for one in label(weights, rows=names[length:], columns=names)])
     most = max(map(len, found))
-    scores = {
-        name: torch.tensor([[one[name] for one in heads] + [torch.nan] * (most - len(heads)) for heads in found])
+    scores = [
+        torch.tensor([[one[name] for one in heads] + [torch.nan] * (most - len(heads)) for heads in found])
         for name in ("induction", "same token", "previous token")
-    }
-    return Repeats(tuple(t.paths), *scores.values())
+    ]
+    return Repeats(tuple(t.paths), *scores)

@@ -26,10 +26,11 @@ from clearhead.look.recompute import scores_of
 from clearhead.look.trace import Trace
 from clearhead.look.visits import Visit, same
 
-__all__ = ["Guide", "Line", "Station"]
-
 Known = list[tuple[Tensor, int]]
 """What has been computed so far in one module, and by which station."""
+
+Whence = tuple["Line", int | None]
+"""The tokens that something was made from, and the station."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,10 +109,8 @@ class Guide:
         a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
         stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
         norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
-        h, memory = (
-            norms - stream,
-            {one.sources[0] for one in self._made if one.branch == "cross-attention" and one.role == "k"},
-        )
+        h = norms - stream
+        memory = {one.sources[0] for one in self._made if (one.branch, one.role) == ("cross-attention", "k")}
         done: list[Station] = []
         for i, one in enumerate(self._made):
             own = i if one.role == "norm" else next(iter(one.sources), None)
@@ -145,7 +144,7 @@ class Guide:
         for part in visit.parts:
             if part.quiet or part.gave is None:
                 continue
-            streams = part.given and _is_stream(part.given[0])
+            streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
             source = self._arrive(part.given[0], known, visit, group) if streams else None
             if part.path in self._trace.paths:
                 number = self._attention(part, source, group)
@@ -230,7 +229,9 @@ class Guide:
         kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
         T, S = line.letter, keys.letter
         common: dict[str, Any] = {"where": path, "group": group, "branch": kind, "rows": tuple(line.tokens)}
-        made = self._projections(part, call, (line, keys), (source, self._memory(others, source)), common)
+        # The station that cross-attention's keys come from is what a stack gave.
+        memory = next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
+        made = self._projections(part, call, ((line, source), (keys, memory)), common)
         common["columns"] = tuple(keys.tokens)
         product = "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"
         biases = [i for i, one in enumerate(self._made) if one.role == "bias" and call.bias is not None][-1:]
@@ -244,38 +245,25 @@ class Guide:
         out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
         del common["rows"]
         common |= {"where": out.path, "sources": (at,) if source is None else (source, at)}
-        formula = (
-            f"attention({{h}}{', memory' if others else ''}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
-        )
+        read = "{h}, memory" if others else "{h}"
+        formula = f"attention({read}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
         assert part.gave is not None
         return self._vectors("out", part.gave, line, formula=formula, **common)
 
-    def _projections(
-        self,
-        part: Visit,
-        call: Call,
-        lines: tuple[Line, Line],
-        sources: tuple[int | None, int | None],
-        common: dict[str, Any],
-    ) -> list[int]:
-        """Queries, keys and values, each from its projection where that is a module of its own."""
+    def _projections(self, part: Visit, call: Call, read: tuple[Whence, Whence], common: dict[str, Any]) -> list[int]:
+        """Queries, and keys and values, of what each read; from their projections where these are modules."""
         cross, made = common["branch"] == "cross-attention", []
         for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
-            line, source = (lines[role != "q"], sources[role != "q"])
+            line, source = read[role != "q"]
             product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
             told: dict[str, Any] = {"why": texts()[f"{role}_cross" if cross else role]["why"]}
-            formula = texts()[role]["formula"] + (
-                _bias(product.module, f"_{role.upper()}") if product is not part else ""
-            )
+            bias = "" if product is part else _bias(product.module, f"_{role.upper()}")
+            formula = texts()[role]["formula"] + bias
             told["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
             told |= {"where": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
             letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
             made.append(self.note(role, _one(x), letters, note=_turned(x, product, part.module), **common | told))
         return made
-
-    def _memory(self, others: list[Tensor], source: int | None) -> int | None:
-        """The station that cross-attention's keys come from: what a stack gave."""
-        return next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
@@ -318,10 +306,6 @@ def _is_matrix(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
-def _is_stream(x: Tensor) -> bool:
-    return x.is_floating_point() and x.dim() in (2, 3)
-
-
 def _one(x: Tensor) -> Tensor:
     """The heads (H, …, …) of the first sequence of a batch; 1 of them where all are alike."""
     return x.reshape(-1, *x.shape[-3:])[0] if x.dim() > 2 else x[None]
@@ -340,9 +324,9 @@ def _bias(module: nn.Module, mark: str = "") -> str:
 
 
 def _norm(module: nn.Module) -> str:
-    centred = "rms" not in type(module).__name__.lower()
-    ratio = "(x − mean(x)) / √(var(x) + ε)" if centred else "x / √(mean(x²) + ε)"
-    return f"{ratio} · γ" + (" + β" if getattr(module, "bias", None) is not None else "")
+    rms = "rms" in type(module).__name__.lower()
+    ratio = "x / √(mean(x²) + ε)" if rms else "(x − mean(x)) / √(var(x) + ε)"
+    return f"{ratio} · γ" + ("" if getattr(module, "bias", None) is None else " + β")
 
 
 def _places(part: Visit, x: Tensor) -> dict[str, str]:
@@ -361,12 +345,11 @@ def _turned(x: Tensor, product: Visit, layer: nn.Module) -> str:
         return ""
     if same(y.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3), x):
         return ""
-    turned = f"turned by an angle that grows with the token's place ({getattr(layer, 'rotary', None)}), so that q · k "
-    normed = getattr(layer, "q_norm", None) is not None
-    if getattr(layer, "rotary", None) is None:
+    rotary, normed = getattr(layer, "rotary", None), getattr(layer, "q_norm", None) is not None
+    if rotary is None:
         return "Normalised in every head." if normed else "Changed after the product."
-    said = f"{'normalised in every head, then ' if normed else ''}{turned}depends on distances."
-    return said[0].upper() + said[1:]
+    begin = "Normalised in every head, then turned" if normed else "Turned"
+    return f"{begin} by an angle that grows with the token's place ({rotary}), so that q · k depends on distances."
 
 
 def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ Where the way back ends, something was added: what a head, a feed-forward layer 
 
     logit = Σ over these leaves of (gradient at the leaf) · (what was written there)
 
-and nothing is left over but rounding. No model and no norm is known by name here; how a leaf is called is read off the
-module that returned it."""
+and nothing is left over but rounding. No model is known by name here; a leaf is called as the module that returned it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.look.listen import first_tensor
 from clearhead.look.question import Given, ask, check_model, tensors_of
-
-__all__ = ["Leaf", "Stream", "watched"]
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
 _SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")
@@ -235,7 +233,8 @@ def watched(model: nn.Module, given: Given) -> Stream:
     ran: dict[str, Ran] = {}
     entered: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
-    in_list = {path for path in modules if path and _is_list(model.get_submodule(path.rpartition(".")[0]))}
+    lists = (nn.ModuleList, nn.Sequential)
+    in_list = {path for path in modules if path and isinstance(modules[path.rpartition(".")[0]], lists)}
 
     def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
@@ -290,7 +289,3 @@ def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, (nn.ModuleList, nn.Sequential))

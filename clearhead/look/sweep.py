@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,8 +22,7 @@ from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensor
 from clearhead.look.record import Moment
 from clearhead.look.stream import watched
 from clearhead.look.trace import Trace, trace
-
-__all__ = ["Grid", "Over", "ablate", "patch"]
+from clearhead.values import require
 
 Over = Literal["positions", "heads", "whole"]
 _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
@@ -33,8 +32,7 @@ _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
 class Grid(Shown):
     """A metric for every module (`rows`, by path) and position or head (`columns`); NaN where a module has fewer.
 
-    `plain` is the metric of the run that was changed, `source` of the one that it was changed towards: the clean run
-    of a patch, NaN for an ablation."""
+    `plain` is the metric of the run that was changed, `source` that of a patch's clean run; NaN for an ablation."""
 
     what: str
     rows: tuple[str, ...]
@@ -118,9 +116,10 @@ def patch(
             f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
             "give two inputs of the same length"
         )
-    found, source, logits = _recorded(model, clean, paths, over, "blocks")
-    sweep = Sweep(model, corrupted, found, over, _metric(metric, logits), batch)
-    return sweep.grid("patched", source, partial(_taken, source), source_logits=logits)
+    source, logits = _recorded(model, clean, paths, over, "blocks")
+    metric = _metric(metric, logits)
+    grid = Sweep(model, corrupted, source, over, metric, batch).grid("patched", partial(_taken, source))
+    return replace(grid, source=_number(metric(logits)))
 
 
 def ablate(
@@ -140,34 +139,28 @@ def ablate(
         look.ablate(model, ids, over="whole", paths="blocks.*.feed_forward")
 
     Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run.
-    Without `paths`, heads are put out one by one; with another `over`, what writes into the stream: attention and
-    feed-forward layers."""
-    if to not in ("zero", "mean"):
-        raise ConfigError(f"to is {to!r}; expected 'zero' or 'mean'")
-    found, source, logits = _recorded(model, given, paths, over, "writers")
-    sweep = Sweep(model, given, found, over, _metric(metric, logits), batch)
-    return sweep.grid("ablated", source, partial(_put_out, source, to))
+    Without `paths`, these are all heads; with another `over`, the attention and feed-forward layers."""
+    require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
+    source, logits = _recorded(model, given, paths, over, "writers")
+    sweep = Sweep(model, given, source, over, _metric(metric, logits), batch)
+    return sweep.grid("ablated", partial(_put_out, source, to))
 
 
 def _recorded(
     model: nn.Module, given: Given, paths: str | None, over: Over, usual: Literal["blocks", "writers"]
-) -> tuple[list[str], Trace, Tensor]:
-    """The modules that are swept over, a trace of a run with what they gave, and its logits."""
-    if over not in ("positions", "heads", "whole"):
-        raise ConfigError(f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
-    ending = "weights" if over == "heads" else "output"
-    patterns = [f"{paths}.{ending}"] if paths else []
+) -> tuple[Trace, Tensor]:
+    """A trace of a run with what the modules gave that are swept over, and its logits."""
+    require(over in ("positions", "heads", "whole"), f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
+    found = [paths] if paths else []
     if paths is None:
         with trace(model) as seen:
             stream = watched(model, given)
         within = tuple(f"{block}." for block in stream.blocks)
         attending = [path for path in seen.paths if f"{path}.".startswith(within)]
-        patterns = [f"{path}.{ending}" for path in (attending if over == "heads" else getattr(stream, usual))]
-    if not patterns:
-        raise ConfigError(f"nothing to change was found for over={over!r}; name modules with paths, or another over")
-    with trace(model, *patterns) as source:
-        logits = ask(model, given)
-    return source.paths if over == "heads" else source.outputs, source, logits
+        found = attending if over == "heads" else getattr(stream, usual)
+    require(bool(found), f"nothing to change was found for over={over!r}; name modules with paths, or another over")
+    with trace(model, *(f"{path}.{'weights' if over == 'heads' else 'output'}" for path in found)) as source:
+        return source, ask(model, given)
 
 
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:
@@ -185,7 +178,7 @@ def _put_out(source: Trace, to: str, cell: Cell) -> Tensor:
     x = _taken(source, cell)
     if to == "zero":
         return torch.zeros_like(x)
-    return x.mean(0, keepdim=True).expand_as(x) if x.dim() < 3 else x.mean((0, -2), keepdim=True).expand_as(x)
+    return x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,8 +194,8 @@ class Each(Edit):
     def apply(self, x: Tensor, path: str, moment: Moment) -> Tensor:
         changed, size = x.clone(), x.shape[0] // self.copies
         for copy, cell, value in self.changes:
-            index: Any = (slice(copy * size, (copy + 1) * size),)
-            index += () if cell.head is None else (cell.head,)
+            mine = slice(copy * size, (copy + 1) * size)
+            index: Any = mine if cell.head is None else (mine, cell.head)
             at = ... if cell.position is None else (slice(None), cell.position)
             changed[index][at] = value[at].to(x)
         return changed
@@ -210,49 +203,41 @@ class Each(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One input, run again and again with one thing changed."""
+    """One input, run again and again with one thing changed; `source` has what the changes take from."""
 
     model: nn.Module
     given: Given
-    found: list[str]
+    source: Trace
     over: Over
     metric: Metric
     batch: int | None
 
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(
-                f"batch is {self.batch}; expected how many runs may go through the model at once, 1 or more"
-            )
-
-    def grid(
-        self, what: str, source: Trace, value: Callable[[Cell], Tensor], source_logits: Tensor | None = None
-    ) -> Grid:
+    def grid(self, what: str, value: Callable[[Cell], Tensor]) -> Grid:
         """The metric under every change; `value` is what each takes from."""
-        before = ask(self.model, self.given)
-        cells = [cell for path in self.found for cell in self._cells(path, source)]
-        at_once = self.batch or max(1, _BUDGET // _bytes(before, source, cells[0]))
-        values = torch.full((len(self.found), 1 + max(cell.column for cell in cells)), torch.nan, dtype=torch.float64)
+        once = f"batch is {self.batch}; expected how many runs may go through the model at once, 1 or more"
+        require(self.batch is None or self.batch >= 1, once)
+        found = self.source.paths if self.over == "heads" else self.source.outputs
+        before, cells = ask(self.model, self.given), [cell for path in found for cell in self._cells(path)]
+        # What one run takes, about: its logits, with room to choose from them, and a block at work.
+        size = before.element_size() * (4 * before.numel() + 32 * self._gave(found[0]).numel())
+        at_once = self.batch or max(1, _BUDGET // size)
+        values = torch.full((len(found), 1 + max(cell.column for cell in cells)), torch.nan, dtype=torch.float64)
         for start in range(0, len(cells), at_once):
             some = cells[start : start + at_once]
             for cell, rows in zip(some, self._run(some, value).chunk(len(some)), strict=True):
-                values[self.found.index(cell.path), cell.column] = _number(self.metric(rows))
-        return Grid(
-            what=what,
-            rows=tuple(self.found),
-            over=self.over,
-            columns=tuple(range(values.shape[1])),
-            values=values,
-            plain=_number(self.metric(before)),
-            source=math.nan if source_logits is None else _number(self.metric(source_logits)),
-        )
+                values[found.index(cell.path), cell.column] = _number(self.metric(rows))
+        columns, plain = tuple(range(values.shape[1])), _number(self.metric(before))
+        return Grid(what=what, rows=tuple(found), over=self.over, columns=columns, values=values, plain=plain)
 
-    def _cells(self, path: str, source: Trace) -> list[Cell]:
+    def _gave(self, path: str) -> Tensor:
+        return self.source.heads(path) if self.over == "heads" else self.source.output(path)
+
+    def _cells(self, path: str) -> list[Cell]:
+        x = self._gave(path)
         if self.over == "heads":
-            return [Cell(path, head, None) for head in range(source.heads(path).shape[-3])]
+            return [Cell(path, head, None) for head in range(x.shape[-3])]
         if self.over == "whole":
             return [Cell(path, None, None)]
-        x = source.output(path)
         if x.dim() < 3:
             raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
         return [Cell(path, None, position) for position in range(x.shape[-2])]
@@ -265,12 +250,6 @@ class Sweep:
                 heads = slice(None) if self.over == "heads" else None
                 t.edit(path, Each(changes=mine, copies=len(some), heads=heads))
             return ask(self.model, repeated(self.given, len(some)))
-
-
-def _bytes(logits: Tensor, source: Trace, cell: Cell) -> int:
-    """About what one run takes: its logits, with room to choose from them, and a block at work."""
-    x = source.output(cell.path) if cell.head is None else source.heads(cell.path)
-    return logits.element_size() * (4 * logits.numel() + 32 * x.numel())
 
 
 def _number(found: Any) -> float:

@@ -7,10 +7,9 @@ are recomputed from that with the reference equation when they are asked for, fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from types import TracebackType
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,48 +17,36 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.look import recompute
 from clearhead.look.edit import Edit
 from clearhead.look.listen import Listener
 from clearhead.look.patterns import asked_of, is_attention, may_attend
-from clearhead.look.recompute import (
-    Attended,
-    Choice,
-    chosen,
-    difference_of,
-    dropout_of,
-    pick,
-    row_blocks,
-    tolerance_of,
-    values_of,
-    weights_of,
-)
-from clearhead.look.record import Held, Run, Shelf, Tape, by_step, stitched
+from clearhead.look.recompute import Attended, Choice, chosen, pick
+from clearhead.look.record import Held, Run, Shelf, by_step, stitched
 from clearhead.look.watch import Watch
 from clearhead.tables import Markup, Printed, html_table, table
+from clearhead.values import require
 
-Kept = TypeVar("Kept")
+Comparing = Callable[[Attended, list[int], list[int]], float]
 _SMALL = 48  # positions, beyond which a picture in a table is no help
 
 
 class Trace:
     """What was kept of the runs inside its `with` block, by module path.
 
-    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture.
-    `run=-1` is the last, 0 the first. After a beam search the rows of a picture are the beams that were alive at the
-    last step."""
+    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture. `run=-1`
+    is the last, 0 the first. After a beam search the rows are the beams that were alive at the last step."""
 
     def __init__(self, model: nn.Module, *patterns: str, runs: int | None = None) -> None:
-        if runs is not None and runs < 1:
-            raise ConfigError(
-                f"runs is {runs}; expected how many of the latest runs to keep, 1 or more, or None for all"
-            )
+        message = f"runs is {runs}; expected how many of the latest runs to keep, 1 or more, or None for all"
+        require(runs is None or runs >= 1, message)
         if not isinstance(model, nn.Module):
             raise DtypeError(f"got a {type(model).__name__} to trace; expected a PyTorch module")
         self._modules = dict(model.named_modules())
         self._asked = asked_of(self._modules, patterns)
-        self._kept = Shelf(runs)
         self._edits: dict[str, list[Edit]] = {}
-        self._listener = Listener(self._modules, self._asked, self._edits, self._kept)
+        self._listener = Listener(self._modules, self._asked, self._edits, Shelf(runs))
+        self._kept = self._listener.kept.runs
         self._watch = Watch(self._modules, self._listener)
 
     # -- recording ----------------------------------------------------------------------------------------------------
@@ -68,28 +55,26 @@ class Trace:
         if self._watch.on:
             raise ConfigError("this trace is recording already; make another with look.trace(model)")
         of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
-        paths = self._asked.output | self._asked.input | set(self._edits)
-        attending = self._attending([*self._asked.weights, *of_heads])
+        paths = self._asked["output"] | self._asked["input"] | set(self._edits)
+        attending = self._attending([*self._asked["weights"], *of_heads])
         self._watch.start([*(self._modules[path] for path in paths), *attending])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
         self._watch.stop()
-        if error is None:
-            self._check_edits()
+        for path, edits in self._edits.items() if error is None else ():
+            # An edit that nothing came of is an answer to another question than was asked.
+            never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
+            require(self._listener.made.issuperset(edits), never)
 
     def edit(self, path: str, edit: Edit) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
 
-        An edit with `heads` changes what these heads of an attention layer give, before its output projection;
-        one without changes the output of the module, whatever it is. Edits of one path are made in the order they
-        were given."""
+        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
+        without changes the output of any module. Edits of one path are made in the order in which they are given."""
         if not isinstance(edit, Edit):
-            raise DtypeError(
-                f"got a {type(edit).__name__} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)"
-            )
+            kind = type(edit).__name__
+            raise DtypeError(f"got a {kind} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)")
         path = self._known(path, "output")
         if edit.heads is not None and not may_attend(self._modules[path]):
             layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
@@ -100,18 +85,9 @@ class Trace:
                 self._watch.hook(module)
         return self
 
-    def _check_edits(self) -> None:
-        """An edit that nothing came of is an answer to another question than was asked."""
-        for path, edits in self._edits.items():
-            if not self._listener.made.issuperset(edits):
-                raise ConfigError(
-                    f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
-                )
-
     def _attending(self, paths: Sequence[str]) -> list[nn.Module]:
-        """The modules to watch for attention at these paths. A layer is watched alone; of others it is known only
-        when they attend that they do, and a call is filed under the innermost module that runs: all that may attend
-        are watched."""
+        """The modules to watch for attention at these paths. A layer is watched alone; that others attend is known when
+        they do, and a call is filed under the innermost module that runs: all that may attend are watched."""
         wanted = [self._modules[path] for path in paths]
         if all(is_attention(module) for module in wanted):
             return wanted
@@ -125,59 +101,55 @@ class Trace:
         return [
             path
             for path, module in self._modules.items()
-            if path in self._asked.weights and (is_attention(module) or path in self._kept.attention)
+            if path in self._asked["weights"] and (is_attention(module) or path in self._kept["weights"])
         ]
 
     @property
     def outputs(self) -> list[str]:
         """The modules whose outputs are recorded."""
-        return [path for path in self._modules if path in self._asked.output]
+        return [path for path in self._modules if path in self._asked["output"]]
 
     @property
     def runs(self) -> int:
         """How many runs of the attention layers there are, or of the other modules where no layer is recorded."""
-        tapes = [*self._kept.attention.values()] or self._kept.tapes()
-        return max((len(tape.runs) for tape in tapes), default=0)
+        kept = [self._kept["weights"]] if self._kept["weights"] else self._kept.values()
+        return max((len(runs) for by_path in kept for runs in by_path.values()), default=0)
 
     def module(self, path: str) -> nn.Module:
         """The module of the model at this path."""
         return self._modules[self._known(path)]
 
-    # -- attention
-    # ------------------------------------------------------------------------------------------------------
+    # -- attention ----------------------------------------------------------------------------------------------------
 
     def weights(
         self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1
     ) -> Float[Tensor, "*B h r S"]:
         """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
 
-        Of a stitched run, rows are all queries one under another, and a key that a row could not know yet has weight 0.
-        """
+        Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
         made = self._steps(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
         if len(made.steps) == 1 and made.steps[0].places is None:
-            return weights_of(last.call, picked, wanted, last.wide)
-        S = max(step.value.call.S for step in made.steps)
-        shape = (made.size, len(picked), len(wanted), S)
+            return recompute.weights_of(last.call, picked, wanted, last.wide)
+        shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
         whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
         for step, places, own in by_step(made, wanted):
-            part = weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
+            part = recompute.weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
             whole[:, :, places, : part.shape[-1]] = step.gathered(part).to(whole.dtype)
         return whole
 
     def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
         """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
         made = self._steps(path, run)
-        rows = list(range(made.length))
-        for part in row_blocks(made.steps[-1].value.call, 1, rows):
+        for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
         made = self._steps(path, run)
         last = made.steps[-1]
-        return last.gathered(values_of(last.value.call, self._choose(made, heads, None)[0]))
+        return last.gathered(recompute.values_of(last.value.call, self._choose(made, heads, None)[0]))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
@@ -192,37 +164,36 @@ class Trace:
     def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
 
-        For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared.
-        """
-        return self._compared(difference_of, path, heads, rows, run)
+        For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared."""
+        return self._compared(recompute.difference_of, path, heads, rows, run)
 
     def tolerance(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
-        return self._compared(tolerance_of, path, heads, rows, run)
+        return self._compared(recompute.tolerance_of, path, heads, rows, run)
 
     def report(self, *, rows: Choice = None, run: int = -1) -> str:
         """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
 
-        That computes every weight once more; with `rows`, only those of some queries. Where no attention was seen, it
-        says what would have been.
-        """
+        That computes every weight once more, or those of some queries (`rows`). Without attention, it says why."""
         if not self.paths:
             return Printed(self._why_none())
         lines = [("layer", "heads", "queries × keys", "what ran", "weights · values off by", "allowed")]
         for path in self.paths:
-            made = self._steps(path, run)
-            call = made.steps[-1].value.call
             error = self.difference(path, rows=rows, run=run)
             bound = self.tolerance(path, rows=rows, run=run)
-            sizes = (str(call.q.shape[-3]), f"{made.length} × {call.S}")
-            how = made.steps[-1].value.how
-            lines.append((path or "the model", *sizes, how, f"{error:.1e}", f"{bound:.1e}"))
+            lines.append((path or "the model", *self._ran(path, run), f"{error:.1e}", f"{bound:.1e}"))
         note = "The weights are recomputed from what attention was given."
         return Printed(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
 
+    def _ran(self, path: str, run: int) -> tuple[str, str, str]:
+        """The heads of a layer, its queries and keys, and what ran, in words."""
+        made = self._steps(path, run)
+        last = made.steps[-1].value
+        return str(last.call.q.shape[-3]), f"{made.length} × {last.call.S}", last.how
+
     def _why_none(self) -> str:
         """Why there is no attention layer in this trace."""
-        if not self._asked.weights:
+        if not self._asked["weights"]:
             return "No attention is recorded: only outputs or inputs were asked for. Ask for weights: **.weights"
         if not self._watch.has_run:
             return "Nothing has run inside this trace: call the model in its `with` block."
@@ -232,16 +203,15 @@ class Trace:
             "that is written out, softmax(q @ k.T) @ v, is not: call one of these in its place."
         )
 
-    # -- outputs and inputs
-    # -----------------------------------------------------------------------------------------------
+    # -- outputs and inputs -------------------------------------------------------------------------------------------
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run(self._kept.output, self._asked.output, path, run, "output"), Held.tensor)
+        return stitched(self._run("output", path, run), Held.tensor)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run(self._kept.input, self._asked.input, path, run, "input"), Held.tensor)
+        return stitched(self._run("input", path, run), Held.tensor)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
@@ -253,14 +223,14 @@ class Trace:
             )
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 
-    # -- finding
-    # ----------------------------------------------------------------------------------------------------------
+    # -- finding ------------------------------------------------------------------------------------------------------
 
     def _steps(self, path: str, run: int) -> Run[Attended]:
-        return self._run(self._kept.attention, self._asked.weights, path, run, "weights")
+        return self._run("weights", path, run)
 
-    def _run(self, tapes: Mapping[str, Tape[Kept]], asked: set[str], path: str, run: int, kind: str) -> Run[Kept]:
-        path = self._known(path, kind)
+    def _run(self, kind: str, path: str, run: int) -> Run[Any]:
+        """What was kept of one run of a module: its "weights", "output" or "input"."""
+        kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
         if path not in asked:
             recorded = self.paths if kind == "weights" else sorted(asked)
             what = "attention weights were" if kind == "weights" else f"{kind} was"
@@ -268,14 +238,14 @@ class Trace:
                 f"no {what} recorded for {path or 'the model'}; recorded: "
                 f"{', '.join(name or 'the model itself' for name in recorded) or 'none'}"
             )
-        if path not in tapes and kind == "weights" and not self.paths:
+        if path not in kept and kind == "weights" and not self.paths:
             raise ShapeError(f"there are no weights of {path or 'the model'}. {self._why_none()}")
-        if path not in tapes:
+        if path not in kept:
             raise ShapeError(
                 f"{path or 'the model'} has not {'attended' if kind == 'weights' else 'run'} inside this trace; "
                 "call the model in its `with` block first (what torch.compile has compiled may run unseen)"
             )
-        found = tapes[path].runs
+        found = kept[path]
         if not -len(found) <= run < len(found):
             raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
         return found[run]
@@ -284,20 +254,13 @@ class Trace:
         call = run.steps[-1].value.call
         return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
 
-    def _compared(
-        self,
-        how: Callable[[Attended, list[int], list[int]], float],
-        path: str,
-        heads: Choice,
-        rows: Choice,
-        run: int,
-    ) -> float:
+    def _compared(self, how: Comparing, path: str, heads: Choice, rows: Choice, run: int) -> float:
         made = self._steps(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
-        if dropout_of(last.call):
+        if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
-                f"{path or 'the model'} dropped weights at random (dropout {dropout_of(last.call):g}), which cannot be "
+                f"{path or 'the model'} dropped weights at random (dropout {dropout:g}), which cannot be "
                 "done again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
             )
         if last.whole and len(picked) != last.call.q.shape[-3]:
@@ -324,13 +287,10 @@ class Trace:
     def _repr_html_(self) -> str:
         """In a notebook: what is recorded of the last run, with a small picture of each layer that is short enough."""
         rows = [("recorded", "heads", "queries × keys", "what ran", "mean over the heads")]
-        for path in self.paths if self.runs else []:
-            if path in self._kept.attention:
-                last = self._steps(path, -1)
-                call, how = last.steps[-1].value.call, last.steps[-1].value.how
-                rows.append((path, str(call.q.shape[-3]), f"{last.length} × {call.S}", how, self._thumbnail(path)))
-        shapes = [(path, tuple(self.output(path).shape)) for path in self.outputs if path in self._kept.output]
-        rows += [(f"{path or 'the model'} output", "", str(shape), "", "") for path, shape in shapes]
+        attended = [path for path in self.paths if path in self._kept["weights"]]
+        rows += [(path, *self._ran(path, -1), self._thumbnail(path)) for path in attended]
+        shapes = {path: tuple(self.output(path).shape) for path in self.outputs if path in self._kept["output"]}
+        rows += [(f"{path or 'the model'} output", "", str(shape), "", "") for path, shape in shapes.items()]
         return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
 
     def _thumbnail(self, path: str) -> str:
@@ -338,12 +298,10 @@ class Trace:
         T, S = made.length, made.steps[-1].value.call.S
         if not 0 < max(T, S) <= _SMALL:
             return ""
-        weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0).tolist()
+        weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0)
         squares = "".join(
-            f'<rect x="{j}" y="{i}" width="1" height="1" fill-opacity="{x:.2f}"/>'
-            for i, row in enumerate(weights)
-            for j, x in enumerate(row)
-            if x >= 0.01
+            f'<rect x="{j}" y="{i}" width="1" height="1" fill-opacity="{weights[i, j]:.2f}"/>'
+            for i, j in (weights >= 0.01).nonzero().tolist()
         )
         size = f'viewBox="0 0 {S} {T}" width="{max(48, min(2 * S, 96))}"'
         return Markup(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')

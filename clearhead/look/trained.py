@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead import audio
 from clearhead._shapes import Float
@@ -27,8 +28,7 @@ from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
 def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
-    """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit,
-    or a sound.
+    """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit, or a sound.
 
         look.at(pretrained.load("en-es"), "How are you?")
 
@@ -36,7 +36,8 @@ def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = 
     if trained.task == "translation":
         return translation(trained, translations(trained, [given], how=how)[0])
     if trained.task == "sort-dedup":
-        return of_sorting(trained, given)
+        ids, answer = sorting_ids(trained, given)
+        return of_ids(trained, [*ids, *answer], title=f"{given.strip()} → {trained.tokenizer.decode(answer)}")
     if trained.task == "digits":
         return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
     if trained.task == "speech":
@@ -52,23 +53,21 @@ def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | N
         look.lens(trained.model, asked.given).charts(asked.tokens, asked.name)
 
     Of a translation, that is the sentence and what the model makes of it."""
-    device, title = device_of(trained), shortened(given)
+    title = shortened(given)
     if trained.task == "digits":
-        pixels = prepare(read_picture(trained, given, data)[None], normalisation(trained))
-        return Question(pixels.to(device), tuple(_patch_names(trained)), str, Path(given).name)
+        pixels = pictured(trained, read_picture(trained, given, data))
+        return Question(pixels, tuple(patch_names(trained)), str, Path(given).name)
     tokenizer = trained.tokenizer
     read: list[int] = []
     if trained.task == "translation":
         made = translations(trained, [given], how=how)[0]
-        read, ids, title = list(made.read), [tokenizer.bos_id, *made.written[:-1]], f"{title} → {made.target}"
-        if not read:
-            raise DataError("there is nothing to translate: give a sentence")
+        (read, ids), title = both_halves(trained, made), f"{title} → {made.target}"
     elif trained.task == "sort-dedup":
         ids, answer = sorting_ids(trained, given)
         ids, title = [*ids, *answer], f"{title} → {tokenizer.decode(answer)}"
     else:
         ids = list(text_ids(trained, given))
-    calls = tuple(torch.tensor([some], device=device) for some in (read, ids) if some)
+    calls = tuple(tensor_of(trained, some) for some in (read, ids) if some)
     source, tokens = (tuple(tokenizer.tokens(some)) for some in (read, ids))
     return Question(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
 
@@ -77,26 +76,20 @@ def translation(trained: Trained, made: Translated) -> Album:
     """A sentence and its translation, by the very ids that were read and written: never encoded anew.
 
     The query that reads token i is the one that writes token i + 1."""
-    tokenizer, device = trained.tokenizer, device_of(trained)
-    if not made.read:
-        raise DataError("there is nothing to translate: give a sentence")
-    target = [tokenizer.bos_id, *made.written]
+    halves, names = both_halves(trained, made), trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
-        trained.model(torch.tensor([made.read], device=device), torch.tensor([target[:-1]], device=device))
-    read, written = tokenizer.tokens(made.read), tokenizer.tokens(target)
-    labels: Labels = {
-        "encoder.**": (read, read),
-        "**.cross_attention": (written[1:], read),
-        "**": (written[:-1], written[:-1]),
-    }
-    facts = {"source": f"{len(read)} tokens", "written": f"{len(written) - 1} tokens"}
+        trained.model(*(tensor_of(trained, half) for half in halves))
+    read, target, written = names(halves[0]), names(halves[1]), names(made.written)
+    labels: Labels = {"encoder.**": (read, read), "**.cross_attention": (written, read), "**": (target, target)}
+    facts = {"source": f"{len(read)} tokens", "written": f"{len(written)} tokens"}
     return album(t, labels, title=f"{made.source.strip()} → {made.target}", facts=_facts(trained) | facts)
 
 
-def of_sorting(trained: Trained, letters: str) -> Album:
-    """Letters, <START>, and what the model makes of them."""
-    ids, answer = sorting_ids(trained, letters)
-    return of_ids(trained, [*ids, *answer], title=f"{letters.strip()} → {trained.tokenizer.decode(answer)}")
+def both_halves(trained: Trained, made: Translated) -> tuple[list[int], list[int]]:
+    """What the encoder read of a translation, and what the decoder read to write it."""
+    if not made.read:
+        raise DataError("there is nothing to translate: give a sentence")
+    return list(made.read), [trained.tokenizer.bos_id, *made.written[:-1]]
 
 
 def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
@@ -109,15 +102,13 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
         raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
-    prompt = torch.tensor([ids], device=device_of(trained))
-    made = generate(trained.model, prompt, how=Greedy(), max_new=room, stop=tokenizer.eos_id)
+    made = generate(trained.model, tensor_of(trained, ids), how=Greedy(), max_new=room, stop=tokenizer.eos_id)
     return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 
 def of_text(trained: Trained, prompt: str) -> Album:
     """A text as a decoder reads it, with the token that it expects next."""
-    ids = text_ids(trained, prompt)
-    return of_ids(trained, ids, title=shortened(prompt))
+    return of_ids(trained, text_ids(trained, prompt), title=shortened(prompt))
 
 
 def text_ids(trained: Trained, prompt: str) -> list[int]:
@@ -143,19 +134,10 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
         raise nothing_to_see(trained)
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
-        logits = model(prepare(pixels[None], normalisation(trained)).to(device_of(trained)))
-    chances = logits[0].softmax(-1)
-    tokens = _patch_names(trained)
-    best = chances.topk(3)
-    seen = ", ".join(f"{k} ({100 * p:.0f} %)" for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True))
-    return album(
-        t,
-        tokens,
-        title=f"{name} → {int(chances.argmax())}",
-        facts=_facts(trained) | {"seen": seen, "patches": f"{rows} × {columns}"},
-        image=pixels,
-        grid=(rows, columns),
-    )
+        logits = model(pictured(trained, pixels))[0]
+    facts = _facts(trained) | {"seen": _likeliest(logits, str), "patches": f"{rows} × {columns}"}
+    title = f"{name} → {int(logits.argmax())}"
+    return album(t, patch_names(trained), title=title, facts=facts, image=pixels, grid=(rows, columns))
 
 
 def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Album:
@@ -170,23 +152,27 @@ def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Al
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
     heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}
-    names = [f"{n * model.config.moment:.2f} s" for n in range(len(logits))]
-    names = [f"{heard[n]} {name}" if n in heard else name for n, name in enumerate(names)]
+    names = [f"{heard.get(n, '')} {n * model.config.moment:.2f} s".lstrip() for n in range(len(logits))]
     shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low notes below
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
-    made = album(
-        t,
-        names,
-        title=f"{name} → {' '.join(heard.values()) or 'nothing'}",
-        facts=_facts(trained)
-        | {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"},
-        image=image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0),
-        grid=(1, len(logits)),
-    )
+    image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)
+    title = f"{name} → {' '.join(heard.values()) or 'nothing'}"
+    facts = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"}
+    made = album(t, names, title=title, facts=_facts(trained) | facts, image=image, grid=(1, len(logits)))
     return replace(made, row=next(iter(heard), None))
 
 
-def _patch_names(trained: Trained) -> list[str]:
+def pictured(trained: Trained, pixels: Tensor) -> Tensor:
+    """A picture (height, width) of bytes as its model is called with it."""
+    choice: Any = getattr(trained.recipe.data, "normalise", None)
+    if choice is None:
+        name = trained.name
+        raise DataError(f"{name} does not say how its pictures were normalised: train it again, its folder will")
+    return prepare(pixels[None], choice).to(device_of(trained))
+
+
+def patch_names(trained: Trained) -> list[str]:
+    """The tokens of a picture: its patches by their places, and what stands before them."""
     config: Any = trained.model.config
     places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
     return [*["[CLS]"] * config.pooling.n_extra, *places]
@@ -196,10 +182,13 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
     """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
     if not isinstance(trained.model, VisionTransformer):
         raise nothing_to_see(trained)
-    height, width = trained.model.config.image_size
     if data is not None:
-        return _from_data(trained, given, data)
-    path = Path(given)
+        task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
+        known: Tensor = task.validation.pixels
+        if not given.isdigit() or int(given) >= len(known):
+            raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(known) - 1}")
+        return known[int(given)]
+    path, (height, width) = Path(given), trained.model.config.image_size
     if not path.is_file():
         raise DataError(
             f"there is no picture {given}: give a PNG or JPEG file, or with --data the number of one of its pictures"
@@ -212,32 +201,27 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
         with Image.open(path) as opened:
             # What is see-through lies on white paper.
             colour = opened.convert("RGBA")
-            paper = Image.new("RGBA", colour.size, "white")
-            small = (
-                Image.alpha_composite(paper, colour).convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-            )
+            paper = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+            small = paper.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise DataError(f"{given} cannot be read as a picture: {str(error).splitlines()[0]}") from error
     return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
 
 
-def _from_data(trained: Trained, given: str, data: Path) -> Tensor:
-    task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
-    pixels: Tensor = task.validation.pixels
-    if not given.isdigit() or int(given) >= len(pixels):
-        raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(pixels) - 1}")
-    return pixels[int(given)]
-
-
 def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> Album:
     """The ids of a text as a model reads them, with what it expects next; of a long one perhaps one layer alone."""
     with torch.no_grad(), _trace(trained, layer) as t:
-        logits = trained.model(torch.tensor([ids], device=device_of(trained)))
-    chances, best = logits[0, -1].softmax(-1).topk(3)
-    named = trained.tokenizer.tokens(best.cpu())
-    expected = ", ".join(f"{name} ({100 * p:.0f} %)" for name, p in zip(named, chances.tolist(), strict=True))
-    facts = _facts(trained) | {"tokens": str(len(ids)), "expects next": expected}
-    return album(t, trained.tokenizer.tokens(ids), title=title, facts=facts)
+        logits = trained.model(tensor_of(trained, ids))[0, -1]
+    tokens = trained.tokenizer.tokens
+    facts = {"tokens": str(len(ids)), "expects next": _likeliest(logits, lambda token: tokens([token])[0])}
+    return album(t, tokens(ids), title=title, facts=_facts(trained) | facts)
+
+
+def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
+    """The first three, with their chances, in words."""
+    best = logits.softmax(-1).topk(3)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in pairs)
 
 
 def _trace(trained: Trained, layer: str | None = None) -> Trace:
@@ -254,21 +238,15 @@ def nothing_to_see(trained: Trained) -> DataError:
     return DataError(f"{trained.name} is a {kind} and has no attention to look at: choose a Transformer")
 
 
-def normalisation(trained: Trained) -> Any:
-    """How the pictures were normalised that this model was trained on."""
-    choice = getattr(trained.recipe.data, "normalise", None)
-    if choice is None:
-        raise DataError(
-            f"{trained.name} does not say how its pictures were normalised: train it again, its folder will"
-        )
-    return choice
-
-
 def _facts(trained: Trained) -> dict[str, str]:
     return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
 def device_of(trained: Trained) -> torch.device:
     """Where a model is."""
-    first: nn.Parameter = next(trained.model.parameters())
-    return first.device
+    return next(trained.model.parameters()).device
+
+
+def tensor_of(trained: Trained, ids: Sequence[int]) -> Tensor:
+    """(1, T): ids as their model is called with them."""
+    return torch.tensor([list(ids)], device=device_of(trained))

@@ -1,9 +1,5 @@
 """Every call of every module in one run, in order and nested as it happened: what a walk is made from.
-
-with visiting(model) as visits:
-    model(ids)
-visits[0].parts          # the calls that the model's forward made, each with what it was given and what it gave
-"""
+`visits[0].parts` are the calls that the model's forward made, each with what it was given and what it gave."""
 
 from __future__ import annotations
 

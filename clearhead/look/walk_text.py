@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError
 from clearhead.look.stations import Station, texts
-from clearhead.look.terminal import heatmap
+from clearhead.look.terminal import heatmap, plain, shade
 from clearhead.tables import table
 
 if TYPE_CHECKING:
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 _ROWS = 8  # tokens that are shown of a longer line
 _NUMBERS = 5  # of each vector
-
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
     """See `Walk.text`."""
     shown = chosen(walk, layer, head)
-    letters = [
-        f"{letter} = {size:,} {texts()['letters'].get(letter, '')}".strip() for letter, size in walk.sizes.items()
-    ]
+    said_of = texts()["letters"]
+    letters = [f"{letter} = {size:,} {said_of.get(letter, '')}".strip() for letter, size in walk.sizes.items()]
     facts = "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())
     lines = [walk.title, *textwrap.wrap(facts, width), *textwrap.wrap(", ".join(letters), width)]
     said: set[str] = set()  # why a station is there is said once
@@ -90,15 +88,14 @@ def _values(station: Station, head: int, width: int, colour: bool) -> str:
         many = f"head {own} of {len(x)}" if len(x) > 1 else "the same for every head"
         return f"{many}\n{_matrix(station, x[own], width, colour)}"
     if station.kind == "ids":
-        parts = list(rows)
-        if station.role != "characters":
-            parts = [f"{label.strip() or label} {int(n)}" for label, n in zip(rows, x, strict=True)]
+        numbered = [f"{label} {int(n)}" for label, n in zip(plain(rows), x, strict=True)]
+        parts = list(rows) if station.role == "characters" else numbered
         return " │ ".join(parts[: 4 * _ROWS]) + (" │ …" if len(parts) > 4 * _ROWS else "")
     if station.kind == "words":
         return _words(station)
     if station.kind == "image":
         small = torch.nn.functional.adaptive_avg_pool2d(x[None].float() / 255, (16, 32))[0]
-        return "\n".join("".join(" ·░▒▓█"[round(5 * value)] for value in row) for row in small.tolist())
+        return "\n".join("".join(map(shade, row)) for row in small.tolist())
     many = f"head {head} of {len(x)}\n" if x.dim() == 3 else ""
     x = x[min(head, len(x) - 1)] if x.dim() == 3 else x
     return many + _vectors(x if x.dim() > 1 else x[None], rows or ("",))
@@ -107,25 +104,20 @@ def _values(station: Station, head: int, width: int, colour: bool) -> str:
 def _vectors(x: Tensor, rows: Sequence[str]) -> str:
     """The first numbers of each vector, and its length."""
     lines = []
-    for label, row in list(zip(rows, x, strict=True))[:_ROWS]:
+    for label, row in list(zip(plain(rows), x, strict=True))[:_ROWS]:
         numbers = "  ".join(f"{value:7.3f}" for value in row[:_NUMBERS].tolist())
-        lines.append((label.strip() or label, f"[{numbers}  …]", f"length {float(row.norm()):.3g}"))
+        lines.append((label, f"[{numbers}  …]", f"length {float(row.norm()):.3g}"))
     more = f"\n… and {len(rows) - _ROWS} more" if len(rows) > _ROWS else ""
     return table(lines, right=(0,)) + more
 
 
 def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
     """Numbers where they fit, else shades: of scores between the smallest and the largest."""
-    fits = max(x.shape) <= _ROWS
-    if fits:
-        names = [label.strip() or label for label in station.columns]
-        form = "{:.0f}" if x.dtype == torch.bool else "{:.2f}"
-        cells = [[form.format(float(value)) for value in row] for row in x]
-        lines = [
-            ("", *names),
-            *((label.strip() or label, *row) for label, row in zip(station.rows, cells, strict=True)),
-        ]
-        return table(lines, right=range(len(names) + 1))
+    if max(x.shape) <= _ROWS:
+        digits = 0 if x.dtype == torch.bool else 2
+        cells = [[f"{value:.{digits}f}" for value in row] for row in x.float().tolist()]
+        lines = [(label, *row) for label, row in zip(plain(station.rows), cells, strict=True)]
+        return table([("", *plain(station.columns)), *lines], right=range(len(station.columns) + 1))
     shades = x.float()
     if station.role in ("scores", "bias"):
         shades = (shades - shades.min()) / (shades.max() - shades.min()).clamp(min=1e-12)
@@ -135,14 +127,9 @@ def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
 def _words(station: Station) -> str:
     """A line a step: the likeliest with their probabilities, or what was taken."""
     lines = []
-    for i, words in enumerate(station.cells):
-        read = f"{station.rows[i].strip() or station.rows[i]} →" if station.rows else "→"
+    for i, words in enumerate(map(plain, station.cells)):
         if station.values.dim() > 1:
             shares = station.values[i].tolist()
-            told = [
-                f"{word.strip() or word} {_BARS[int(7.99 * p)]} {p:.3f}" for word, p in zip(words, shares, strict=True)
-            ]
-            lines.append((read, *told))
-        else:
-            lines.append((read, words[0].strip() or words[0]))
+            words = [f"{word} {_BARS[int(7.99 * p)]} {p:.3f}" for word, p in zip(words, shares, strict=True)]
+        lines.append((f"{plain(station.rows)[i]} →" if station.rows else "→", *words))
     return table(lines, right=(0,))

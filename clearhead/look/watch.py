@@ -8,9 +8,8 @@ under, and how far its cache had come. `nn.MultiheadAttention` has several ways 
 so it is watched as a whole. (A hook inside makes `nn.TransformerEncoderLayer` call its parts one by one: that is
 torch's own rule.)
 
-Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by
-the thread's own stack of modules. Watches may end in any order; one that has ended passes calls on as if it were
-not there."""
+Stand-ins are there for the whole process: what another thread runs goes through them too, and is kept apart by the
+thread's own stack of modules. Watches may end in any order; one that has ended passes calls on."""
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -44,9 +44,7 @@ class Running(NamedTuple):
     """A module whose forward is being executed."""
 
     path: str
-    call: int  # counts the calls of modules
-    cache: KVCache | None
-    past: int | None
+    moment: Moment
 
 
 class Here(threading.local):
@@ -62,25 +60,22 @@ class Watch:
 
     def __init__(self, modules: Mapping[str, nn.Module], listener: Listener) -> None:
         _refuse_compiled(modules)
-        self._paths = {module: path for path, module in modules.items()}
-        self._listener = listener
+        self._paths, self._listener = {module: path for path, module in modules.items()}, listener
         self._hooked: set[nn.Module] = set()
-        self._here = Here()
-        self._calls = itertools.count(1)
-        self._stack = ExitStack()
+        self._here, self._calls, self._stack = Here(), itertools.count(1), ExitStack()
         self.on = False
         self.has_run = False  # whether a module that is watched was called
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
-        readers: list[tuple[Callable[..., Tensor], Reader]] = [
-            (attend, call_of_attend),
-            (F.scaled_dot_product_attention, call_of_sdpa),
-        ]
+        readers: dict[Callable[..., Tensor], Reader] = {
+            attend: call_of_attend,
+            F.scaled_dot_product_attention: call_of_sdpa,
+        }
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
-            for function, reader in readers:
+            for function, reader in readers.items():
                 for place, name in _bindings(self._paths, function):
                     self._swap(place, name, functools.partial(self._stand_in, reader=reader))
             self._swap(KVCache, "reorder", self._reorderer)
@@ -116,18 +111,14 @@ class Watch:
         if module not in self._hooked:
             return
         cache: Any = kwargs.get("cache")
-        past: int | None = 0
-        running = self._here.running
-        outer = running[-1] if running else None
-        if outer is not None and outer.cache is not None:
-            cache, past = outer.cache, outer.past  # the outermost knows how far it had come at the start
+        running, moment = self._here.running, Moment(next(self._calls))
+        if running and running[-1].moment.cache is not None:  # the outermost knows how far it had come at the start
+            moment = replace(running[-1].moment, call=moment.call)
         elif isinstance(cache, KVCache):
-            past = None if cache.holds_memory else cache.length
-        else:
-            cache = None
+            moment = replace(moment, cache=cache, past=None if cache.holds_memory else cache.length)
         self.has_run = True
-        running.append(Running(path, next(self._calls), cache, past))
-        self._listener.entering(path, args, kwargs, _moment(running))
+        running.append(Running(path, moment))
+        self._listener.entering(path, args, kwargs, moment)
 
     def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module not in self._hooked:
@@ -138,20 +129,19 @@ class Watch:
         if not running:
             return None
         try:
-            if output is None:  # nothing was returned, or an error passes through
-                return None
-            return self._listener.leaving(path, args, kwargs, output, _moment(running))
+            # Without an output, nothing was returned or an error passes through.
+            moment = running[-1].moment
+            return None if output is None else self._listener.leaving(path, args, kwargs, output, moment)
         finally:
             running.pop()
 
     def _method(self) -> Running | None:
-        """Nothing is running, yet something attended: a method of the model that is not its forward, or
-        somebody else."""
+        """Nothing is running, yet something attended: a method of the model that is not its forward, or another."""
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
-                return Running(self._paths[owner], 0, None, 0) if owner in self._paths else None
+                return Running(self._paths[owner], Moment(0)) if owner in self._paths else None
             frame = frame.f_back
         return None
 
@@ -177,9 +167,8 @@ class Watch:
             now = here.running[-1] if here.running else self._method()
             if now is None or not self._listener.wants(now.path):
                 return output
-            moment = Moment(call=now.call, cache=now.cache, past=now.past)
             call = functools.partial(reader, *args, **kwargs)
-            changed = self._listener.attended(now.path, call, output, moment)
+            changed = self._listener.attended(now.path, call, output, now.moment)
             return output if changed is None else changed
 
         return stand_in
@@ -189,7 +178,7 @@ class Watch:
         def reorder(cache: KVCache, rows: Tensor) -> None:
             real(cache, rows)
             if self.on:
-                self._listener.reordered(cache, rows)  # parts of a tree are told too, and belong to nobody
+                self._listener.kept.reorder(cache, rows)  # parts of a tree are told too, and belong to nobody
 
         return reorder
 
@@ -210,10 +199,6 @@ def _put_back(place: Any, name: str, stand_in: Any) -> None:
             setattr(place, name, found)
 
 
-def _moment(running: list[Running]) -> Moment:
-    return Moment(cache=running[-1].cache, past=running[-1].past)
-
-
 def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     """A compiled graph calls neither hooks nor stand-ins."""
     for path, module in modules.items():
@@ -230,8 +215,8 @@ def _outermost_with_cache(paths: Mapping[nn.Module, str]) -> list[nn.Module]:
     """The modules that are given a cache by somebody else than a module that is given one."""
     found: dict[str, nn.Module] = {}
     for module, path in paths.items():  # parents come before their children
-        parents = [path[:i] for i, letter in enumerate(path) if letter == "."]
-        if _takes_cache(type(module).forward) and not any(parent in found for parent in ("", *parents)):
+        inside = any(not outer or path.startswith(f"{outer}.") for outer in found)
+        if not inside and _takes_cache(type(module).forward):
             found[path] = module
     return list(found.values())
 
@@ -244,7 +229,7 @@ def _takes_cache(forward: Callable[..., Any]) -> bool:
 def _bindings(modules: Iterable[nn.Module], function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
     """Where the source files of these modules (and torch's own) have this function under some name."""
     kinds = {kind for module in modules for kind in type(module).__mro__}
-    files = {F, *(sys.modules[name] for name in {kind.__module__ for kind in kinds} if name in sys.modules)}
+    files = {F, *(sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules)}
     wanted = inspect.unwrap(function)
     return [(file, name) for file in files for name in _names(file, wanted, len(vars(file)))]
 

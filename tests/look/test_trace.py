@@ -210,7 +210,7 @@ def test_checkpointing_is_one_run():
         return t, x.grad
 
     t, grad = run()
-    assert (t.runs, len(t._kept.output[""].runs)) == (1, 1)
+    assert (t.runs, len(t._kept["output"][""])) == (1, 1)
     assert not torch.equal(grad, run(look.Zero(heads=[1]))[1])
 
 
