@@ -16,14 +16,14 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data import files
-from clearhead.data.tokenizers import BOS, EOS, N_BYTES, PAD, Tokenizer, as_list, as_text, piece_of_bytes, why_not_text
+from clearhead.data.tokenizers import BOS, EOS, N_BYTES, PAD, LibraryTokenizer, as_text, piece_of_bytes
 from clearhead.errors import ConfigError, DataError
 
 _PIECE = 4_096  # characters that are encoded as one text
 _PIECES_AT_ONCE = 4_096
 
 
-class BytePairs(Tokenizer):
+class BytePairs(LibraryTokenizer):
     """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
 
     A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
@@ -31,11 +31,10 @@ class BytePairs(Tokenizer):
     """
 
     def __init__(self, inner: Any) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._inner.encode_special_tokens = True
         ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
-        missing = [name for name, number in ids.items() if number is None]
-        if missing:
+        if missing := [name for name, number in ids.items() if number is None]:
             raise ConfigError(
                 f"this tokenizer has no {', '.join(missing)}; expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
             )
@@ -45,17 +44,6 @@ class BytePairs(Tokenizer):
     @property
     def vocab_size(self) -> int:
         return self._inner.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
-        try:
-            encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:
-            raise DataError(why_not_text(texts)) from error
-        return [row.ids for row in encoded]
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         import numpy
@@ -77,19 +65,8 @@ class BytePairs(Tokenizer):
             parts.append(torch.from_numpy(numpy.fromiter(ids, dtype=numpy.int32)))
         return torch.cat(parts)
 
-    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
-
-    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self._label(i) for i in as_list(ids, self.vocab_size)]
-
-    def _label(self, number: int) -> str:
-        if number in self._special:
-            return self._special[number]
-        return piece_of_bytes(self._inner.id_to_token(number))
-
-    def to_json(self) -> str:
-        return self._inner.to_str()
+    def label(self, number: int) -> str:
+        return self._special.get(number) or piece_of_bytes(self._inner.id_to_token(number))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copied and pickled by what is stored: the library's own way forgets that special names are text.
@@ -107,11 +84,7 @@ def from_json(text: str) -> BytePairs:
 
 
 def train_bpe(
-    source: Path | Iterable[str | Path],
-    vocab_size: int,
-    specials: Sequence[str] = (),
-    *,
-    min_frequency: int = 2,
+    source: Path | Iterable[str | Path], vocab_size: int, specials: Sequence[str] = (), *, min_frequency: int = 2
 ) -> BytePairs:
     """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
 

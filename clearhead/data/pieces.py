@@ -8,15 +8,12 @@ The file says how text is cut; which of its tokens begin, end and fill a text is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from clearhead._shapes import Int
 from clearhead.data.sentence_pieces import FILES, read_sentence_pieces
-from clearhead.data.tokenizers import FILE_NAME, Tokenizer, as_list, as_text, piece_of_bytes, visible, why_not_text
+from clearhead.data.tokenizers import FILE_NAME, LibraryTokenizer, piece_of_bytes, visible
 from clearhead.errors import DataError, StorageError
 
 __all__ = ["Pieces", "load_pieces"]
@@ -25,14 +22,14 @@ ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "c
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
 
 
-class Pieces(Tokenizer):
+class Pieces(LibraryTokenizer):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
     `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any.
     """
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._inner.no_truncation()
         self._inner.no_padding()
         self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
@@ -61,44 +58,21 @@ class Pieces(Tokenizer):
             raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
         return self._inner.token_to_id(self.specials[role])
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encode(texts, special=False)
-
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
-        if longest is None:
-            return self._encode([text], special=True)[0]
-        self._inner.enable_truncation(longest)  # of the text: the special tokens around it stay
+        if longest is not None:
+            self._inner.enable_truncation(longest)  # of the text: the special tokens around it stay
         try:
-            return self._encode([text], special=True)[0]
+            return self.encode_batch([text], special=True)[0]
         finally:
             self._inner.no_truncation()
 
-    def _encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
-        try:
-            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
-        except TypeError as error:
-            raise DataError(why_not_text(texts)) from error
-
-    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
-
-    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self._label(i) for i in as_list(ids, self.vocab_size)]
-
-    def _label(self, number: int) -> str:
+    def label(self, number: int) -> str:
         piece = self._inner.id_to_token(number)
         if piece is None:
             return f"<{number}>"  # a gap in the vocabulary
         if number in self._special:
             return piece
         return piece_of_bytes(piece) if self._is_bytes else visible(piece.replace("▁", " "))
-
-    def to_json(self) -> str:
-        return self._inner.to_str()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _from_text, (self.to_json(), dict(self.specials))
@@ -108,9 +82,8 @@ def load_pieces(folder: Path) -> Pieces:
     """The tokenizer of a folder that its maker's library wrote."""
     path = folder / FILE_NAME
     specials: dict[str, str] = {}
-    for name in _BESIDE:
-        if (folder / name).is_file():
-            specials |= _specials(folder / name)
+    for beside in (folder / name for name in _BESIDE):
+        specials |= _specials(beside) if beside.is_file() else {}
     if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
         inner, own = read_sentence_pieces(others[0])
         return Pieces(inner, own | specials)

@@ -8,9 +8,10 @@ not depend on luck.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from clearhead.config import Value
 from clearhead.data import draws, files, report
 from clearhead.data.batch import TokenBatch
 from clearhead.data.byte_pairs import train_bpe
-from clearhead.data.ragged import inside
+from clearhead.data.ragged import inside, round_up
 from clearhead.data.report import Report, Tally
 from clearhead.data.shards import Shards, is_shards
 from clearhead.data.task import Split
@@ -101,14 +102,13 @@ def read_text(path: Path | str) -> tuple[str, Report]:
 class _Windows(Split[TokenBatch]):
     """Windows of `context` tokens over one long row of `n_ids`, each label the token after."""
 
+    _ends_documents: int | None = None  # the id that does, where documents are kept apart
+
     def __init__(self, n_ids: int, *, context: int, windows: Windows, seed: int, pad_id: int) -> None:
         if n_ids < 2:
             raise DataError(f"a text of {n_ids} tokens has nothing to predict: expected at least 2")
-        self.n_ids = n_ids
-        self.context = whole(context, "context", least=1)
-        self.windows = windows
-        self.seed = seed
-        self._pad_id = pad_id
+        self.n_ids, self.context = n_ids, whole(context, "context", least=1)
+        self.windows, self.seed, self._pad_id = windows, seed, pad_id
 
     def __len__(self) -> int:
         return self.windows.count(self.n_ids, self.context)
@@ -122,43 +122,49 @@ class _Windows(Split[TokenBatch]):
         start, end = self._bounds(torch.arange(len(self)), epoch)
         return (end - start)[:, None]
 
+    @abstractmethod
+    def _tokens(self, start: Tensor, end: Tensor, width: int) -> Int[Tensor, "B width"]:
+        """The tokens from each start on, up to and with that at its end; anything beyond."""
+
+    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
+        start, end = self._bounds(rows, epoch)
+        # Always the whole context wide, so that every batch has the same shape.
+        width = round_up(self.context, multiple)
+        tokens = self._tokens(start, end, width + 1)
+        lengths = (end - start).to(tokens.device)
+        real = counts = inside(lengths, width)
+        ids = tokens[:, :-1].masked_fill(~real, self._pad_id)
+        n_labels = n_tokens = int((end - start).sum())
+        documents = None
+        if self._ends_documents is not None:
+            is_end = ids == self._ends_documents
+            documents = is_end.cumsum(1) - is_end.long()  # an end belongs to what it ends
+            counts = real & ~is_end
+            n_labels = int(counts.sum())
+        return TokenBatch(
+            ids=ids,
+            lengths=lengths,
+            labels=tokens[:, 1:].masked_fill(~real, self._pad_id),
+            weights=counts.to(torch.float32),
+            documents=documents,
+            n_tokens=n_tokens,
+            n_padded=ids.numel(),
+            n_labels=n_labels,
+        )
+
 
 class WindowSplit(_Windows):
     """Windows over ids that are all there."""
 
     def __init__(
-        self,
-        ids: Int[Tensor, " N"],
-        *,
-        context: int,
-        windows: Windows,
-        seed: int = 0,
-        pad_id: int = 0,
+        self, ids: Int[Tensor, " N"], *, context: int, windows: Windows, seed: int = 0, pad_id: int = 0
     ) -> None:
         super().__init__(len(ids), context=context, windows=windows, seed=seed, pad_id=pad_id)
         self.ids = ids
 
-    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
-        device = self.ids.device
-        start, end = self._bounds(rows, epoch)
-        lengths = end - start
-        # Always the whole context wide, so that every batch has the same shape.
-        width = -(-self.context // multiple) * multiple
-        real = inside(lengths.to(device), width)
-        index = start.to(device)[:, None] + torch.arange(width, device=device)  # (B, T)
-        last = len(self.ids) - 1
-        ids = self.ids[index.clamp(max=last)].to(torch.int64).masked_fill(~real, self._pad_id)
-        labels = self.ids[(index + 1).clamp(max=last)].to(torch.int64).masked_fill(~real, self._pad_id)
-        n = int(lengths.sum())
-        return TokenBatch(
-            ids=ids,
-            lengths=lengths.to(device),
-            labels=labels,
-            weights=real.to(torch.float32),
-            n_tokens=n,
-            n_padded=ids.numel(),
-            n_labels=n,
-        )
+    def _tokens(self, start: Tensor, end: Tensor, width: int) -> Int[Tensor, "B width"]:
+        index = start.to(self.ids.device)[:, None] + torch.arange(width, device=self.ids.device)
+        return self.ids[index.clamp(max=len(self.ids) - 1)].to(torch.int64)
 
     def to(self, device: torch.device | str) -> WindowSplit:
         moved = copy.copy(self)
@@ -175,47 +181,18 @@ class ShardSplit(_Windows):
     reads = True
 
     def __init__(
-        self,
-        shards: Shards,
-        first: int,
-        last: int,
-        *,
-        context: int,
-        windows: Windows,
-        apart: bool,
-        seed: int = 0,
+        self, shards: Shards, first: int, last: int, *, context: int, windows: Windows, apart: bool, seed: int = 0
     ) -> None:
         self.shards, self.first, self.apart = shards, first, apart
         tokenizer = shards.tokenizer
-        self._eos_id = tokenizer.eos_id
+        self._ends_documents = tokenizer.eos_id if apart else None
         super().__init__(last - first, context=context, windows=windows, seed=seed, pad_id=tokenizer.pad_id)
 
-    def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
-        start, end = self._bounds(rows, epoch)
-        width = -(-self.context // multiple) * multiple
-        table = torch.full((len(rows), width + 1), self._pad_id)
+    def _tokens(self, start: Tensor, end: Tensor, width: int) -> Int[Tensor, "B width"]:
+        table = torch.full((len(start), width), self._pad_id)
         for row, one, other in zip(table, start.tolist(), end.tolist(), strict=True):
             row[: other - one + 1] = torch.from_numpy(self.shards.read(self.first + one, self.first + other + 1))
-        ids = table[:, :-1].contiguous()
-        real = inside(end - start, width)
-        labels = table[:, 1:].masked_fill(~real, self._pad_id)
-        ids = ids.masked_fill(~real, self._pad_id)
-        documents = None
-        counts = real
-        if self.apart:
-            is_end = ids == self._eos_id
-            documents = is_end.cumsum(1) - is_end.long()  # an end belongs to what it ends
-            counts = real & ~is_end
-        return TokenBatch(
-            ids=ids,
-            lengths=end - start,
-            labels=labels,
-            weights=counts.to(torch.float32),
-            documents=documents,
-            n_tokens=int(real.sum()),
-            n_padded=ids.numel(),
-            n_labels=int(counts.sum()),
-        )
+        return table
 
     def to(self, device: torch.device | str) -> ShardSplit:
         return self  # a batch travels when it has been read
@@ -227,10 +204,8 @@ class Text:
     name = "text"
 
     def __init__(self, train: _Windows, validation: _Windows, tokenizer: Tokenizer, report: Report) -> None:
-        self.train = train
-        self.validation = validation
-        self.tokenizer = tokenizer
-        self.report = report
+        self.train, self.validation = train, validation
+        self.tokenizer, self.report = tokenizer, report
 
     @classmethod
     def load(
@@ -249,9 +224,9 @@ class Text:
 
         Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of
         the text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before
-        theirs. `seed` decides where training's windows start.
-        """
+        theirs. `seed` decides where training's windows start."""
         path = Path(path)
+        how: dict[str, Any] = {"context": context, "seed": seed}
         hold_out = checked(hold_out, "hold_out", Fraction)
         if path.is_dir() and is_shards(path):
             shards = Shards.open(path)
@@ -259,27 +234,17 @@ class Text:
                 raise DataError(
                     f"{path} was tokenized with another tokenizer than the one given; tokenize it with that"
                 )
-            return cls.of_shards(
-                shards,
-                context=context,
-                windows=windows,
-                hold_out=hold_out,
-                across_documents=across_documents,
-                seed=seed,
-            )
+            return cls.of_shards(shards, hold_out=hold_out, across_documents=across_documents, windows=windows, **how)
         if across_documents:
             raise ConfigError("across_documents has no effect: a text file is one document, only shards hold many")
         text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
             tokenizer = Characters.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
-
-        def split(part: str, how: Windows) -> WindowSplit:
-            ids = tokenizer.encode_long(part)
-            return WindowSplit(ids, context=context, windows=how, seed=seed, pad_id=tokenizer.pad_id)
-
-        train = split(text[:cut], windows or RandomWindows())
-        return cls(train, split(text[cut:], ConsecutiveWindows()), tokenizer, rows)
+        how["pad_id"] = tokenizer.pad_id
+        train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **how)
+        held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **how)
+        return cls(train, held_out, tokenizer, rows)
 
     @classmethod
     def of_shards(
@@ -294,10 +259,8 @@ class Text:
     ) -> Text:
         """From tokenized text; windows stand end to end, and are cut elsewhere in each epoch, unless told otherwise."""
         cut = int(len(shards) * (1 - hold_out))
-
-        def split(first: int, last: int, how: Windows) -> ShardSplit:
-            return ShardSplit(shards, first, last, context=context, windows=how, seed=seed, apart=not across_documents)
-
-        train = split(0, cut, windows or ConsecutiveWindows(shifted=True))
+        how: dict[str, Any] = {"context": context, "seed": seed, "apart": not across_documents}
+        train = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **how)
+        held_out = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **how)
         rows = Report(source=str(shards.folder), n_rows=shards.n_documents)
-        return cls(train, split(cut, len(shards), ConsecutiveWindows()), shards.tokenizer, rows)
+        return cls(train, held_out, shards.tokenizer, rows)

@@ -25,10 +25,7 @@ N_BYTES = 256
 
 
 class Tokenizer(ABC):
-    """What the rest of the project knows of a tokenizer.
-
-    `encode` adds no special token; `decode` leaves them out.
-    """
+    """What the rest of the project knows of a tokenizer. `encode` adds no special token; `decode` leaves them out."""
 
     pad_id: int
     bos_id: int
@@ -89,8 +86,7 @@ _VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
 def visible(piece: str) -> str:
     """A piece as it can stand in a picture: line ends and other controls as signs, blanks alone as ␣.
 
-    A blank before a word stays, so that pieces of printable text joined are that text.
-    """
+    A blank before a word stays, so that pieces of printable text joined are that text."""
     if piece and not piece.strip(" "):
         return "␣" * len(piece)
     return "".join(
@@ -125,7 +121,7 @@ def as_text(text: object) -> str:
     return text
 
 
-def why_not_text(texts: Sequence[str]) -> str:
+def _why_not_text(texts: Sequence[str]) -> str:
     for i, text in enumerate(texts):
         try:
             text.encode()
@@ -134,11 +130,38 @@ def why_not_text(texts: Sequence[str]) -> str:
     return "the texts could not be encoded: expected a sequence of str"
 
 
-class Characters(Tokenizer):
-    """An id for each character of an alphabet.
+class LibraryTokenizer(Tokenizer):
+    """One that the `tokenizers` library runs; subclasses say how an id is labelled."""
 
-    A character outside it is an error, or <unk> where `unknown` is set.
-    """
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    @abstractmethod
+    def label(self, number: int) -> str:
+        """What an id is called in pictures and tables."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        texts = [as_text(text) for text in texts]
+        try:
+            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
+        except TypeError as error:
+            raise DataError(_why_not_text(texts)) from error
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
+        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
+        return [self.label(i) for i in as_list(ids, self.vocab_size)]
+
+    def to_json(self) -> str:
+        return self._inner.to_str()
+
+
+class Characters(Tokenizer):
+    """An id for each character of an alphabet. One outside it is an error, or <unk> where `unknown` is set."""
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
         self.alphabet = "".join(alphabet)
@@ -149,9 +172,8 @@ class Characters(Tokenizer):
         self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
         # One entry for each code point: encoding is a look-up, at the speed of memory.
         self._id_of = torch.full((0x110000,), 3 if unknown else -1, dtype=torch.int32)
-        self._id_of[_code_points(self.alphabet)] = torch.arange(len(self.alphabet), dtype=torch.int32) + len(
-            self._names
-        )
+        ids = torch.arange(len(self.alphabet), dtype=torch.int32) + len(self._names)
+        self._id_of[_code_points(self.alphabet)] = ids
 
     @classmethod
     def of(cls, text: str, *, unknown: bool = False) -> Characters:
@@ -167,26 +189,18 @@ class Characters(Tokenizer):
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         ids = self._id_of[_code_points(as_text(text))]
-        strange = (ids < 0).nonzero()
-        if len(strange):
+        if len(strange := (ids < 0).nonzero()):
             at = int(strange[0])
             raise DataError(
-                f"character {text[at]!r} (number {at} of the text) is not in the alphabet "
-                f"of {len(self.alphabet)}: "
+                f"character {text[at]!r} (number {at} of the text) is not in the alphabet of {len(self.alphabet)}: "
                 f"remove it, or use Characters(…, unknown=True), which reads it as {UNK}"
             )
         return ids
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        first = len(self._names)
-        unknown = first - 1 if self.unknown else -1
-        letters = []
-        for i in as_list(ids, self.vocab_size):
-            if i >= first:
-                letters.append(self.alphabet[i - first])
-            elif i == unknown:
-                letters.append("\N{REPLACEMENT CHARACTER}")
-        return "".join(letters)
+        # Of the special tokens only <unk> stands for something in the text.
+        letters = ["", "", "", *(["\N{REPLACEMENT CHARACTER}"] if self.unknown else []), *self.alphabet]
+        return "".join(letters[i] for i in as_list(ids, self.vocab_size))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)
@@ -218,10 +232,9 @@ class Symbols(Tokenizer):
         if len(self._id_of) != len(self.symbols):
             raise ConfigError("a fixed vocabulary must have each symbol once")
         for symbol in self.symbols:
-            if not symbol or symbol.split() != [symbol]:
-                raise ConfigError(
-                    f"symbol {symbol!r}: expected at least one character and no blanks, which part symbols"
-                )
+            if symbol.split() != [symbol]:
+                expected = "expected at least one character and no blanks, which part symbols"
+                raise ConfigError(f"symbol {symbol!r}: {expected}")
         self.special = (pad, bos, eos)
         if len(set(self.special)) != 3 or not self._id_of.keys() >= set(self.special):
             raise ConfigError(f"pad, bos and eos are {self.special}: expected three different symbols of the list")
@@ -236,9 +249,8 @@ class Symbols(Tokenizer):
             return [self._id_of[symbol] for symbol in as_text(text).split()]
         except KeyError as error:
             shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
-            raise DataError(
-                f"symbol {error.args[0]!r} is not in the vocabulary: expected blanks between {shown}"
-            ) from error
+            what = f"symbol {error.args[0]!r} is not in the vocabulary"
+            raise DataError(f"{what}: expected blanks between {shown}") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         special = {self.pad_id, self.bos_id, self.eos_id}

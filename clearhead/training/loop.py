@@ -12,7 +12,7 @@ import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,17 +79,13 @@ class Trainer:
         mark: str = "",
         recipe: Recipe | None = None,
     ) -> None:
-        self.missing: list[str] = []
         self.exported: Path | None = None  # the folder of the result
-        self._recipe = recipe
-        if recipe is None:
-            self._recipe, self.missing = own_recipe(model, task, config)
+        self._recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
         self._tokenizer = getattr(task, "tokenizer", None)
-        self.config = config
-        self.folder = folder
+        self.config, self.folder, self.mark = config, folder, mark
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
-        self.mark = mark
+        self._rows: Log | None = None  # of the run that goes on, in the first process
         device = self.world.device
         self.batches = self._batches(task.train, shuffle=True)
         self.feed = Feed(self.batches, device)
@@ -97,11 +93,7 @@ class Trainer:
         self.passes = Passes(model, config, self.world, rows=self.batches.rows_in_all)
         self.inner = self.passes.model
         self.optimiser = optimiser.adamw(
-            self.inner,
-            lr=config.schedule.lr_max,
-            weight_decay=config.weight_decay,
-            betas=config.betas,
-            eps=config.eps,
+            self.inner, lr=config.schedule.lr_max, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
         self.steps_per_epoch = max(1, len(self.batches) // config.accumulation)
         self.total_steps = config.total_steps(len(self.batches))
@@ -115,20 +107,13 @@ class Trainer:
         self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
         self._norm = torch.zeros((), device=device)
         self._taken: dict[int, list[Taken]] = {}
-        self._started = time.perf_counter()
-        self._interval_started = self._started
+        self._started = self._interval_started = time.perf_counter()
         state.seed(config.seed, self.world)
 
     def _batches(self, split: Split[Batch], *, shuffle: bool) -> Batches[Batch]:
         world, config = self.world, self.config
-        return Batches(
-            split.to(world.device),
-            config.batch,
-            seed=config.seed,
-            shuffle=shuffle,
-            rank=world.rank,
-            world=world.size,
-        )
+        there = split.to(world.device)
+        return Batches(there, config.batch, seed=config.seed, shuffle=shuffle, rank=world.rank, world=world.size)
 
     # ------------------------------------------------------------------ the run
 
@@ -136,44 +121,39 @@ class Trainer:
         """Train to the end, and leave a checkpoint and, unless interrupted, the model there."""
         if self.world.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
-        log = Log(self.folder, after=self.at.step) if self.world.is_first else None
-        interruption = Interruption() if interruption is None else interruption
+            self._rows = Log(self.folder, after=self.at.step)
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.at.seconds
         try:
             with kernels_for(self.config.batch):
-                ending = self._train(log, interruption)
+                ending = self._train(Interruption() if interruption is None else interruption)
             self._check_finite()
-            self._save(log)
+            self.save()
             if ending != "interrupted":
                 self._export()
         finally:
             self.feed.close()
-            if log is not None:
-                log.close()
+            if self._rows is not None:
+                self._rows.close()
         return ending
 
-    def _train(self, log: Log | None, interruption: Interruption) -> Ending:
+    def _train(self, interruption: Interruption) -> Ending:
+        stopping = self.config.early_stopping
         while self.at.step < self.total_steps:
-            if self._is_out_of_patience():
+            if stopping is not None and self.at.waited >= stopping.patience:
                 return "stopped early"
             self._update(self.at.step + 1)
-            self._after_update(log)
-            if self._is_interrupted(interruption):
+            self._after_update()
+            # If any process has had a signal, they must all stop at the same step.
+            if self.world.largest(int(bool(interruption))):
                 return "interrupted"
         return "finished"
 
     def _update(self, step: int) -> None:
         """One step of the optimiser, over `accumulation` batches and all processes."""
-        batches = []
-        self._taken[step] = []
-        for _ in range(self.config.accumulation):
-            batch, taken = self.feed.next()
-            batches.append(batch)
-            self._taken[step].append(taken)
-        labels = sum(batch.n_labels for batch in batches)
-        tokens = sum(batch.n_tokens for batch in batches)
-        labels, tokens = self._over_all(labels, tokens)
+        found = [self.feed.next() for _ in range(self.config.accumulation)]
+        batches, self._taken[step] = [batch for batch, _ in found], [taken for _, taken in found]
+        labels, tokens = self._over_all(sum(b.n_labels for b in batches), sum(b.n_tokens for b in batches))
         # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
         loss = self.passes.learn(batches, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
@@ -190,18 +170,18 @@ class Trainer:
         self.at.interval_tokens += tokens
         self.at.tokens += tokens
 
-    def _after_update(self, log: Log | None) -> None:
+    def _after_update(self) -> None:
         """What is due after this step: a row of the log, a validation, a checkpoint."""
         step, config = self.at.step, self.config
         is_last = step == self.total_steps
         self.progress.stepped(step)
         if step % config.log_every == 0 or is_last:
-            self._log(log)
+            self._log()
         if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
-            self._validate(log)
+            self._validate()
         if step % config.checkpoint_every == 0 and not is_last:
             self._check_finite()
-            self._save(log)
+            self.save()
 
     def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
         """Counts over all processes. They are plain numbers made on the CPU, so no device is waited for."""
@@ -218,21 +198,15 @@ class Trainer:
 
     def _check_finite(self) -> None:
         """Raise if any step since the last look had a loss or a gradient that was not finite."""
-        step = self.world.largest(int(self._bad_step.item()))
-        if step:
-            raise DivergedError(
-                "the loss or its gradient became infinite or not a number",
-                step,
-                self._taken[step],
-                self.checkpoint,
-            )
+        if step := self.world.largest(int(self._bad_step.item())):
+            what = "the loss or its gradient became infinite or not a number"
+            raise DivergedError(what, step, self._taken[step], self.checkpoint)
         self._taken.clear()
 
-    def _log(self, log: Log | None) -> None:
+    def _log(self) -> None:
         self._check_finite()
-        loss = self.world.sum(self._loss_since.clone()).item()
+        self.at.train_loss = self._sum_of_losses() / self.at.interval_labels
         now = time.perf_counter()
-        self.at.train_loss = loss / self.at.interval_labels
         self.at.seconds = now - self._started
         self._count_waiting()
         row = {
@@ -249,9 +223,16 @@ class Trainer:
         self._loss_since.zero_()
         self.at.interval_labels, self.at.interval_tokens = 0, 0
         self._interval_started = now
-        if log is not None:
-            log.write(row)
+        self._note(row)
         self.progress.logged(row)
+
+    def _note(self, row: dict[str, Any]) -> None:
+        if self._rows is not None:
+            self._rows.write(row)
+
+    def _sum_of_losses(self) -> float:
+        """What the losses since the last row of the log add up to, over all processes."""
+        return self.world.sum(self._loss_since.clone()).item()
 
     def _count_waiting(self) -> None:
         """Note how long was waited for data; the device has been waited for already."""
@@ -259,28 +240,23 @@ class Trainer:
         self.at.data_seconds += self.feed.seconds
         self.feed.seconds = 0.0
 
-    def _validate(self, log: Log | None) -> None:
-        began = time.perf_counter()
+    def _validate(self) -> None:
+        began, at = time.perf_counter(), self.at
         averaged = None if self.average is None else self.average.value()
-        self.at.valid_loss, self.at.valid_accuracy = self.evaluate(averaged)
-        best = math.inf if self.at.best_loss is None or math.isnan(self.at.best_loss) else self.at.best_loss
-        if self.at.best_loss is None or self.at.valid_loss < best - self._min_delta():
-            self.at.best_loss, self.at.best_step, self.at.waited = self.at.valid_loss, self.at.step, 0
+        at.valid_loss, at.valid_accuracy = self.evaluate(averaged)
+        best = math.inf if at.best_loss is None or math.isnan(at.best_loss) else at.best_loss
+        stopping = self.config.early_stopping
+        if at.best_loss is None or at.valid_loss < best - (0.0 if stopping is None else stopping.min_delta):
+            at.best_loss, at.best_step, at.waited = at.valid_loss, at.step, 0
             if self.keeps_best:
                 own = state.weights(self.inner)
                 self.best = {name: (averaged or own).get(name, own[name]).detach().clone() for name in own}
         else:
-            self.at.waited += 1
-        row = {
-            "kind": "valid",
-            "step": self.at.step,
-            "loss": self.at.valid_loss,
-            "accuracy": self.at.valid_accuracy,
-            "time": time.perf_counter() - self._started,
-        }
+            at.waited += 1
+        row = {"kind": "valid", "step": at.step, "loss": at.valid_loss, "accuracy": at.valid_accuracy}
+        row["time"] = time.perf_counter() - self._started
         self._interval_started += time.perf_counter() - began  # tokens per second are those of training
-        if log is not None:
-            log.write(row)
+        self._note(row)
         self.progress.validated(row)
 
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
@@ -292,66 +268,44 @@ class Trainer:
         labels, _ = self._over_all(n, 0)
         return loss / labels, right / labels
 
-    def _min_delta(self) -> float:
-        return 0.0 if self.config.early_stopping is None else self.config.early_stopping.min_delta
-
-    def _is_out_of_patience(self) -> bool:
-        patience = self.config.early_stopping
-        return patience is not None and self.at.waited >= patience.patience
-
-    def _is_interrupted(self, interruption: Interruption) -> bool:
-        """Whether any process has had a signal: they must all stop at the same step."""
-        return self.world.largest(int(bool(interruption))) > 0
-
     # ------------------------------------------------------------------ checkpoints
 
-    def _save(self, log: Log | None) -> None:
+    def save(self) -> None:
         """Store everything. A checkpoint of this very step that is there already is left as it is."""
         if self.checkpoint is not None and self.checkpoint.name == f"step-{self.at.step:08d}":
             return
         now = time.perf_counter()
         self.at.seconds = now - self._started
-        self.at.interval_loss = self.world.sum(self._loss_since.clone()).item()
+        self.at.interval_loss = self._sum_of_losses()
         self._count_waiting()
         tensors = state.weights(self.inner) | state.optimiser_tensors(self.optimiser, self.inner)
         if self.average is not None:
             tensors |= state.prefixed("average", self.average.tensors())
         tensors |= state.prefixed("best", self.best) | state.rng_tensors(self.world)
         values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.feed.place}
-        if log is not None:
-            log.sync()
+        if self._rows is not None:
+            self._rows.sync()
         self.checkpoint = checkpoints.write(self.folder, self.at.step, tensors, values, self.world)
         if self.world.is_first:
             checkpoints.prune(self.folder, self.config.keep, at=self.at.step)
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
 
-    def keep_start(self) -> None:
-        """A checkpoint of step 0, for a run whose first weights are not the seed's: it resumes from there."""
-        self._save(None)
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""
-        found = False
         # The first process looks at the files and says which; its warnings are enough.
-        candidates = checkpoints.good_ones(self.folder, recipe=self.mark) if self.world.is_first else None
-        while True:
-            chosen = next(candidates, None) if candidates is not None else None
-            checkpoint: Checkpoint | None = self.world.from_first(chosen)
-            if checkpoint is None:
-                break
-            found = True
+        candidates = checkpoints.good_ones(self.folder, recipe=self.mark) if self.world.is_first else iter(())
+        while (checkpoint := self.world.from_first(next(candidates, None))) is not None:
             try:
                 self._restore(checkpoint)
             except StorageError as error:
                 checkpoints.warn_of(error)
-                continue
-            return True
-        if found or self.world.from_first(checkpoints.any_there(self.folder)):
-            raise StorageError(
-                f"{self.folder} has checkpoints, but none that can be used; "
-                "remove its step-… folders to train from the start"
-            )
+            else:
+                return True
+        if self.world.from_first(checkpoints.any_there(self.folder)):
+            then = "remove its step-… folders to train from the start"
+            raise StorageError(f"{self.folder} has checkpoints, but none that can be used; {then}")
         return False
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -359,8 +313,7 @@ class Trainer:
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
         state.restore_optimiser(self.optimiser, self.inner, checkpoint)
         if self.average is not None:
-            names = state.names_under("average", checkpoint.tensors)
-            places = self.average.shapes(own, names)
+            places = self.average.shapes(own, state.names_under("average", checkpoint.tensors))
             checkpoints.read(checkpoint, state.prefixed("average", places))
             self.average.restore(places)
         self.best = {name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)}

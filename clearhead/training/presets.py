@@ -7,19 +7,20 @@ command line with `--set`."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from clearhead.data.augment import Affine, Contrast, PerImage
 from clearhead.data.batches import ByCount, ByTokens, Packed
 from clearhead.data.speech import Streams
 from clearhead.errors import ConfigError
-from clearhead.layers import GELU, DepthScaled, PreNorm, Xavier
+from clearhead.layers import DepthScaled, Xavier
 from clearhead.models import presets as models
 from clearhead.models.convnet import ConvNetConfig
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import Mean, VisionConfig
-from clearhead.positions import Learned, NoPositions, Sinusoidal
+from clearhead.positions import Learned, NoPositions
 from clearhead.training.averaging import EMA
 from clearhead.training.config import TrainConfig
 from clearhead.training.recipe import Recipe
@@ -29,7 +30,16 @@ from clearhead.values import did_you_mean
 
 __all__ = ["PRESETS", "TASKS", "recipe"]
 
+_GPU: dict[str, Any] = {"precision": "bf16", "compile": True}
+_ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped models of characters and of pictures
+
 # ---------------------------------------------------------------------- translation
+
+
+def _translator(*, layers: int, **sizes: Any) -> EncoderDecoderConfig:
+    """So many layers a side, one vocabulary for both, and the rest as in 2017."""
+    both = {"n_encoder_layers": layers, "n_decoder_layers": layers, "share_embeddings": True}
+    return EncoderDecoderConfig(**both, **sizes, scaled_embedding=True, init=Xavier())
 
 
 def translation_small() -> Recipe:
@@ -38,20 +48,7 @@ def translation_small() -> Recipe:
         preset="small",
         about="a small encoder-decoder, two layers a side",
         data=TranslationData(vocab_size=2000, max_tokens=32),
-        model=EncoderDecoderConfig(
-            vocab_size=2000,
-            max_len=32,
-            d_model=64,
-            n_heads=4,
-            d_ff=128,
-            n_encoder_layers=2,
-            n_decoder_layers=2,
-            dropout=0.1,
-            positions=Sinusoidal(),
-            scaled_embedding=True,
-            share_embeddings=True,
-            init=Xavier(),
-        ),
+        model=_translator(vocab_size=2000, max_len=32, d_model=64, n_heads=4, d_ff=128, layers=2, dropout=0.1),
         train=TrainConfig(
             steps=500,
             batch=ByTokens(2048, multiple=8),
@@ -76,41 +73,23 @@ HELLO_WORLD = (
 
 def en_es() -> Recipe:
     """English to Spanish, the shipped model: width 256, four layers a side."""
+    sizes = {"vocab_size": 8000, "max_len": 128, "d_model": 256, "n_heads": 8, "d_ff": 1024}
     return Recipe(
         preset="en-es",
         about="English to Spanish on 113,000 short sentences; made for one large GPU",
         data=TranslationData(vocab_size=8000, max_tokens=128, phrases=HELLO_WORLD),
-        model=EncoderDecoderConfig(
-            vocab_size=8000,
-            max_len=128,
-            d_model=256,
-            n_heads=8,
-            d_ff=1024,
-            n_encoder_layers=4,
-            n_decoder_layers=4,
-            dropout=0.3,
-            feed_forward_dropout=0.1,
-            residual=PreNorm(),
-            activation=GELU(),
-            positions=Sinusoidal(),
-            scaled_embedding=True,
-            share_embeddings=True,
-            tied=True,
-            init=Xavier(),
-        ),
+        model=_translator(**sizes, layers=4, dropout=0.3, feed_forward_dropout=0.1),
         train=TrainConfig(
             steps=10000,
             batch=Packed(rows=128, width=128),
             schedule=WarmupCosine(2e-3, 1000),
-            weight_decay=0.01,
             label_smoothing=0.1,
             consistency=5.0,
             averaging=EMA(0.999),
-            precision="bf16",
-            compile=True,
             log_every=100,
             eval_every=1000,
             checkpoint_every=6000,
+            **_GPU,
         ),
     )
 
@@ -118,28 +97,21 @@ def en_es() -> Recipe:
 # ---------------------------------------------------------------------- text
 
 
+def _of_characters(max_len: int, **sizes: Any) -> DecoderConfig:
+    return DecoderConfig(
+        vocab_size=65, max_len=max_len, positions=Learned(max_len=max_len), init=DepthScaled(), **sizes
+    )
+
+
 def text_small() -> Recipe:
     """A small decoder over the characters of any text, or with `vocab_size` over its byte pairs."""
+    schedule = WarmupCosine(4e-3, 50)
     return Recipe(
         preset="small",
         about="a small decoder over characters, two layers",
         data=TextData(context=64),
-        model=DecoderConfig(
-            vocab_size=65,
-            max_len=64,
-            d_model=64,
-            n_layers=2,
-            n_heads=4,
-            positions=Learned(max_len=64),
-            init=DepthScaled(),
-        ),
-        train=TrainConfig(
-            steps=1000,
-            batch=ByCount(32),
-            schedule=WarmupCosine(4e-3, 50),
-            eval_every=500,
-            checkpoint_every=100,
-        ),
+        model=_of_characters(64, d_model=64, n_layers=2, n_heads=4),
+        train=TrainConfig(steps=1000, batch=ByCount(32), schedule=schedule, eval_every=500, checkpoint_every=100),
     )
 
 
@@ -149,30 +121,19 @@ def shakespeare() -> Recipe:
         preset="shakespeare",
         about="a character-level decoder on Shakespeare; made for a GPU",
         data=TextData(context=256),
-        model=DecoderConfig(
-            vocab_size=65,
-            max_len=256,
-            d_model=256,
-            n_layers=6,
-            n_heads=8,
-            dropout=0.25,
-            positions=Learned(max_len=256),
-            init=DepthScaled(),
-        ),
+        model=_of_characters(256, d_model=256, n_layers=6, n_heads=8, dropout=0.25),
         train=TrainConfig(
             steps=2800,
             batch=ByCount(64),
             schedule=WarmupCosine(1.5e-3, 200),
             weight_decay=0.1,
-            betas=(0.9, 0.99),
-            eps=1e-8,
             averaging=EMA(0.998),
-            precision="bf16",
-            compile=True,
             log_every=50,
             eval_every=250,
             checkpoint_every=1000,
             keep_best=True,
+            **_ADAM,
+            **_GPU,
         ),
     )
 
@@ -192,11 +153,9 @@ def gpt2() -> Recipe:
             weight_decay=0.1,
             betas=(0.9, 0.95),
             eps=1e-8,
-            precision="bf16",
-            compile=True,
-            log_every=10,
             eval_every=250,
             checkpoint_every=1000,
+            **_GPU,
         ),
     )
 
@@ -204,27 +163,21 @@ def gpt2() -> Recipe:
 # ---------------------------------------------------------------------- digits
 
 
+def _of_patches(width: int, patch_size: int, **sizes: Any) -> VisionConfig:
+    """For square grey pictures."""
+    shape: dict[str, Any] = {"image_size": (width, width), "n_channels": 1, "n_classes": 10, "patch_size": patch_size}
+    return VisionConfig(**shape, **sizes, dropout=0.1, pooling=Mean(), init=Xavier())
+
+
 def digits_small() -> Recipe:
     """A small vision Transformer; on scikit-learn's 8×8 digits where no data are given."""
+    schedule = WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         about="a small vision Transformer, patches of 2×2",
         data=DigitsData(affine=Affine(shift=0.08, scale=0.15, degrees=10.0)),
-        model=VisionConfig(
-            image_size=(8, 8),
-            patch_size=2,
-            n_channels=1,
-            n_classes=10,
-            d_model=48,
-            n_layers=2,
-            n_heads=4,
-            dropout=0.1,
-            pooling=Mean(),
-            init=Xavier(),
-        ),
-        train=TrainConfig(
-            epochs=40, batch=ByCount(64), schedule=WarmupCosine(3e-3, 50), checkpoint_every=100, log_every=20
-        ),
+        model=_of_patches(8, 2, d_model=48, n_layers=2, n_heads=4),
+        train=TrainConfig(epochs=40, batch=ByCount(64), schedule=schedule, checkpoint_every=100, log_every=20),
     )
 
 
@@ -234,31 +187,18 @@ def digits_vit() -> Recipe:
         preset="digits-vit",
         about="a vision Transformer on 32×32 grey house numbers; made for a GPU",
         data=DigitsData(normalise=PerImage(), affine=Affine(0.06, 0.1, 8.0), contrast=Contrast(0.2, 0.5)),
-        model=VisionConfig(
-            image_size=(32, 32),
-            patch_size=4,
-            n_channels=1,
-            n_classes=10,
-            d_model=192,
-            n_layers=6,
-            n_heads=6,
-            dropout=0.1,
-            pooling=Mean(),
-            init=Xavier(),
-        ),
+        model=_of_patches(32, 4, d_model=192, n_layers=6, n_heads=6),
         train=TrainConfig(
             epochs=130,
             batch=ByCount(512),
             schedule=WarmupCosine(1e-3, 300),
             weight_decay=0.05,
-            betas=(0.9, 0.99),
-            eps=1e-8,
             label_smoothing=0.1,
             averaging=EMA(0.999),
-            precision="bf16",
-            compile=True,
             log_every=50,
             checkpoint_every=2000,
+            **_ADAM,
+            **_GPU,
         ),
     )
 
@@ -275,11 +215,10 @@ def digits_conv() -> Recipe:
             batch=ByCount(128),
             schedule=WarmupCosine(4e-3, 200),
             weight_decay=0.0,
-            betas=(0.9, 0.99),
-            eps=1e-8,
             averaging=EMA(0.998),
             log_every=50,
             checkpoint_every=2000,
+            **_ADAM,
         ),
     )
 
@@ -287,22 +226,19 @@ def digits_conv() -> Recipe:
 # ---------------------------------------------------------------------- sort-dedup
 
 
+def _of_letters(max_len: int, **sizes: Any) -> DecoderConfig:
+    return DecoderConfig(vocab_size=29, max_len=max_len, n_heads=4, positions=NoPositions(), tied=False, **sizes)
+
+
 def sort_dedup_small() -> Recipe:
     """A small decoder that learns to sort up to ten letters and drop repeats."""
+    batch, schedule = ByTokens(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         about="a small decoder without positions, up to 10 letters",
         data=SortDedupData(max_length=10, n_train=1 << 13, n_validation=1 << 9),
-        model=DecoderConfig(
-            vocab_size=29, max_len=32, d_model=64, n_layers=2, n_heads=4, positions=NoPositions(), tied=False
-        ),
-        train=TrainConfig(
-            steps=600,
-            batch=ByTokens(1024, multiple=8),
-            schedule=WarmupCosine(3e-3, 50),
-            eval_every=200,
-            checkpoint_every=100,
-        ),
+        model=_of_letters(32, d_model=64, n_layers=2),
+        train=TrainConfig(steps=600, batch=batch, schedule=schedule, eval_every=200, checkpoint_every=100),
     )
 
 
@@ -312,60 +248,27 @@ def sort_dedup() -> Recipe:
         preset="sort-dedup",
         about="a decoder without positions, up to 32 letters of 26",
         data=SortDedupData(max_length=32, unseen_lengths=(5, 11, 17, 23, 29)),
-        model=DecoderConfig(
-            vocab_size=29,
-            max_len=128,
-            d_model=128,
-            n_layers=3,
-            n_heads=4,
-            positions=NoPositions(),
-            tied=False,
-        ),
+        model=_of_letters(128, d_model=128, n_layers=3),
         train=TrainConfig(
             steps=2500,
             batch=ByTokens(32768, multiple=8),
             schedule=WarmupCosine(2e-3, 300),
             averaging=EMA(0.999),
-            precision="bf16",
-            compile=True,
             log_every=50,
             eval_every=500,
             checkpoint_every=2000,
+            **_GPU,
         ),
     )
 
 
 # ---------------------------------------------------------------------- speech
 
-# 3.22 seconds are 320 frames: GPUs like what they can halve often.
-HEARD = Streams(
-    seconds=3.22,
-    digits=(1, 8),
-    none=0.06,
-    one=0.3,
-    pause=(0.0, 0.5),
-    noise=(8.0, 45.0),
-    clean=0.2,
-    gain=12.0,
-    speed=0.18,
-    bands=6,
-    times=6,
-)
-
 
 def speech_small() -> Recipe:
     """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
-    heard = Streams(
-        seconds=1.62,
-        digits=(1, 4),
-        none=0.04,
-        one=0.4,
-        pause=(0.0, 0.5),
-        noise=(20.0, 45.0),
-        clean=0.2,
-        gain=6.0,
-        speed=0.08,
-    )
+    said: dict[str, Any] = {"seconds": 1.62, "digits": (1, 4), "none": 0.04, "one": 0.4, "pause": (0.0, 0.5)}
+    heard = Streams(**said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08)
     return Recipe(
         preset="small",
         about="a small causal encoder on spoken digits, three layers",
@@ -384,18 +287,14 @@ def speech_small() -> Recipe:
 
 def spoken_digits() -> Recipe:
     """The shipped model: hears 1.3 seconds back, and nothing ahead."""
+    # 3.22 seconds are 320 frames: GPUs like what they can halve often.
+    said: dict[str, Any] = {"seconds": 3.22, "digits": (1, 8), "none": 0.06, "one": 0.3, "pause": (0.0, 0.5)}
+    heard = Streams(**said, noise=(8.0, 45.0), clean=0.2, gain=12.0, speed=0.18, bands=6, times=6)
     return Recipe(
         preset="spoken-digits",
         about="a causal encoder on streams of spoken digits; made for a GPU",
-        data=SpeechData(streams=HEARD),
-        model=SpeechConfig(
-            d_model=128,
-            n_heads=4,
-            n_layers=6,
-            dropout=0.15,
-            feed_forward_dropout=0.1,
-            init=Xavier(),
-        ),
+        data=SpeechData(streams=heard),
+        model=SpeechConfig(d_model=128, n_heads=4, n_layers=6, dropout=0.15, feed_forward_dropout=0.1, init=Xavier()),
         train=TrainConfig(
             steps=6000,
             batch=ByCount(128),

@@ -13,6 +13,7 @@ runs/translation/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -126,45 +127,69 @@ def train(
             raise ConfigError(
                 "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer"
             )
-        if (Path(resume) / "config.toml").is_file():
-            raise ConfigError(
-                f"{resume} holds a trained model and no run; resume the run that made it, "
-                "or begin a new one with it as init"
-            )
-        folder: Path | None = Path(resume)
-        recipe = _resumed(Recipe.of(resume), settings, data)
-    else:
-        if task is None:
-            raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
-        folder = None if out is None else Path(out)
-        recipe = presets.recipe(task, preset).changed(settings)
-        recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
+        return _run(_resumed(Path(resume), settings), data, Path(resume), progress)
+    if task is None:
+        raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
+    recipe = presets.recipe(task, preset).changed(settings)
+    places = (None if given is None else Path(given) for given in (tokenizer, init, out))
+    return _run(recipe, data, _New(settings, *places), progress)
+
+
+@dataclass(frozen=True)
+class _New:
+    """What a new run was given besides its recipe; one that is resumed has it in its folder."""
+
+    settings: Mapping[str, Any]
+    tokenizer: Path | None
+    init: Path | None
+    out: Path | None
+
+    def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
+        if self.tokenizer is None:
+            return None if self.init is None else _tokenizer_in(self.init)
+        if self.init is not None:
+            raise ConfigError("got both tokenizer and init, whose tokenizer is used: leave out the first")
+        if not recipe.data.takes_tokenizer:
+            raise ConfigError(f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out")
+        return load_tokenizer(self.tokenizer)
+
+    def asked_for(self, tokenizer: Tokenizer) -> int:
+        """The size of a vocabulary, or where it came with a trained model, what was asked for when it was made."""
+        if self.init is not None and (self.init / FILE_NAME).is_file():
+            return getattr(Recipe.of(self.init).data, "vocab_size", None) or tokenizer.vocab_size
+        return tokenizer.vocab_size
+
+    def folder(self, recipe: Recipe) -> Path:
+        """Where the run is to be, which must be free."""
+        name = recipe.task if recipe.preset == presets.SMALL else recipe.preset
+        numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+        folder = self.out or next(folder for folder in numbered if not folder.exists())
+        _must_be_free(folder)
+        return folder
+
+
+def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: Progress | None) -> Summary:
+    """Go on with the run in a folder, or begin a new one."""
+    recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
-        if resume is not None:
-            until_the_end.enter_context(held(Path(resume), world))
+        if isinstance(start, Path):
+            until_the_end.enter_context(held(start, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
-            begin = None if resume is not None else _Begin(settings, tokenizer, None if init is None else Path(init))
-            job = _prepare(recipe, folder, world, begin)
+            job = _prepare(recipe, start, world)
+            recipe, mark = job.recipe, job.recipe.mark(_fingerprint(job.task))
             trainer = Trainer(
-                job.model,
-                job.task,
-                job.recipe.train,
-                job.folder,
-                world=world,
-                progress=progress,
-                mark=job.recipe.mark(job.fingerprint),
-                recipe=job.recipe,
+                job.model, job.task, recipe.train, job.folder, world=world, progress=progress, mark=mark, recipe=recipe
             )
-            if resume is not None:
+            if isinstance(start, Path):
                 trainer.resume()
             else:
                 until_the_end.enter_context(held(job.folder, world))
                 if world.is_first:
                     _must_be_free(job.folder)  # another run may have taken it since it was chosen
-                if init is not None:
-                    trainer.keep_start()
+                if start.init is not None:
+                    trainer.save()  # its first weights are not the seed's: it is resumed from these
                 _begin(job, world)
             trainer.progress.started(_info(job, trainer))
             ending = trainer.run(interruption)
@@ -182,76 +207,49 @@ class _Job:
     folder: Path
     task: Task
     model: nn.Module
-    fingerprint: str
-    tokenizer: Tokenizer | None
 
 
-def _resumed(recipe: Recipe, settings: Mapping[str, Any], data: str | Path | None) -> Recipe:
+def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
+    if (folder / "config.toml").is_file():
+        then = "resume the run that made it, or begin a new one with it as init"
+        raise ConfigError(f"{folder} holds a trained model and no run; {then}")
+    recipe = Recipe.of(folder)
     for key in settings:
         if key.removeprefix("train.").split(".")[0] not in PLACE:
             raise ConfigError(
                 f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
                 f"only {', '.join(PLACE)} can. Start a new run for it"
             )
-    if not is_launched():
-        recipe = recipe.changed({"parallel": None})  # begun by many processes, gone on with by one
-    recipe = recipe.changed(settings)
-    return dataclasses.replace(recipe, data=recipe.data.at(data))
+    # One that was begun by many processes may be gone on with by one.
+    return recipe.changed(({} if is_launched() else {"parallel": None}) | dict(settings))
 
 
-@dataclass(frozen=True)
-class _Begin:
-    """What a new run was given besides its recipe; one that is resumed has it in its folder."""
-
-    settings: Mapping[str, Any]
-    tokenizer: str | Path | None
-    init: Path | None
-
-    def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
-        given = self.init if self.tokenizer is None else self.tokenizer
-        if self.tokenizer is not None and self.init is not None:
-            raise ConfigError("got both tokenizer and init, whose tokenizer is used: leave out the first")
-        if self.tokenizer is not None and not recipe.data.takes_tokenizer:
-            raise ConfigError(f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out")
-        if given is None or (given is self.init and not (self.init / "tokenizer.json").is_file()):
-            return None
-        return load_tokenizer(given)
+def _tokenizer_in(folder: Path) -> Tokenizer | None:
+    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
 
 
-def _prepare(recipe: Recipe, folder: Path | None, world: World, begin: _Begin | None) -> _Job:
+def _prepare(recipe: Recipe, start: Path | _New, world: World) -> _Job:
     torch.manual_seed(recipe.train.seed)
-    if begin is not None:
-        tokenizer = begin.known_tokenizer(recipe)
-    else:
-        has_one = folder is not None and (folder / "tokenizer.json").is_file()
-        tokenizer = load_tokenizer(folder) if folder is not None and has_one else None
-    is_given = begin is not None and tokenizer is not None
-    task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
+    given = start.known_tokenizer(recipe) if isinstance(start, _New) else _tokenizer_in(start)
+    is_given = given is not None and isinstance(start, _New)
+    task = recipe.data.load(seed=recipe.train.seed, tokenizer=given)
     tokenizer = getattr(task, "tokenizer", None)
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
     elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
-        changes["data"] = recipe.data.replace(vocab_size=_asked_for(tokenizer, begin))  # none was trained
-    wanted, recipe = recipe, dataclasses.replace(recipe, **changes)
-    _refuse_overruled({} if begin is None else begin.settings, wanted, recipe)
-    model = recipe.model.build()
-    if begin is not None and begin.init is not None:
-        _begin_with(model, begin.init)
-    if world.is_first and begin is not None:
-        if folder is None:
-            folder = _free_folder(recipe.task if recipe.preset == presets.SMALL else recipe.preset)
-        _must_be_free(folder)
-    folder = world.from_first(folder)
-    return _Job(recipe, folder, task, model, _fingerprint(task), tokenizer)
-
-
-def _asked_for(tokenizer: Tokenizer, begin: _Begin | None) -> int:
-    """The size of a vocabulary, or where it came with a trained model, what was asked for when it was made."""
-    if begin is not None and begin.init is not None and (begin.init / FILE_NAME).is_file():
-        return getattr(Recipe.of(begin.init).data, "vocab_size", None) or tokenizer.vocab_size
-    return tokenizer.vocab_size
+        size = start.asked_for(tokenizer) if isinstance(start, _New) else tokenizer.vocab_size  # none was trained
+        changes["data"] = recipe.data.replace(vocab_size=size)
+    found = dataclasses.replace(recipe, **changes)
+    if isinstance(start, Path):
+        return _Job(found, start, task, found.model.build())
+    _refuse_overruled(start.settings, recipe, found)
+    model = found.model.build()
+    if start.init is not None:
+        _begin_with(model, start.init)
+    folder = world.from_first(start.folder(found) if world.is_first else None)
+    return _Job(found, folder, task, model)
 
 
 def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
@@ -272,8 +270,8 @@ def _begin(job: _Job, world: World) -> None:
     """
     if world.is_first:
         job.folder.mkdir(parents=True, exist_ok=True)
-        if job.tokenizer is not None:
-            job.tokenizer.save(job.folder)
+        if (tokenizer := getattr(job.task, "tokenizer", None)) is not None:
+            tokenizer.save(job.folder)
         write_atomically(job.folder / FILE_NAME, job.recipe.to_toml().encode())
     world.barrier()
 
@@ -301,11 +299,6 @@ def _must_be_free(folder: Path) -> None:
         raise ConfigError(f"{folder} is not an empty folder; choose another out")
 
 
-def _free_folder(name: str) -> Path:
-    numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
-
-
 def _fingerprint(task: Task) -> str:
     """A hash that tells data apart: how long every example is, and the labels of a few hundred of them."""
     digest = hashlib.sha256()
@@ -317,31 +310,34 @@ def _fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
+def _facts(job: _Job, trainer: Trainer) -> dict[str, Any]:
+    """What is said of a run at its beginning and at its end."""
+    return {
+        "task": job.recipe.task,
+        "preset": job.recipe.preset,
+        "total_steps": trainer.total_steps,
+        "n_parameters": sum(parameter.numel() for parameter in trainer.inner.parameters()),
+        "device": str(trainer.world.device),
+        "processes": trainer.world.size,
+    }
+
+
 def _info(job: _Job, trainer: Trainer) -> RunInfo:
     return RunInfo(
-        task=job.recipe.task,
-        preset=job.recipe.preset,
+        **_facts(job, trainer),
         folder=job.folder,
-        total_steps=trainer.total_steps,
         first_step=trainer.at.step,
         steps_per_epoch=trainer.steps_per_epoch,
-        n_parameters=_n_parameters(trainer.inner),
         n_train=len(job.task.train),
         n_validation=len(job.task.validation),
-        device=str(trainer.world.device),
-        processes=trainer.world.size,
         notes=_notes(job.task, trainer),
     )
 
 
 def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
     """What a person should know about the data: rows that were skipped, and why."""
-    notes = []
-    splits: tuple[Any, ...] = (task, task.train, task.validation)
-    for part in splits:
-        report = getattr(part, "report", None)
-        if report is not None and report.n_skipped:
-            notes.append(str(report))
+    reports = (getattr(part, "report", None) for part in (task, task.train, task.validation))
+    notes = [str(report) for report in reports if report is not None and report.n_skipped]
     for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
         if skipped := batches.statistics().n_skipped:
             notes.append(f"{skipped:,} {name} examples are longer than a whole batch and are left out")
@@ -354,21 +350,15 @@ def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
 def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
     summary = _summary(job, trainer, ending, signal)
     if trainer.world.is_first:
-        _draw(job.folder)
+        # The picture is an extra; `draw_run` makes it from the log at any later time.
+        with contextlib.suppress(MissingDependencyError):
+            if read_log(job.folder):  # else stopped before the first row
+                draw_run(job.folder)
         text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
         write_atomically(job.folder / "summary.json", text.encode())
     trainer.world.barrier()
     trainer.progress.ended(summary)
     return summary
-
-
-def _draw(folder: Path) -> None:
-    if not read_log(folder):
-        return  # stopped before the first row
-    try:
-        draw_run(folder)
-    except MissingDependencyError:
-        return  # the picture is an extra; `draw_run` makes it from the log at any later time
 
 
 def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
@@ -383,15 +373,12 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) ->
     else:
         message = f"finished: the model is in {model}"
     return Summary(
+        **_facts(job, trainer),
         ending=ending,
-        task=job.recipe.task,
-        preset=job.recipe.preset,
         folder=folder,
         model=None if model is None else str(model),
         steps=at.step,
-        total_steps=trainer.total_steps,
         epochs=trainer.feed.epochs,
-        n_parameters=_n_parameters(trainer.inner),
         train_loss=at.train_loss,
         valid_loss=at.valid_loss,
         valid_accuracy=at.valid_accuracy,
@@ -400,14 +387,8 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) ->
         seconds=at.seconds,
         tokens=at.tokens,
         data_wait=at.data_seconds / max(1e-9, at.seconds),
-        device=str(trainer.world.device),
-        processes=trainer.world.size,
         message=message,
     )
-
-
-def _n_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _number(value: float | None) -> str:

@@ -45,9 +45,8 @@ class DataConfig(Config):
         if path is None:
             return self
         if "path" not in {field.name for field in dataclasses.fields(self)}:
-            raise DataError(
-                f"the task {self.task} makes its own data and reads none; got data={str(path)!r}: leave it out"
-            )
+            got = f"got data={str(path)!r}: leave it out"
+            raise DataError(f"the task {self.task} makes its own data and reads none; {got}")
         return self.replace(path=str(Path(path).absolute()))
 
 
@@ -74,20 +73,11 @@ class TranslationData(DataConfig):
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Translation:
         if self.path is None:
-            raise _no_data(
-                self.task,
-                "a file of lines `source TAB target`, such as the English-Spanish pairs of manythings.org",
-            )
-        return Translation.load(
-            self.path,
-            validation=self.validation,
-            tokenizer=tokenizer,
-            vocab_size=self.vocab_size,
-            max_tokens=self.max_tokens,
-            hold_out=self.hold_out,
-            swap=self.swap,
-            phrases=self.phrases * self.phrase_copies,
-        )
+            like = "a file of lines `source TAB target`, such as the English-Spanish pairs of manythings.org"
+            raise _no_data(self.task, like)
+        settings = vars(self) | {"phrases": self.phrases * self.phrase_copies}
+        del settings["phrase_copies"]
+        return Translation.load(**settings, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +87,7 @@ class TextData(DataConfig):
     task: ClassVar[str] = "text"
     takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
-    vocab_size: Count | None = (
-        None  # of byte pairs, trained on the text; None: its characters, or the shards' own tokens
-    )
+    vocab_size: Count | None = None  # of byte pairs, trained on the text; None: characters, or the shards' own tokens
     context: Count = 256
     hold_out: Fraction = 0.1
     windows: RandomWindows | ConsecutiveWindows | None = None  # None: random ones, for shards end to end and shifted
@@ -108,25 +96,14 @@ class TextData(DataConfig):
     @classmethod
     def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
         if "random_windows" in fields:
-            at_random = fields.pop("random_windows")
-            fields["windows"] = (
-                {"type": "RandomWindows"} if at_random else {"type": "ConsecutiveWindows", "shifted": True}
-            )
+            end_to_end = {"type": "ConsecutiveWindows", "shifted": True}
+            fields["windows"] = {"type": "RandomWindows"} if fields.pop("random_windows") else end_to_end
         return fields
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Text:
         if self.path is None:
             raise _no_data(self.task, "any plain text in UTF-8, such as the works of Shakespeare")
-        return Text.load(
-            self.path,
-            context=self.context,
-            tokenizer=tokenizer,
-            vocab_size=self.vocab_size,
-            windows=self.windows,
-            hold_out=self.hold_out,
-            across_documents=self.across_documents,
-            seed=seed,
-        )
+        return Text.load(**vars(self), tokenizer=tokenizer, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +135,7 @@ class SortDedupData(DataConfig):
     n_validation: Count = 1 << 11
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> SortDedup:
-        return SortDedup(
-            n_symbols=self.n_symbols,
-            max_length=self.max_length,
-            unseen_lengths=self.unseen_lengths,
-            narrow=self.narrow,
-            n_train=self.n_train,
-            n_validation=self.n_validation,
-            seed=seed,
-        )
+        return SortDedup(**vars(self), seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
