@@ -1,16 +1,15 @@
 """What is done to a picture before a model sees it: small random changes in training, normalising always.
 
-A change is given its random numbers, from 0 to 1, a row for each picture, and draws none itself: a picture's
-change depends on the seed, the epoch and the picture, not on the batch it happens to be in.
+A change is given its random numbers, from 0 to 1, a row for each picture, and draws none itself: a picture's change
+depends on the seed, the epoch and the picture, not on the batch it happens to be in.
 
-Letters: B pictures, C channels.
-"""
+Letters: B pictures, C channels."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,8 @@ from clearhead._shapes import Float
 from clearhead.config import Value, decode_choice, encode
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share
 
+Pictures: TypeAlias = Float[Tensor, "B C height width"]
+
 
 @dataclass(frozen=True)
 class Shift(Value):
@@ -28,9 +29,7 @@ class Shift(Value):
     pixels: Natural = 2
     n_draws: ClassVar[int] = 2
 
-    def __call__(
-        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
-    ) -> Float[Tensor, "B C height width"]:
+    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
         by = (draws * (2 * self.pixels + 1)).long() - self.pixels  # (B, 2) rows, columns
         height, width = images.shape[-2:]
         rows = (torch.arange(height, device=images.device) - by[:, :1]).clamp(0, height - 1)  # (B, height)
@@ -48,9 +47,7 @@ class Affine(Value):
     degrees: NotNegative = 0.0
     n_draws: ClassVar[int] = 4
 
-    def __call__(
-        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
-    ) -> Float[Tensor, "B C height width"]:
+    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
         x, y, size, turn = (2 * draws - 1).unbind(1)  # each (B,) from −1 to 1
         angle = turn * math.radians(self.degrees)
         # The grid says where each output pixel comes from, so a larger picture is a smaller step.
@@ -70,9 +67,7 @@ class Contrast(Value):
     invert: Share = 0.0  # of the pictures
     n_draws: ClassVar[int] = 2
 
-    def __call__(
-        self, images: Float[Tensor, "B C height width"], draws: Float[Tensor, "B n"]
-    ) -> Float[Tensor, "B C height width"]:
+    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
         mean = images.mean(dim=(-3, -2, -1), keepdim=True)
         factor = 1 + (2 * draws[:, 0] - 1) * self.amount
         factor = torch.where(draws[:, 1] < self.invert, -factor, factor)

@@ -1,11 +1,9 @@
 """A batch: what a model is given, what it should answer, and how much each answer counts.
 
-Every kind has `labels` and `weights` of the same shape (a weight of zero is padding, or a part that is not
-learnt) and knows how to call its kind of model, so one training loop serves all. Padding is told by lengths,
-from which the masks are made.
+Every kind has `labels` and `weights` of the same shape (a weight of zero is padding, or a part that is not learnt) and
+knows how to call its kind of model, so one training loop serves all. Padding is told by lengths, which give the masks.
 
-Letters: B rows (R where many examples share one), S source tokens, T target tokens, C channels.
-"""
+Letters: B rows (R where many examples share one), S source tokens, T target tokens, C channels."""
 
 from __future__ import annotations
 
@@ -26,10 +24,7 @@ AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(ABC):
-    """The fields that every batch has.
-
-    The counts are plain numbers, so that reading them waits for no device.
-    """
+    """The fields that every batch has. The counts are plain numbers, so that reading them waits for no device."""
 
     labels: Int[Tensor, "..."]
     weights: Float[Tensor, "..."]
@@ -78,10 +73,7 @@ class Batch(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatch(Batch):
-    """Source and target sentences, for an encoder-decoder.
-
-    `target` starts with <bos>, `labels` end with <eos>.
-    """
+    """Source and target sentences, for an encoder-decoder. `target` starts with <bos>, `labels` end with <eos>."""
 
     source: Int[Tensor, "B S"]
     source_lengths: Int[Tensor, " B"]
@@ -97,8 +89,7 @@ class PairBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedPairBatch(Batch):
-    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each
-    one's start."""
+    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each's start."""
 
     source: Int[Tensor, "R S"]
     source_documents: Int[Tensor, "R S"]
@@ -125,8 +116,7 @@ class PackedPairBatch(Batch):
 class TokenBatch(Batch):
     """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`.
 
-    Where a row holds several documents, `documents` numbers them, and none attends to another.
-    """
+    Where a row holds several documents, `documents` numbers them, and none attends to another."""
 
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]

@@ -1,11 +1,9 @@
 """Which examples go together, in which order, and where a run stands in them.
 
-`Batches(split, ByTokens(8192), seed=1)` walks through one epoch each time it is iterated. The order is a
-function of the seed and the epoch alone; `state_dict()` in the middle of an epoch and `load_state_dict()` in
-another process go on with exactly the batch that would have come next. Processes that share a run take every
-batch apart between them, row by row, so the batches, the budget and the place in the epoch mean the same for
-any number of processes.
-"""
+`Batches(split, ByTokens(8192), seed=1)` walks through one epoch each time it is iterated. The order is a function of
+the seed and the epoch alone; `state_dict()` in the middle of an epoch and `load_state_dict()` in another process go on
+with exactly the batch that would have come next. Processes that share a run take every batch apart between them, row by
+row, so the batches, the budget and the place in the epoch mean the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from clearhead._shapes import Int
 from clearhead.config import Value
 from clearhead.data.batch import Batch
 from clearhead.data.draws import permutation
+from clearhead.data.ragged import round_up
 from clearhead.data.task import Split
 from clearhead.errors import ConfigError, DataError
 from clearhead.values import Count
@@ -57,9 +56,8 @@ class Statistics:
 class ByTokens(Value):
     """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
 
-    `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are
-    sorted at a time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch.
-    """
+    `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are sorted at a
+    time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch."""
 
     budget: Count
     multiple: Count = 1
@@ -67,7 +65,7 @@ class ByTokens(Value):
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
-        widths = -(-lengths // self.multiple) * self.multiple
+        widths = round_up(lengths, self.multiple)
         order = order[widths[order].sum(1) <= self.budget]
         order = order[self._by_length(widths[order])]
         return self._cut(widths[order], order)
@@ -87,8 +85,7 @@ class ByTokens(Value):
         return torch.argsort(key, stable=True)
 
     def _cut(self, widths: Int[Tensor, "n sides"], order: Int[Tensor, " n"]) -> list[Tensor]:
-        groups = []
-        start = 0
+        groups, start = [], 0
         while start < len(order):
             # A group is at least as wide as its first row, so it cannot hold more rows than this.
             most = max(1, self.budget // max(1, int(widths[start].sum())))
@@ -128,8 +125,8 @@ class Packed(Value):
             return []
         firsts = self._firsts(lengths[order])
         counts = torch.diff(firsts, append=torch.tensor([len(order)]))
-        n_rows = -(-len(firsts) // self.rows) * self.rows  # the last batch is made full with empty rows
-        table = torch.full((n_rows, int(counts.max())), -1)
+        # The last batch is made full with empty rows.
+        table = torch.full((round_up(len(firsts), self.rows), int(counts.max())), -1)
         row = torch.repeat_interleave(torch.arange(len(firsts)), counts)
         table[row, torch.arange(len(order)) - firsts[row]] = order
         return list(table.split(self.rows))
@@ -155,10 +152,8 @@ def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
 class Batches(Generic[B_co]):
     """The batches of a split, epoch after epoch; `epoch` and `position` say which comes next.
 
-    `rank` of `world` processes gets the rows rank, rank + world, … of every batch: all have the same number
-    of batches, and joined they are the batches of one process. A process for which a small batch has no row
-    gets one row of weight zero.
-    """
+    `rank` of `world` processes gets the rows rank, rank + world, … of every batch: all have the same number of batches,
+    and joined they are the batches of one process. One for which a small batch has no row gets one of weight zero."""
 
     def __init__(
         self,
@@ -172,20 +167,13 @@ class Batches(Generic[B_co]):
     ) -> None:
         if not 0 <= rank < world:
             raise ConfigError(f"rank {rank} of world {world}: expected 0 ≤ rank < world")
-        self.split = split
-        self.size = size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.rank = rank
-        self.world = world
-        self.epoch = 0
-        self.position = 0
+        self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
+        self.rank, self.world = rank, world
+        self.epoch = self.position = 0
         self._planned: tuple[int, list[Tensor], Tensor] | None = None
         if isinstance(size, Packed) and not split.packs:
-            raise ConfigError(
-                "examples of this task cannot be packed into rows, only sentence pairs can: "
-                "use batch=ByTokens(…) or ByCount(…)"
-            )
+            then = "use batch=ByTokens(…) or ByCount(…)"
+            raise ConfigError(f"examples of this task cannot be packed into rows, only sentence pairs can: {then}")
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
@@ -197,8 +185,7 @@ class Batches(Generic[B_co]):
             order = permutation(n, _ROWS, self.seed, self.epoch) if self.shuffle else torch.arange(n)
             groups = self.size.groups(lengths, order)
             if self.shuffle:
-                turn = permutation(len(groups), _BATCHES, self.seed, self.epoch)
-                groups = [groups[i] for i in turn.tolist()]
+                groups = [groups[i] for i in permutation(len(groups), _BATCHES, self.seed, self.epoch).tolist()]
             self._planned = self.epoch, groups, lengths
         return self._planned[1], self._planned[2]
 
@@ -208,10 +195,8 @@ class Batches(Generic[B_co]):
 
     @property
     def rows_in_all(self) -> int | None:
-        """How many rows this process has in every batch, where all batches have one shape (but for a last,
-        smaller one).
-
-        None where shapes differ."""
+        """How many rows this process has in every batch, where all have one shape (but for a last, smaller one); None
+        where shapes differ."""
         groups, lengths = self._plan()
         same = isinstance(self.size, Packed) or (isinstance(self.size, ByCount) and bool((lengths == lengths[0]).all()))
         return len(max(groups, key=len)[self.rank :: self.world]) if same else None
@@ -221,19 +206,13 @@ class Batches(Generic[B_co]):
         return len(self.groups())
 
     def __iter__(self) -> Iterator[B_co]:
-        """What is left of this epoch.
-
-        When the last batch has been taken, the next epoch begins at its start.
-        """
+        """What is left of this epoch. When the last batch has been taken, the next epoch begins at its start."""
         groups = self.groups()
         while self.position < len(groups):
-            rows = groups[self.position]
-            # Counted before it is handed out: a state saved while a batch is worked on does not bring it
-            # again.
+            # Counted before it is handed out: a state saved while a batch is worked on does not bring it again.
             self.position += 1
-            yield self._batch(rows)
-        self.epoch += 1
-        self.position = 0
+            yield self._batch(groups[self.position - 1])
+        self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
         """Epoch after epoch without end."""
@@ -257,7 +236,7 @@ class Batches(Generic[B_co]):
         if isinstance(self.size, Packed):
             n_padded = sum(map(len, groups)) * self.size.width * lengths.shape[1]
         else:
-            widths = -(-lengths // self.size.multiple) * self.size.multiple
+            widths = round_up(lengths, self.size.multiple)
             n_padded = sum(len(rows) * int(widths[rows].amax(0).sum()) for rows in examples)
         return Statistics(
             n_batches=len(groups),
@@ -268,24 +247,15 @@ class Batches(Generic[B_co]):
         )
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "size": repr(self.size),
-            "examples": len(self.split),
-        }
+        return {"seed": self.seed, "shuffle": self.shuffle, "size": repr(self.size), "examples": len(self.split)}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, as plain values; the number of processes is no part of it."""
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state says.
-
-        It must be of the same data, seed and size, or the place would mean another one.
-        """
-        missing = {"epoch", "position", *self._identity()} - state.keys()
-        if missing:
+        """Go on where a state says. It must be of the same data, seed and size, or the place would mean another one."""
+        if missing := {"epoch", "position", *self._identity()} - state.keys():
             raise ConfigError(f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches")
         for name, here in self._identity().items():
             if state[name] != here:
@@ -295,5 +265,4 @@ class Batches(Generic[B_co]):
                 )
         if state["epoch"] < 0 or state["position"] < 0:
             raise ConfigError(f"epoch {state['epoch']}, position {state['position']}: expected none below 0")
-        self.epoch = int(state["epoch"])
-        self.position = int(state["position"])
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])

@@ -1,8 +1,7 @@
 """Pictures of digits: say which of ten classes a small grey picture shows.
 
-Pictures stay bytes until a batch is made; there they become float32 from 0 to 1, are changed a little in
-training where that is asked for, and are normalised the way the training part says.
-"""
+Pictures stay bytes until a batch is made; there they become float32 from 0 to 1, are changed a little in training where
+that is asked for, and are normalised the way the training part says."""
 
 from __future__ import annotations
 
@@ -34,11 +33,8 @@ class ImageSplit(Split[ImageBatch]):
     def __init__(
         self, images: Images, normalise: Normalisation, *, augment: Sequence[Augmentation] = (), seed: int = 0
     ) -> None:
-        self.pixels = images.pixels
-        self.labels = images.labels
-        self.normalise = normalise
-        self.augment = tuple(augment)
-        self.seed = seed
+        self.pixels, self.labels = images.pixels, images.labels
+        self.normalise, self.augment, self.seed = normalise, tuple(augment), seed
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,14 +48,9 @@ class ImageSplit(Split[ImageBatch]):
         for number, change in enumerate(self.augment):
             columns = torch.arange(change.n_draws, device=there.device)
             images = change(images, draws.uniform(_AUGMENT, self.seed, epoch, number, there[:, None], columns))
-        return ImageBatch(
-            images=self.normalise(images),
-            labels=self.labels[there],
-            weights=torch.ones(len(rows), device=there.device),
-            n_tokens=len(rows),
-            n_padded=len(rows),
-            n_labels=len(rows),
-        )
+        n, ones = len(rows), torch.ones(len(rows), device=there.device)
+        images, labels = self.normalise(images), self.labels[there]
+        return ImageBatch(images=images, labels=labels, weights=ones, n_tokens=n, n_padded=n, n_labels=n)
 
     def to(self, device: torch.device | str) -> ImageSplit:
         other = copy.copy(self)
@@ -74,8 +65,7 @@ class Digits:
     n_classes = 10
 
     def __init__(self, train: ImageSplit, validation: ImageSplit) -> None:
-        self.train = train
-        self.validation = validation
+        self.train, self.validation = train, validation
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -99,9 +89,7 @@ class Digits:
     ) -> Digits:
         """From SVHN's .mat files, an npz, idx files, or (without a path) scikit-learn's 8×8 digits.
 
-        Without a choice, pictures are normalised by the mean and spread of the training part. Only training
-        is augmented.
-        """
+        Without a choice, pictures are normalised by the mean and spread of the training part. Only it is augmented."""
         train, validation = load_images(path)
         choice = normalise if normalise is not None else PerSet.of(train.pixels)
         return cls(ImageSplit(train, choice, augment=augment, seed=seed), ImageSplit(validation, choice))

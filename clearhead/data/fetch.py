@@ -1,12 +1,10 @@
 """Fetching a file so that it is whole or not there, and a broken-off fetch goes on where it stopped.
 
-What has arrived stays in `NAME.part`; the server is asked for the rest of it. Only a file of the right size
-and checksum gets its real name. Nothing but the standard library is used.
-"""
+What has arrived stays in `NAME.part`; the server is asked for the rest of it. Only a file of the right size and
+checksum gets its real name. Nothing but the standard library is used."""
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -59,17 +57,16 @@ def fetch_file(
 ) -> Path:
     """Bring a file into a folder, and give its path. One that is there and right is left as it is.
 
-    A connection that breaks off is taken up again, with growing pauses, until `tries` in a row bring nothing.
-    """
+    A connection that breaks off is taken up again, with growing pauses, until `tries` in a row bring nothing."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
-    if target.is_file() and _is_right(remote, target):
+    if target.is_file() and _why_wrong(remote, target) is None:
         return target
     part = folder / f"{remote.name}.part"
     failures = 0
     while True:
-        before = part.stat().st_size if part.is_file() else 0
+        before = _size(part)
         try:
             _continue(remote, part, timeout=timeout, progress=progress)
             break
@@ -79,23 +76,32 @@ def fetch_file(
                     f"{remote.url} answered {error.code} {error.reason}: the file may have moved; "
                     f"get it by hand and put it at {target}"
                 ) from error
-            after = part.stat().st_size if part.is_file() else 0
-            failures = 1 if after > before else failures + 1
+            failures = 1 if _size(part) > before else failures + 1
             if failures >= tries:
                 raise StorageError(
                     f"{remote.url} could not be fetched ({error}) after {tries} tries; "
-                    f"{after:,} bytes are kept in {part}: "
-                    "call again to go on from there"
+                    f"{_size(part):,} bytes are kept in {part}: call again to go on from there"
                 ) from error
             time.sleep(min(pause * 2 ** (failures - 1), 30.0))
-    _accept(remote, part, target)
+    if (why := _why_wrong(remote, part)) is not None:
+        _forget(part)
+        raise StorageError(f"{remote.url} gave {why}")
+    os.replace(part, target)
+    _note(part).unlink(missing_ok=True)
     return target
 
 
-def _is_right(remote: Remote, path: Path) -> bool:
-    if remote.size is not None and path.stat().st_size != remote.size:
-        return False
-    return remote.sha256 is None or files.sha256(path) == remote.sha256
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _why_wrong(remote: Remote, path: Path) -> str | None:
+    """What a file is instead of the one that is known; None where it is that."""
+    if remote.size is not None and (size := path.stat().st_size) != remote.size:
+        return f"{size:,} bytes, expected {remote.size:,}: it is not the file that is known"
+    if remote.sha256 is not None and (got := files.sha256(path)) != remote.sha256:
+        return f"a file with sha256 {got}, expected {remote.sha256}: it is thrown away"
+    return None
 
 
 def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress | None) -> None:
@@ -173,23 +179,4 @@ def _what_is_there(remote: Remote, part: Path) -> tuple[int, str | None]:
 
 def _forget(part: Path) -> None:
     part.unlink(missing_ok=True)
-    _note(part).unlink(missing_ok=True)
-
-
-def _accept(remote: Remote, part: Path, target: Path) -> None:
-    size = part.stat().st_size
-    if remote.size is not None and size != remote.size:
-        _forget(part)
-        raise StorageError(
-            f"{remote.url} gave {size:,} bytes, expected {remote.size:,}: it is not the file that is known"
-        )
-    if remote.sha256 is not None:
-        with part.open("rb") as file:
-            got = hashlib.file_digest(file, "sha256").hexdigest()
-        if got != remote.sha256:
-            _forget(part)
-            raise StorageError(
-                f"{remote.url} gave a file with sha256 {got}, expected {remote.sha256}: it is thrown away"
-            )
-    os.replace(part, target)
     _note(part).unlink(missing_ok=True)

@@ -1,9 +1,8 @@
 """Reading lines from files that may be compressed.
 
-A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression
-is seen from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them (there the largest
-.txt or .tsv is read).
-"""
+A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression is seen
+from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them (there the largest .txt or .tsv is
+read)."""
 
 from __future__ import annotations
 
@@ -23,17 +22,11 @@ from clearhead.errors import DataError, StorageError
 BOM = b"\xef\xbb\xbf"
 _TEXT_ENDINGS = (".txt", ".tsv")
 # What the libraries raise for content that is not what its first bytes promised.
-_DAMAGE = (
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    EOFError,
-)
+_DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
 
-def _must_be_file(path: Path) -> None:
+def must_be_file(path: Path) -> None:
+    """Refuse what is no file, and say what to do."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder, expected a file: name the file inside it")
     if not path.is_file():
@@ -42,11 +35,8 @@ def _must_be_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The content of a file, decompressed.
-
-    A torn or damaged file is a `StorageError` wherever the damage shows.
-    """
-    _must_be_file(path)
+    """The content of a file, decompressed. A torn or damaged one is a `StorageError` wherever the damage shows."""
+    must_be_file(path)
     with contextlib.ExitStack() as stack:
         try:
             with path.open("rb") as raw:
@@ -91,14 +81,11 @@ def _largest_text(path: Path, sizes: dict[str, int]) -> str:
 def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """(number from 1, line without its ending) for each line.
 
-    A line over `max_bytes` comes as None and is never held whole. Lines end in LF or CR LF. A byte order
-    mark at the very start is dropped.
-    """
+    A line over `max_bytes` comes as None and is never held whole. Lines end in LF or CR LF. A byte order mark at the
+    very start is dropped."""
     limit = -1 if max_bytes is None else max_bytes + len(b"\r\n")
     with open_bytes(path) as file:
-        number = 0
-        while line := file.readline(limit):
-            number += 1
+        for number, line in enumerate(iter(lambda: file.readline(limit), b""), 1):
             if number == 1:
                 line = line.removeprefix(BOM)
             if limit > 0 and not line.endswith(b"\n") and len(line) >= limit:
@@ -112,12 +99,12 @@ def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, by
 
 def size(path: Path) -> int:
     """Bytes of a file as it lies there."""
-    _must_be_file(path)
+    must_be_file(path)
     return path.stat().st_size
 
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file as it lies there, in hexadecimal."""
-    _must_be_file(path)
+    must_be_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

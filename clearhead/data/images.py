@@ -1,14 +1,15 @@
 """Pictures of digits from files, as bytes, before anything is done to them.
 
-Read are SVHN's official cropped files (`train_32x32.mat`, `test_32x32.mat`), an npz with `x_train y_train
-x_val y_val` (also inside xz), the idx files of MNIST and Fashion-MNIST, and the 8×8 digits that come with
-scikit-learn. All become grey.
-"""
+Read are SVHN's official cropped files (`train_32x32.mat`, `test_32x32.mat`), an npz with `x_train y_train x_val y_val`
+(also inside xz), the idx files of MNIST and Fashion-MNIST, and the 8×8 digits that come with scikit-learn. All become
+grey pictures."""
 
 from __future__ import annotations
 
 import io
+import math
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,7 @@ from clearhead.data import files
 from clearhead.errors import DataError, MissingDependencyError, StorageError
 
 _MAT_NAMES = ("train_32x32.mat", "test_32x32.mat")
-_IDX_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_IDX_NAMES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _NPZ_NAMES = ("x_train", "y_train", "x_val", "y_val")
 _N_CLASSES = 10
 
@@ -90,7 +86,8 @@ def read_npz(path: Path) -> tuple[Images, Images]:
     """Training and validation pictures from `x_train y_train x_val y_val`."""
     import numpy
 
-    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else _plain(path) as file:
+    files.must_be_file(path)
+    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else path.open("rb") as file:
         content = file.read()
     try:
         with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -99,15 +96,13 @@ def read_npz(path: Path) -> tuple[Images, Images]:
         raise StorageError(f"{path} cannot be read as npz ({error}): fetch it again") from error
     if len(found) != len(_NPZ_NAMES):
         raise DataError(f"{path} has {', '.join(found) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}")
-    tensors = {name: _tensor(array, path) for name, array in found.items()}
-    train = Images(tensors["x_train"], tensors["y_train"].to(torch.int64), f"{path.name}, train")
-    return train, Images(tensors["x_val"], tensors["y_val"].to(torch.int64), f"{path.name}, val")
+    return _both([_tensor(found[name], path) for name in _NPZ_NAMES], f"{path.name}, train", f"{path.name}, val")
 
 
-def _plain(path: Path) -> Any:
-    if not path.is_file():
-        raise StorageError(f"there is no file {path}: check the path, or fetch the data set first")
-    return path.open("rb")
+def _both(arrays: Sequence[Tensor], train: str, validation: str) -> tuple[Images, Images]:
+    """From the pictures and labels to train on, and those to validate with."""
+    x_train, y_train, x_val, y_val = arrays
+    return Images(x_train, y_train.to(torch.int64), train), Images(x_val, y_val.to(torch.int64), validation)
 
 
 def _tensor(array: Any, path: Path) -> Tensor:
@@ -126,10 +121,7 @@ def read_idx(path: Path) -> Tensor:
     rank = content[3]
     sizes = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
     values = bytearray(content[4 + 4 * rank :])
-    expected = 1
-    for size in sizes:
-        expected *= size
-    if len(values) != expected:
+    if len(values) != (expected := math.prod(sizes)):
         raise StorageError(f"{path} has {len(values):,} values, its header says {expected:,}: fetch it again")
     return torch.frombuffer(values, dtype=torch.uint8).view(sizes) if values else torch.zeros(sizes, dtype=torch.uint8)
 
@@ -142,9 +134,9 @@ def sklearn_digits() -> tuple[Images, Images]:
         raise MissingDependencyError("these digits come with scikit-learn: pip install scikit-learn") from error
     data = load_digits()
     pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)
-    labels = torch.from_numpy(data.target).to(torch.int64)
+    labels = torch.from_numpy(data.target)
     cut = len(labels) - len(labels) // 5
-    return Images(pixels[:cut], labels[:cut], "digits, train"), Images(pixels[cut:], labels[cut:], "digits, val")
+    return _both([pixels[:cut], labels[:cut], pixels[cut:], labels[cut:]], "digits, train", "digits, val")
 
 
 def load_images(path: Path | str | None) -> tuple[Images, Images]:
@@ -159,9 +151,8 @@ def load_images(path: Path | str | None) -> tuple[Images, Images]:
     if ".npz" in path.suffixes:
         return read_npz(path)
     if not path.exists():
-        raise StorageError(
-            f"there is no file or folder {path}; give the pictures, or no path for scikit-learn's digits"
-        )
+        then = "give the pictures, or no path for scikit-learn's digits"
+        raise StorageError(f"there is no file or folder {path}; {then}")
     raise DataError(f"{path}: expected an npz (or npz.xz), or a folder with {' and '.join(_MAT_NAMES)} or idx files")
 
 
@@ -170,10 +161,8 @@ def _from_folder(folder: Path) -> tuple[Images, Images]:
         train, validation = (read_mat(folder / name) for name in _MAT_NAMES)
         return train, validation
     idx = [next((p for p in (folder / n, folder / f"{n}.gz") if p.is_file()), None) for n in _IDX_NAMES]
-    x_train, y_train, x_val, y_val = (read_idx(p) if p is not None else None for p in idx)
-    if x_train is not None and y_train is not None and x_val is not None and y_val is not None:
-        train = Images(x_train, y_train.to(torch.int64), f"{folder.name}, train")
-        return train, Images(x_val, y_val.to(torch.int64), f"{folder.name}, t10k")
+    if all(idx):
+        return _both([read_idx(p) for p in idx if p is not None], f"{folder.name}, train", f"{folder.name}, t10k")
     found = sorted(p for ending in ("npz", "npz.xz", "npz.gz") for p in folder.glob(f"*.{ending}"))
     if len(found) == 1:
         return read_npz(found[0])

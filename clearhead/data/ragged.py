@@ -1,23 +1,25 @@
 """Rows of different lengths in one flat tensor, and the padded rectangle of any choice of them.
 
-A whole corpus is two tensors, the ids end to end and where each row starts. A batch is then one gather: no
-Python loop over rows or tokens, on whatever device the ids lie.
-"""
+A whole corpus is two tensors, the ids end to end and where each row starts. A batch is then one gather: no Python loop
+over rows or tokens, on whatever device the ids lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Bool, Int
 
+Whole = TypeVar("Whole", int, Tensor)
 
-def round_up(x: int, multiple: int) -> int:
-    """The least multiple that is not under x."""
+
+def round_up(x: Whole, multiple: int) -> Whole:
+    """The least multiple that is not under x (or, of a tensor, under each number in it)."""
     return -(-x // multiple) * multiple
 
 
@@ -28,11 +30,8 @@ def inside(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B width"]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position
-    in it.
-
-    The places after a row's last example make up one more, of nothing: `real` is False there.
-    """
+    """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position in
+    it. The places after a row's last example make up one more, of nothing: `real` is False there."""
 
     documents: Int[Tensor, "R width"]
     positions: Int[Tensor, "R width"]
@@ -42,8 +41,7 @@ class Layout:
 class Ragged:
     """`values` (int32) end to end; row r is `values[starts[r] : starts[r] + lengths[r]]`.
 
-    Starts and lengths stay on the CPU, so that the width of a batch is known without waiting for a device.
-    """
+    Starts and lengths stay on the CPU, so that the width of a batch is known without waiting for a device."""
 
     def __init__(self, values: Int[Tensor, " total"], lengths: Int[Tensor, " N"]) -> None:
         self.values = values.to(torch.int32)
@@ -82,18 +80,15 @@ class Ragged:
     ) -> tuple[Int[Tensor, "B width"], Int[Tensor, " B"]]:
         """The rows side by side, filled up on the right, and their lengths (on the CPU).
 
-        The first `skip` and last `drop` ids of every row are left out; the width is a multiple of `multiple`.
-        """
+        The first `skip` and last `drop` ids of every row are left out; the width is a multiple of `multiple`."""
         device = self.values.device
         lengths = (self.lengths[rows] - skip - drop).clamp(min=0)
         width = round_up(int(lengths.max()) if len(lengths) else 0, multiple)
-        columns = torch.arange(width, device=device)
-        index = (self.starts[rows] + skip).to(device)[:, None] + columns  # (B, width)
-        real = columns < lengths.to(device)[:, None]
         if not len(self.values):
-            return torch.full(index.shape, fill, device=device), lengths
+            return torch.full((len(rows), width), fill, device=device), lengths
+        index = (self.starts[rows] + skip).to(device)[:, None] + torch.arange(width, device=device)  # (B, width)
         ids = self.values[index.clamp(max=len(self.values) - 1)].to(torch.int64)
-        return ids.masked_fill(~real, fill), lengths
+        return ids.masked_fill(~inside(lengths.to(device), width), fill), lengths
 
     def layout(self, rows: Int[Tensor, "R most"], width: int, *, drop: int = 0) -> Layout:
         """How the rows of these numbers lie end to end, without their last `drop` ids, `width` places in all."""

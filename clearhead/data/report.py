@@ -1,21 +1,17 @@
 """What became of the rows of a file: how many were good, and which were skipped for what reason.
 
-Reading never stops at a bad row and never hides one: each is counted under its reason, and the first few line
-numbers are kept so that a person can look.
-"""
+Reading never stops at a bad row and never hides one: each is counted under its reason, and the first few line numbers
+are kept so that a person can look."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clearhead.errors import DataError
 
-NO_TAB = "no tab"
-EMPTY_SIDE = "empty side"
-NOT_UTF8 = "not UTF-8"
-TOO_LONG = "too long"
-
+NO_TAB, EMPTY_SIDE, NOT_UTF8, TOO_LONG = "no tab", "empty side", "not UTF-8", "too long"
 _LINES_KEPT = 5
 
 
@@ -51,10 +47,9 @@ class Report:
         return self.n_rows - self.n_skipped
 
     def __str__(self) -> str:
+        skipped = "; ".join(f"{reason} {rows}" for reason, rows in self.skipped.items())
         good = f"{self.source}: {self.n_good:,} of {self.n_rows:,} rows are good"
-        if not self.n_skipped:
-            return f"{good}."
-        return f"{good}; skipped: {'; '.join(f'{reason} {rows}' for reason, rows in self.skipped.items())}."
+        return f"{good}; skipped: {skipped}." if self.n_skipped else f"{good}."
 
     def with_skipped(self, reason: str, line_numbers: list[int]) -> Report:
         """The same report with further rows, counted as good before, skipped for a reason found later."""
@@ -63,7 +58,7 @@ class Report:
         before = self.skipped.get(reason, Skipped())
         first = tuple(sorted([*before.first_lines, *line_numbers])[:_LINES_KEPT])
         after = Skipped(count=before.count + len(line_numbers), first_lines=first)
-        return Report(source=self.source, n_rows=self.n_rows, skipped={**self.skipped, reason: after})
+        return replace(self, skipped={**self.skipped, reason: after})
 
     def require_good(self) -> None:
         """Raise where no row at all can be used."""
@@ -76,24 +71,18 @@ class Tally:
     """Counts rows while a file is read; `report()` freezes the result."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        self.n_rows = 0
-        self._lines: dict[str, list[int]] = {}
-        self._counts: dict[str, int] = {}
+        self.source, self.n_rows = source, 0
+        self._counts: Counter[str] = Counter()
+        self._lines: dict[str, tuple[int, ...]] = {}
 
     def good(self) -> None:
         self.n_rows += 1
 
     def skip(self, reason: str, line: int) -> None:
         self.n_rows += 1
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        kept = self._lines.setdefault(reason, [])
-        if len(kept) < _LINES_KEPT:
-            kept.append(line)
+        self._counts[reason] += 1
+        self._lines[reason] = (*self._lines.get(reason, ()), line)[:_LINES_KEPT]
 
     def report(self) -> Report:
-        skipped = {
-            reason: Skipped(count=count, first_lines=tuple(self._lines[reason]))
-            for reason, count in self._counts.items()
-        }
+        skipped = {reason: Skipped(count=n, first_lines=self._lines[reason]) for reason, n in self._counts.items()}
         return Report(source=self.source, n_rows=self.n_rows, skipped=skipped)

@@ -1,9 +1,8 @@
 """The shape that every task has: a name, a training part and a validation part.
 
-A part (`Split`) is a numbered list of examples. It says how long each is and makes a batch of any of them;
-which ones go together, and in what order, is the business of `Batches`. Example number r of epoch e is always
-the same example, whatever batch or process it is asked for in.
-"""
+A part (`Split`) is a numbered list of examples. It says how long each is and makes a batch of any of them; which ones
+go together, and in what order, is the business of `Batches`. Example number r of epoch e is always the same example,
+whatever batch or process it is asked for in."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Split(ABC, Generic[B_co]):
     def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:
         """Rows of `width` tokens a side, each with the examples of these numbers end to end (−1 is no example).
 
-        Only where `packs` says so: the model has to be told which tokens belong together.
-        """
+        Only where `packs` says so: the model has to be told which tokens belong together."""
         raise NotImplementedError
 
     @abstractmethod

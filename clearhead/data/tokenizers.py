@@ -170,6 +170,8 @@ class Characters(Tokenizer):
         self.unknown = unknown
         self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
         self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
+        # Of the special tokens only <unk> stands for something in the text.
+        self._letters = ["", "", "", *(["\N{REPLACEMENT CHARACTER}"] if unknown else []), *self.alphabet]
         # One entry for each code point: encoding is a look-up, at the speed of memory.
         self._id_of = torch.full((0x110000,), 3 if unknown else -1, dtype=torch.int32)
         ids = torch.arange(len(self.alphabet), dtype=torch.int32) + len(self._names)
@@ -198,9 +200,7 @@ class Characters(Tokenizer):
         return ids
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        # Of the special tokens only <unk> stands for something in the text.
-        letters = ["", "", "", *(["\N{REPLACEMENT CHARACTER}"] if self.unknown else []), *self.alphabet]
-        return "".join(letters[i] for i in as_list(ids, self.vocab_size))
+        return "".join(self._letters[i] for i in as_list(ids, self.vocab_size))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)

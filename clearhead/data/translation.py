@@ -1,16 +1,16 @@
 """Sentence pairs: a file of lines `source TAB target`, further columns ignored, for an encoder-decoder.
 
-The source is given as its tokens and <eos>; the target as <bos> and its tokens, with the tokens and <eos> as
-labels. A held-out part is taken by source sentence: one sentence with many translations is wholly in one
-part, so nothing is learnt by heart.
-"""
+The source is given as its tokens and <eos>; the target as <bos> and its tokens, with the tokens and <eos> as labels. A
+held-out part is taken by source sentence: one sentence with many translations is wholly in one part, so nothing is
+learnt by heart."""
 
 from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -46,22 +46,14 @@ class Pairs:
 
     def and_also(self, phrases: Sequence[tuple[str, str]]) -> Pairs:
         """These rows and further ones, which stand on no line of the file (0)."""
-        return Pairs(
-            sources=[*self.sources, *(source for source, _ in phrases)],
-            targets=[*self.targets, *(target for _, target in phrases)],
-            lines=[*self.lines, *(0 for _ in phrases)],
-            report=self.report,
-        )
+        sources = [*self.sources, *(source for source, _ in phrases)]
+        targets = [*self.targets, *(target for _, target in phrases)]
+        return replace(self, sources=sources, targets=targets, lines=[*self.lines, *[0] * len(phrases)])
 
-    def select(self, keep: Callable[[int], bool]) -> Pairs:
-        """The rows whose number `keep` agrees to; the report stays that of the file."""
-        rows = [row for row in range(len(self)) if keep(row)]
-        return Pairs(
-            sources=[self.sources[row] for row in rows],
-            targets=[self.targets[row] for row in rows],
-            lines=[self.lines[row] for row in rows],
-            report=self.report,
-        )
+    def select(self, keep: Sequence[bool]) -> Pairs:
+        """The rows for which `keep` is True; the report stays that of the file."""
+        sources, targets, lines = (list(compress(of, keep)) for of in (self.sources, self.targets, self.lines))
+        return Pairs(sources=sources, targets=targets, lines=lines, report=self.report)
 
 
 def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
@@ -72,30 +64,33 @@ def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
     targets: list[str] = []
     numbers: list[int] = []
     for number, line in files.lines(path, max_bytes=_MAX_LINE_BYTES):
-        if line is None:
-            tally.skip(report.TOO_LONG, number)
-            continue
-        try:
-            columns = line.decode("utf-8").split("\t", 2)
-        except UnicodeDecodeError:
-            tally.skip(report.NOT_UTF8, number)
-            continue
-        if len(columns) < 2:
-            tally.skip(report.NO_TAB, number)
-            continue
-        source, target = columns[0].strip(), columns[1].strip()
-        if not source or not target:
-            tally.skip(report.EMPTY_SIDE, number)
+        pair = _pair(line)
+        if isinstance(pair, str):
+            tally.skip(pair, number)
             continue
         tally.good()
-        sources.append(source)
-        targets.append(target)
+        sources.append(pair[0])
+        targets.append(pair[1])
         numbers.append(number)
     if swap:
         sources, targets = targets, sources
     pairs = Pairs(sources=sources, targets=targets, lines=numbers, report=tally.report())
     pairs.report.require_good()
     return pairs
+
+
+def _pair(line: bytes | None) -> tuple[str, str] | str:
+    """The two columns of a line, or the reason why it is skipped."""
+    if line is None:
+        return report.TOO_LONG
+    try:
+        columns = line.decode("utf-8").split("\t", 2)
+    except UnicodeDecodeError:
+        return report.NOT_UTF8
+    if len(columns) < 2:
+        return report.NO_TAB
+    first, second = columns[0].strip(), columns[1].strip()
+    return (first, second) if first and second else report.EMPTY_SIDE
 
 
 def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
@@ -109,10 +104,7 @@ def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
 
 
 class PairSplit(Split[PairBatch | PackedPairBatch]):
-    """Encoded pairs.
-
-    `sources` and `targets` are the texts of the rows, `report` what became of the file's rows.
-    """
+    """Encoded pairs. `sources` and `targets` are the texts of the rows, `report` what became of the file's rows."""
 
     packs = True
 
@@ -120,19 +112,12 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
         source = encode_sources(tokenizer, pairs.sources)
         target = encode_targets(tokenizer, pairs.targets)
         fits = (source.lengths <= max_tokens) & (target.lengths - 1 <= max_tokens)
-        keep = fits.nonzero().flatten()
-        self.report = pairs.report.with_skipped(
-            report.TOO_LONG, [pairs.lines[row] for row in (~fits).nonzero().flatten().tolist()]
-        )
-        if not len(keep):
-            raise DataError(
-                f"{pairs.report.source}: "
-                f"all of its {len(pairs):,} pairs have a side of over {max_tokens} tokens: "
-                "raise max_tokens"
-            )
-        kept = set(keep.tolist())
-        pairs = pairs.select(kept.__contains__) if len(keep) < len(pairs) else pairs
-        self.sources, self.targets = pairs.sources, pairs.targets
+        if not fits.any():
+            what = f"all of its {len(pairs):,} pairs have a side of over {max_tokens} tokens"
+            raise DataError(f"{pairs.report.source}: {what}: raise max_tokens")
+        self.report = pairs.report.with_skipped(report.TOO_LONG, pairs.select((~fits).tolist()).lines)
+        kept, keep = pairs.select(fits.tolist()), fits.nonzero().flatten()
+        self.sources, self.targets = kept.sources, kept.targets
         self._source, self._target = source.select(keep), target.select(keep)
         self._pad_id = tokenizer.pad_id
 
@@ -191,9 +176,7 @@ class Translation:
     name = "translation"
 
     def __init__(self, train: PairSplit, validation: PairSplit, tokenizer: Tokenizer) -> None:
-        self.train = train
-        self.validation = validation
-        self.tokenizer = tokenizer
+        self.train, self.validation, self.tokenizer = train, validation, tokenizer
 
     @classmethod
     def load(
@@ -210,10 +193,9 @@ class Translation:
     ) -> Translation:
         """From a file of pairs, or a folder with `train.tsv` and perhaps `dev.tsv` (also `.xz` or `.gz`).
 
-        Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a
-        tokenizer, byte pairs are trained on both sides of the training part. Pairs with a side of over
-        `max_tokens` are skipped. `phrases` are further pairs (source, target) to learn from, never held out.
-        """
+        Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a tokenizer,
+        byte pairs are trained on both sides of the training part. Pairs with a side of over `max_tokens` are skipped.
+        `phrases` are further pairs (source, target) to learn from, never held out."""
         train_path, found = find_files(Path(path))
         validation_path = Path(validation) if validation is not None else found
         pairs = read_pairs(train_path, swap=swap)
@@ -224,27 +206,20 @@ class Translation:
         pairs = pairs.and_also(phrases)
         if tokenizer is None:
             tokenizer = train_bpe([*pairs.sources, *pairs.targets], vocab_size)
-        return cls(
-            PairSplit(pairs, tokenizer, max_tokens=max_tokens),
-            PairSplit(held_out, tokenizer, max_tokens=max_tokens),
-            tokenizer,
-        )
+        train, held = (PairSplit(part, tokenizer, max_tokens=max_tokens) for part in (pairs, held_out))
+        return cls(train, held, tokenizer)
 
 
 def divide(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
-    """Training and held-out pairs.
-
-    Which a pair is depends on its source sentence alone, in any file and any order.
-    """
+    """Training and held-out pairs. Which a pair is depends on its source sentence alone, in any file and any order."""
     fraction = checked(fraction, "hold_out", Fraction)
     held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
     if all(held) or not any(held):
         raise DataError(
-            f"{pairs.report.source}: "
-            f"holding out {fraction:.1%} of {len(pairs):,} pairs leaves one part empty: "
+            f"{pairs.report.source}: holding out {fraction:.1%} of {len(pairs):,} pairs leaves one part empty: "
             "name a validation file, or hold out another fraction"
         )
-    return pairs.select(lambda row: not held[row]), pairs.select(lambda row: held[row])
+    return pairs.select([not is_held for is_held in held]), pairs.select(held)
 
 
 def find_files(path: Path) -> tuple[Path, Path | None]:
