@@ -4,8 +4,7 @@ A frame is `window` samples under a Hann curve; its power spectrum is summed in 
 the ear hears pitch, and the logarithm of each sum is a feature. A frame reads its own samples only, so that frames can
 be made while the sound comes in: `mel.stream()` gives those of the whole recording, however it is cut.
 
-Letters: B recordings, N samples, T frames, F bands.
-"""
+Letters: B recordings, N samples, T frames, F bands."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Mel(Value):
 
     Frame t begins with sample t · hop or, where `centred`, has it in its middle: both ends of the recording are then
     reflected. What is too short for one frame gives none. `scale` is where the bands lie: "htk" is logarithmic
-    throughout and every triangle has height 1; "slaney" is linear up to 1 kHz and every triangle has area 1.
-    """
+    throughout and every triangle has height 1; "slaney" is linear up to 1 kHz and every triangle has area 1."""
 
     sample_rate: Count = 8000
     window: Count = 200

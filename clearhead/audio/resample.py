@@ -2,8 +2,7 @@
 
 Output n stands at input n · source / target and is a weighted sum of the inputs around it. As the ratio is that of two
 whole numbers, the weights repeat: a row for each phase. Every output is summed by itself, in float64, so that it does
-not matter in which pieces the input came.
-"""
+not matter in which pieces the input came."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Resampler:
     """Samples at `source` Hz in pieces of any size, out at `target` Hz.
 
     `feed` gives what can be told so far, which is a few milliseconds behind, and `end` the rest: ⌈N · target / source⌉
-    samples in all.
-    """
+    samples in all."""
 
     def __init__(self, source: int, target: int) -> None:
         for given in (source, target):

@@ -4,8 +4,7 @@
     for piece in Stream(sys.stdin.buffer, rate=8_000, raw_rate=16_000): …
 
 Plain WAV is read here, from files and from pipes, whose writers cannot know the size that a header states; everything
-else is read by `soundfile`. What was done to a sound on the way, or is wrong with it, is said in its notes.
-"""
+else is read by `soundfile`. What was done to a sound on the way, or is wrong with it, is said in its notes."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class Stream:
     """Samples as they come: iterate for pieces, (N,) float32, of one channel at `rate` Hz; else at the sound's own.
 
     `source` is a file's path, or gives bytes: a WAV file from its beginning, or bare samples (`kind`, `channels`, at
-    `raw_rate` Hz, which is `rate` unless given). Each piece is what has come by now, up to `seconds` of it.
-    """
+    `raw_rate` Hz, which is `rate` unless given). Each piece is what has come by now, up to `seconds` of it."""
 
     def __init__(
         self,

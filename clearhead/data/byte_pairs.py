@@ -1,7 +1,6 @@
 """Byte-level byte pairs: a tokenizer that can write any text, trained and run by the `tokenizers` library.
 
-Nothing is ever unknown, and decoding gives back exactly what was encoded.
-"""
+Nothing is ever unknown, and decoding gives back exactly what was encoded."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class BytePairs(LibraryTokenizer):
     """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
 
     A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
-    tokens themselves.
-    """
+    tokens themselves."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -48,17 +46,14 @@ class BytePairs(LibraryTokenizer):
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         import numpy
 
-        # Where a single line end stands between two words no token can reach across it, so the ids are those
-        # of the whole text, while the pieces run in parallel and only some of them are held as Python objects
-        # at a time. A few thousand characters at once take the library half the time of single lines.
-        text = as_text(text)
-        cuts, start = [0], 0
+        # Where a single line end stands between two words no token can reach across it, so the ids are those of the
+        # whole text, while the pieces run in parallel and only some of them are held as Python objects at a time. A few
+        # thousand characters at once take the library half the time of single lines.
+        text, cuts = as_text(text), [0]
         for match in re.finditer(r"\S\n(?=\S)", text):
-            if match.end() - start >= _PIECE:
-                start = match.end()
-                cuts.append(start)
-        cuts.append(len(text))
-        pieces = [text[one:other] for one, other in pairwise(cuts)]
+            if match.end() - cuts[-1] >= _PIECE:
+                cuts.append(match.end())
+        pieces = [text[one:other] for one, other in pairwise([*cuts, len(text)])]
         parts = [torch.zeros(0, dtype=torch.int32)]
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
             ids = chain.from_iterable(self.encode_batch(pieces[first : first + _PIECES_AT_ONCE]))
@@ -89,24 +84,19 @@ def train_bpe(
     """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
 
     The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
-    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer.
-    """
+    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if isinstance(source, str):
-        raise DataError(
-            f"source is the text {source[:40]!r}, whose letters would be taken for texts: "
-            "give a list of texts, or a Path where a file is meant"
-        )
+        then = "give a list of texts, or a Path where a file is meant"
+        raise DataError(f"source is the text {source[:40]!r}, whose letters would be taken for texts: {then}")
     names = [PAD, BOS, EOS, *specials]
     if len(set(names)) != len(names):
         raise ConfigError(f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are")
-    least = len(names) + N_BYTES
-    if vocab_size < least:
-        raise ConfigError(
-            f"vocab_size {vocab_size} is too small: {len(names)} special tokens and {N_BYTES} bytes need {least}"
-        )
+    if vocab_size < (least := len(names) + N_BYTES):
+        why = f"{len(names)} special tokens and {N_BYTES} bytes need {least}"
+        raise ConfigError(f"vocab_size {vocab_size} is too small: {why}")
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -5,13 +5,13 @@ ways of writing the symbols down in their order, blanks in between. Where it is 
 write it down before most of it has been said, or later than `delay` after its end, do not count: a stream must not be
 kept waiting, and a model that may answer at the first sound learns when somebody speaks, and never what.
 
-    B sounds   S symbols of one at most   T frames   F features   N moments   V symbols
-"""
+    B sounds   S symbols of one at most   T frames   F features   N moments   V symbols"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,16 +60,9 @@ class SpeechBatch(Batch):
             moments = torch.arange(logits.shape[1], device=logits.device)
             total = (lost * (moments < torch.tensor(lengths, device=logits.device)[:, None])).sum()
             logits = narrowed
-        scores = logits.log_softmax(-1).transpose(0, 1)
-        total = total + F.ctc_loss(
-            scores,
-            self.labels,
-            lengths,  # type: ignore[arg-type]  # plain numbers wait for no device
-            self.counts,  # type: ignore[arg-type]
-            blank=logits.shape[-1] - 1,
-            reduction="sum",
-            zero_infinity=True,
-        )
+        scores, sizes = logits.log_softmax(-1).transpose(0, 1), (lengths, self.counts)  # plain: no device is waited for
+        how: dict[str, Any] = {"blank": logits.shape[-1] - 1, "reduction": "sum", "zero_infinity": True}
+        total = total + F.ctc_loss(scores, self.labels, *sizes, **how)  # type: ignore[arg-type]
         return total * (self.weights.amax() > 0)
 
     def _in_time(self, logits: Tensor) -> Bool[Tensor, "B N V"]:

@@ -2,8 +2,7 @@
 
 `bits(seed, epoch, row)` is the same number in every process, on every device and in every order of asking, so
 nothing has to be carried along to resume a run, to split it over processes or to look at one example alone.
-The mixing function is the finaliser of splitmix64: each key moves every bit of the result.
-"""
+The mixing function is the finaliser of splitmix64: each key moves every bit of the result."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 SentencePiece model, where a folder has no such file.
 
 The file says how text is cut; which of its tokens begin, end and fill a text is said beside it, in
-`tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it runs no code.
-"""
+`tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it runs no code."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one 
 class Pieces(LibraryTokenizer):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
-    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any.
-    """
+    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any."""
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
         super().__init__(inner)

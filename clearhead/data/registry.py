@@ -2,8 +2,7 @@
 
 None is part of the package. `fetch(name, folder)` brings one where a network allows; a copy got in any other
 way serves as well, and `recognise(path)` says whether a file is one of those known. A checksum that is not
-known is None: such a file is then checked by its structure alone, and the listing says so.
-"""
+known is None: such a file is then checked by its structure alone, and the listing says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """SentencePiece models (tokenizer.model, spiece.model, source.spm) as tokenizers of the `tokenizers` library.
 
-The file is a protocol buffer, of which a few fields are read here; nothing else is needed for that.
-"""
+The file is a protocol buffer, of which a few fields are read here; nothing else is needed for that."""
 
 from __future__ import annotations
 

@@ -64,15 +64,15 @@ class Shards:
         try:
             if index["format"] != FORMAT or index["dtype"] not in ("uint16", "uint32"):
                 raise KeyError("format")
-            rows = [(str(row["file"]), int(row["tokens"]), str(row["sha256"])) for row in index["shards"]]
-            found = cls(
-                folder, tuple(r[0] for r in rows), tuple(r[1] for r in rows), int(index["documents"]), index["dtype"]
-            )
+            names = tuple(str(row["file"]) for row in index["shards"])
+            lengths = tuple(int(row["tokens"]) for row in index["shards"])
+            wanted = [str(row["sha256"]) for row in index["shards"]]
+            found = cls(folder, names, lengths, int(index["documents"]), index["dtype"])
         except (KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{folder / INDEX} is no index of shards: {error}; make it with `tokenize`") from error
         with ThreadPoolExecutor() as pool:
-            for (name, _, wanted), got in zip(rows, pool.map(files.sha256, found._paths()), strict=True):
-                if got != wanted:
+            for name, own, got in zip(names, wanted, pool.map(files.sha256, found._paths()), strict=True):
+                if got != own:
                     raise StorageError(f"{folder / name} is not what was written (its SHA-256 differs): tokenize again")
         return found
 
@@ -159,15 +159,13 @@ def tokenize(
         raise DataError("no file to tokenize: give at least one")
     if separator is not None and (not separator.strip() or "\n" in separator):
         raise ConfigError(f"separator {separator!r}: expected the text of a line")
-    total = sum(files.size(path) for path in sources)
-    folder = Path(out)
+    total, folder = sum(files.size(path) for path in sources), Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, tokenizer)
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     work = _Work(str(folder), tokenizer.to_json(), separator, dtype)
     processes = min(processes or os.cpu_count() or 1, -(-total // bytes_at_once) or 1)
-    records: list[dict[str, Any]] = []
-    done = 0
+    records, done = [], 0
     for piece, record in _worked(_pieces(sources, separator, bytes_at_once), work, tokenizer, processes):
         records.append(record)
         done += len(piece.content)
@@ -180,9 +178,9 @@ def tokenize(
 
 def _claim(folder: Path, tokenizer: Tokenizer) -> None:
     """Refuse a folder that holds something else; write down the tokenizer, without which ids mean nothing."""
-    strange = [p.name for p in folder.iterdir() if p.name not in (INDEX, FILE_NAME) and not _is_ours(p.name)]
-    if strange:
-        raise StorageError(f"{folder} holds {strange[0]}, which is no part of a set of shards; choose another folder")
+    for name in (path.name for path in folder.iterdir()):
+        if name not in (INDEX, FILE_NAME) and not re.fullmatch(r"\.?\d{5,}\.(ids|json)(\.\w+)?", name):
+            raise StorageError(f"{folder} holds {name}, which is no part of a set of shards; choose another folder")
     if (folder / FILE_NAME).is_file() and load_tokenizer(folder).to_json() != tokenizer.to_json():
         raise StorageError(f"{folder} has shards of another tokenizer; choose another folder, or remove it")
     tokenizer.save(folder)
@@ -194,19 +192,12 @@ def _claim(folder: Path, tokenizer: Tokenizer) -> None:
         (folder / INDEX).unlink()
 
 
-def _is_ours(name: str) -> bool:
-    return re.fullmatch(r"\.?\d{5,}\.(ids|json)(\.\w+)?", name) is not None
-
-
 def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
-    index = {
-        "format": FORMAT,
-        "dtype": dtype,
-        "tokens": sum(record["tokens"] for record in records),
-        "documents": sum(record["documents"] for record in records),
-        "skipped_lines": sum(record["skipped"] for record in records),
-        "shards": records,
+    totals = {
+        name: sum(record[own] for record in records)
+        for name, own in (("tokens", "tokens"), ("documents", "documents"), ("skipped_lines", "skipped"))
     }
+    index = {"format": FORMAT, "dtype": dtype, **totals, "shards": records}
     kept = {record["file"] for record in records}
     for left in folder.glob("*.ids"):
         if left.name not in kept:
@@ -231,8 +222,7 @@ def _pieces(sources: Sequence[Path], separator: str | None, at_once: int) -> Ite
 
 
 def _cut(path: Path, at_once: int, *, anywhere: bool) -> Iterator[tuple[bytes, bool]]:
-    """A file in parts of about `at_once` bytes, and which is the last. Line ends are LF, a byte order mark
-    is dropped."""
+    """A file in parts of about `at_once` bytes, and which is the last: line ends as LF, without a byte order mark."""
     with files.open_bytes(path) as file:
         left, is_first = b"", True
         while block := file.read(at_once):
@@ -276,17 +266,15 @@ def _worked(
             yield piece, _made(piece, work, tokenizer)
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
-    with ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=_start, initargs=(work,)
-    ) as pool:
+    anew = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, anew, initializer=_start, initargs=(work,)) as pool:
         waiting: deque[tuple[_Piece, Future[dict[str, Any]]]] = deque()
         for piece in pieces:
             waiting.append((piece, pool.submit(_made_here, piece)))
             if len(waiting) > 2 * processes:
                 first, future = waiting.popleft()
                 yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+        yield from ((first, future.result()) for first, future in waiting)
 
 
 _here: dict[str, Any] = {}
@@ -313,28 +301,20 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
         if record.get("mark") == mark and files.sha256(path) == record.get("sha256"):
             return record
     texts, skipped = _texts(piece, work.separator)
-    ids: list[np.ndarray] = []
+    ids: list[np.ndarray] = [np.zeros(0, np.int64)]
     n_documents = 0
-    end = np.array([tokenizer.eos_id], np.int64)
     for i, text in enumerate(texts):
         ids.append(tokenizer.encode_long(text).numpy())
         is_last = i == len(texts) - 1
         # A text of nothing ends a document only if that began in the piece before.
         if (not is_last or piece.ends) and (text or (i == 0 and not piece.begins and not piece.is_lines)):
-            ids.append(end)
+            ids.append(np.array([tokenizer.eos_id], np.int64))
             n_documents += 1
-    content = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+    content = np.concatenate(ids)
     raw = content.astype(np.dtype(work.dtype).newbyteorder("<")).tobytes()
     write_atomically(path, raw)
-    record = {
-        "file": path.name,
-        "source": piece.source,
-        "tokens": len(content),
-        "documents": n_documents,
-        "skipped": skipped,
-        "sha256": hashlib.sha256(raw).hexdigest(),
-        "mark": mark,
-    }
+    record = {"file": path.name, "source": piece.source, "tokens": len(content), "documents": n_documents}
+    record |= {"skipped": skipped, "sha256": hashlib.sha256(raw).hexdigest(), "mark": mark}
     write_atomically(beside, json.dumps(record).encode())
     return record
 
@@ -342,7 +322,9 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
 def _texts(piece: _Piece, separator: str | None) -> tuple[list[str], int]:
     """The texts of a piece, each but the last a whole document or the end of one; and how many lines were left out."""
     if piece.is_lines:
-        return _texts_of_lines(piece.content)
+        lines = [line for line in piece.content.split(b"\n") if line.strip()]
+        texts = [text for line in lines if (text := _text_of(line)) is not None]
+        return [*texts, ""], len(lines) - len(texts)  # nothing is left open after the last line
     skipped = 0
     try:
         text = piece.content.decode()
@@ -359,29 +341,21 @@ def _texts(piece: _Piece, separator: str | None) -> tuple[list[str], int]:
     return re.split(rf"^{re.escape(separator)}(?:\n|\Z)", text, flags=re.MULTILINE), skipped
 
 
-def _texts_of_lines(content: bytes) -> tuple[list[str], int]:
-    texts, skipped = [], 0
-    for line in content.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-            if not isinstance(text, str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError):
-            skipped += 1
-        else:
-            texts.append(text)
-    return [*texts, ""], skipped  # nothing is left open after the last line
+def _text_of(line: bytes) -> str | None:
+    """The text in a line of JSON; None where there is none."""
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return text if isinstance(text, str) else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StorageError(
-            f"there is no {path}: expected a folder of shards that is finished; run `clearhead data tokenize` again"
-        ) from error
+        expected = "expected a folder of shards that is finished; run `clearhead data tokenize` again"
+        raise StorageError(f"there is no {path}: {expected}") from error
     except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error})") from error
     if not isinstance(document, dict):

@@ -1,17 +1,18 @@
 """Sort and remove repeats: `D A A <START>` is to be continued with `A D <STOP>`, by a decoder.
 
-After the Final Exam of 22 January 2025, Problem 2 (deduplicating and sorting). The examples are made when
-asked for, in any number. The loss is on the output part alone: what letter comes next in a random input
-cannot be learnt. Inputs are kept apart by their content: one in every 32, chosen by a hash, is for validation
-and never in training.
-"""
+After the Final Exam of 22 January 2025, Problem 2 (deduplicating and sorting). The examples are made when asked for, in
+any number. The loss is on the output part alone: what letter comes next in a random input cannot be learnt. Inputs are
+kept apart by their content: one in every 32, chosen by a hash, is for validation and never in training."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import string
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,19 +33,13 @@ _VALIDATION = -1  # the stream of the held-out part; the epochs are the others
 _ONE_IN = 32
 _TRIES = 64
 _AT_ONCE = 1 << 14
+Letters: TypeAlias = tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]  # the letters of each row, and how many they are
 
 
 def alphabet(n: int) -> list[str]:
     """The first n of A … Z, AA, AB, …, in their order: the order that sorting means here."""
-    names = []
-    for i in range(n):
-        name = ""
-        i += 1
-        while i:
-            i, letter = divmod(i - 1, 26)
-            name = chr(ord("A") + letter) + name
-        names.append(name)
-    return names
+    words = (itertools.product(string.ascii_uppercase, repeat=width) for width in itertools.count(1))
+    return ["".join(letters) for letters in itertools.islice(itertools.chain.from_iterable(words), n)]
 
 
 def vocabulary(n_symbols: int) -> Symbols:
@@ -52,9 +47,7 @@ def vocabulary(n_symbols: int) -> Symbols:
     return Symbols([*alphabet(n_symbols), START, STOP, PAD], pad=PAD, bos=START, eos=STOP)
 
 
-def sorted_without_repeats(
-    letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
-) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+def sorted_without_repeats(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Letters:
     """Each row's distinct letters in order, and how many; what stands to their right means nothing."""
     beyond = int(letters.max()) + 1 if letters.numel() else 1
     real = inside(lengths, letters.shape[1])
@@ -79,9 +72,7 @@ class Inputs(Value):
     def validate(self) -> None:
         require(bool(self.lengths), "Inputs: lengths is empty; expected at least one")
 
-    def draw(
-        self, rows: Int[Tensor, " B"], *, stream: int, trial: int = 0
-    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    def draw(self, rows: Int[Tensor, " B"], *, stream: int, trial: int = 0) -> Letters:
         """Random letters (as wide as the longest length there is) and lengths, for each row of a stream."""
         keys = (self.seed, stream, trial, rows)
         wide = (self.seed, stream, trial, rows[:, None])
@@ -107,13 +98,12 @@ class SortSplit(Split[TokenBatch]):
     """Examples made from inputs; subclasses say which inputs."""
 
     def __init__(self, inputs: Inputs, device: torch.device | str = "cpu") -> None:
-        self.inputs = inputs
-        self.device = torch.device(device)
+        self.inputs, self.device = inputs, torch.device(device)
         self.tokenizer = vocabulary(inputs.n_symbols)
         self._lengths: tuple[int, Tensor] | None = None  # of the epoch last asked for
 
     @abstractmethod
-    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
         """The input of each row as letters and their number."""
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
@@ -141,12 +131,8 @@ def make_batch(
     place = torch.arange(width + 1, device=letters.device).expand(len(letters), -1)
     after = place - n_in[:, None] - 1  # place in the output; −1 is <START>
     columns = letters.shape[1] - 1
-    whole = torch.where(
-        after < 0,
-        letters.gather(1, place.clamp(max=columns)),
-        output.gather(1, after.clamp(min=0, max=columns)),
-    )
-    whole = whole.masked_fill(after == -1, tokenizer.bos_id)
+    given, wanted = letters.gather(1, place.clamp(max=columns)), output.gather(1, after.clamp(min=0, max=columns))
+    whole = torch.where(after < 0, given, wanted).masked_fill(after == -1, tokenizer.bos_id)
     whole = whole.masked_fill(after == n_out[:, None], tokenizer.eos_id)
     whole = whole.masked_fill(after > n_out[:, None], tokenizer.pad_id)
     real = inside(lengths, width)
@@ -172,7 +158,7 @@ class TrainingSplit(SortSplit):
     def __len__(self) -> int:
         return self.n_examples
 
-    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
         letters, n_in = self.inputs.draw(rows, stream=epoch)
         for trial in range(1, _TRIES):
             again = is_held_out(letters, n_in).nonzero().flatten()
@@ -210,7 +196,7 @@ class HeldOutSplit(SortSplit):
     def __len__(self) -> int:
         return len(self._n_in)
 
-    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
         return self._letters[rows], self._n_in[rows]
 
     def to(self, device: torch.device | str) -> HeldOutSplit:
@@ -221,10 +207,7 @@ class HeldOutSplit(SortSplit):
 
 
 class SortDedup:
-    """The task: sort letters and remove repeats.
-
-    `unseen_lengths` are left out of training, not of validation.
-    """
+    """The task: sort letters and remove repeats. `unseen_lengths` are left out of training, not of validation."""
 
     name = "sort-dedup"
 

@@ -4,8 +4,7 @@ A stream is put together from recordings of one speaker, so that the times of it
 where and how is drawn on the CPU, a few numbers a row; the sound itself is laid out for a whole batch at once, wherever
 the samples lie, and so are its features.
 
-    B streams   S digits of one at most   N samples   T frames   F features
-"""
+    B streams   S digits of one at most   N samples   T frames   F features"""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._shapes import Float, Int
 from clearhead.audio import Mel, Stream
@@ -144,8 +144,7 @@ def _spoken(samples: Tensor, rate: int) -> tuple[int, int]:
 class Streams(Value):
     """How streams are put together and changed. Draws are even between their limits.
 
-    `seconds` is the length of each, and digits that do not fit are left out; None: as long as its digits take.
-    """
+    `seconds` is the length of each, and digits that do not fit are left out; None: as long as its digits take."""
 
     seconds: Positive | None = None
     digits: tuple[Natural, Natural] = (3, 12)
@@ -199,7 +198,18 @@ class StreamSplit(Split[SpeechBatch]):
 
     @functools.cached_property
     def _by_speaker(self) -> tuple[Tensor, Tensor]:
-        return _by_speaker(self.recordings)
+        """Which recordings a speaker has of a digit, (speakers, 10, most), and how many."""
+        said = self.recordings
+        speakers = said.speakers.unique().tolist()
+        found = [[((said.speakers == s) & (said.digits == d)).nonzero()[:, 0] for d in range(10)] for s in speakers]
+        many = torch.tensor([[len(rows) for rows in row] for row in found])
+        if not many.all():
+            s, d = (many == 0).nonzero()[0].tolist()
+            raise DataError(
+                f"{said.names[speakers[s]]} has no recording of the digit {d} in this part, and streams need all ten; "
+                "add one, or leave the speaker out"
+            )
+        return pad_sequence([rows for row in found for rows in row], batch_first=True).unflatten(0, many.shape), many
 
     def __len__(self) -> int:
         return self.n
@@ -224,14 +234,13 @@ class StreamSplit(Split[SpeechBatch]):
         counts = plan.counts.tolist()
         n_frames = [self.mel.n_frames(n) for n in plan.lengths.tolist()]
         there = torch.arange(plan.clips.shape[1]) < plan.counts[:, None]  # (B, S)
-        spans = (plan.starts[..., None] + self.recordings.spoken[plan.clips] / plan.speeds[..., None]) * there[
-            ..., None
-        ]
+        spans = plan.starts[..., None] + self.recordings.spoken[plan.clips] / plan.speeds[..., None]
+        spans = spans * there[..., None]
         return SpeechBatch(
             frames=frames,
             labels=(self.recordings.digits[plan.clips] * there).to(device),
-            weights=there.to(torch.float32).to(device),
-            spans=(spans / self.mel.sample_rate).to(torch.float32).to(device),
+            weights=there.to(device, torch.float32),
+            spans=(spans / self.mel.sample_rate).to(device, torch.float32),
             delay=self.delay,
             mel=self.mel,
             counts=tuple(counts),
@@ -257,12 +266,11 @@ class StreamSplit(Split[SpeechBatch]):
         pauses = (rate * (how.pause[0] + pause * (how.pause[1] - how.pause[0]))).long()
         ends = (pauses + taken).cumsum(1)
         tail = int(rate * TAIL)
-        if how.seconds is not None:
-            length = int(how.seconds * rate)
-            counts = torch.minimum(counts, (ends + tail <= length).sum(1))
-            lengths = torch.full_like(counts, length)
-        else:
+        if how.seconds is None:
             lengths = tail + ends.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]
+        else:
+            lengths = torch.full_like(counts, int(how.seconds * rate))
+            counts = torch.minimum(counts, (ends + tail <= lengths[:, None]).sum(1))
         there = torch.arange(most) < counts[:, None]
         starts = torch.where(there, ends - taken, _NEVER)
         loudness = self._rms[clips].mean(1)
@@ -314,32 +322,9 @@ class SingleSplit(StreamSplit):
         return self.recordings.lengths[:, None]
 
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
-        nothing = torch.zeros(len(rows))
-        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
-        where, speed = torch.zeros(len(rows), 1, dtype=torch.int64), torch.ones(len(rows), 1)
-        return _Plan(
-            rows[:, None], where, speed, where[:, 0] + 1, lengths, nothing + 1, nothing, torch.zeros(len(rows), 10)
-        )
-
-
-def _by_speaker(recordings: Recordings) -> tuple[Tensor, Tensor]:
-    """Which recordings a speaker has of a digit, (speakers, 10, most), and how many."""
-    speakers = recordings.speakers.unique().tolist()
-    found = [
-        [((recordings.speakers == s) & (recordings.digits == d)).nonzero()[:, 0] for d in range(10)] for s in speakers
-    ]
-    many = torch.tensor([[len(rows) for rows in row] for row in found])
-    if not many.all():
-        s, d = (many == 0).nonzero()[0].tolist()
-        raise DataError(
-            f"{recordings.names[speakers[s]]} has no recording of the digit {d} in this part, and streams need all "
-            "ten; add one, or leave the speaker out"
-        )
-    table = torch.zeros(*many.shape, int(many.max()), dtype=torch.int64)
-    for s, row in enumerate(found):
-        for d, rows in enumerate(row):
-            table[s, d, : len(rows)] = rows
-    return table, many
+        B, lengths = len(rows), self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
+        start, one = torch.zeros(B, 1, dtype=torch.int64), torch.ones(B)
+        return _Plan(rows[:, None], start, one[:, None], start[:, 0] + 1, lengths, one, 0 * one, torch.zeros(B, 10))
 
 
 def _loudness(recordings: Recordings) -> Float[Tensor, " n"]:

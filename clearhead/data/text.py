@@ -2,8 +2,7 @@
 
 The last part of the text (a tenth, unless told) is the validation part. There the windows stand end to end
 and every token but the first is predicted exactly once, so a validation loss is over the whole part and does
-not depend on luck.
-"""
+not depend on luck."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class ConsecutiveWindows(Value):
     """Windows end to end over the whole text, the last one shorter.
 
     `shifted` begins each epoch at another token, so that the cuts fall elsewhere: then all windows are full, and less
-    than two windows' worth is left out at the ends.
-    """
+    than two windows' worth is left out at the ends."""
 
     shifted: bool = False
 

@@ -86,8 +86,7 @@ def prune(run: Path, keep: int, *, at: int) -> None:
     """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what interrupted
     saves left.
 
-    Those beyond it could not be used when the run was resumed: they must not take the places of good ones.
-    """
+    Those beyond it could not be used when the run was resumed: they must not take the places of good ones."""
     found = _steps(run)
     kept = sorted((step for step in found if step <= at), reverse=True)[:keep]
     for step in set(found) - set(kept):
@@ -148,8 +147,7 @@ def _put_in_place(new: Path, final: Path) -> None:
 def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
     """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
 
-    `recipe` is the mark of the run that they must belong to.
-    """
+    `recipe` is the mark of the run that they must belong to."""
     for step in sorted(_steps(run), reverse=True):
         folder = run / f"step-{step:08d}"
         try:

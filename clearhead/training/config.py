@@ -1,8 +1,7 @@
 """How a run is made: how long, how fast, in which numbers, on what, and how often it is looked at and stored.
 
 `TrainConfig` is a frozen value like a model's configuration. It checks itself and round-trips through TOML, and the run
-folder keeps it, so that a run can be resumed, repeated and read about. Dropout is the model's, not the run's.
-"""
+folder keeps it, so that a run can be resumed, repeated and read about. Dropout is the model's, not the run's."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ __all__ = ["draw_run", "draw_schedule", "new_figure", "save_figure"]
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     """Loss (training and validation) above, learning rate below, over the steps; from the run's log.
 
-    The picture goes to `path`, or to `loss.png` in the run's folder.
-    """
+    The picture goes to `path`, or to `loss.png` in the run's folder."""
     run = Path(run)
     rows = read_log(run)
     train = [row for row in rows if row.get("kind") == "train"]

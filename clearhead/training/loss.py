@@ -36,8 +36,7 @@ class Objective:
 
     With `smoothing` ε the right label is wanted with probability 1 − ε + ε/V and each other with ε/V. With
     `consistency` α the second half of the rows are the examples of the first half again, and the two answers are held
-    together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)).
-    """
+    together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁))."""
 
     smoothing: float = 0.0
     consistency: float = 0.0
@@ -62,8 +61,7 @@ PLAIN = Objective()
 def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
     """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
 
-    Sums add up over batches and processes; means of means would not.
-    """
+    Sums add up over batches and processes; means of means would not."""
     return loss_sum(model, batch, Objective(smoothing=label_smoothing)), batch.n_labels
 
 
@@ -91,8 +89,7 @@ def parts_of(model: nn.Module) -> nn.Module | None:
     """The model, if it can be asked for features and vocabulary instead of logits.
 
     Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the
-    model: what they do would be passed over. Nor where logits are capped, which is no product.
-    """
+    model: what they do would be passed over. Nor where logits are capped, which is no product."""
     if getattr(getattr(model, "config", None), "logit_cap", None) is not None:
         return None
     owner = {name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "features")}

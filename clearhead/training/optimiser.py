@@ -53,8 +53,7 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW over a model's parameters in two groups: those that decay and those that do not.
 
-    The fused implementation is used wherever the parameters' device has one.
-    """
+    The fused implementation is used wherever the parameters' device has one."""
     parameters = dict(model.named_parameters())
     decay, keep = decay_groups(model)
     groups: list[dict[str, Any]] = [

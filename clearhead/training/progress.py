@@ -1,7 +1,6 @@
 """Watching a run from outside: the loop tells a `Progress` what happens, and does not ask what it does with it.
 
-`Progress` itself is silent. `ProgressBar` draws a bar in a terminal with rich, which is imported when it is used.
-"""
+`Progress` itself is silent. `ProgressBar` draws a bar in a terminal with rich, which is imported when it is used."""
 
 from __future__ import annotations
 

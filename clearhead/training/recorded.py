@@ -26,8 +26,7 @@ class Recorded:
     """Calls `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays such a call.
 
     A recording leaves its gradients in memory of its own, which the next replay writes over; where a parameter has a
-    gradient already, as when several batches make one update, they are added to it.
-    """
+    gradient already, as when several batches make one update, they are added to it."""
 
     def __init__(self, run: Pass, parameters: Iterable[nn.Parameter]) -> None:
         self._run = run

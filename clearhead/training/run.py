@@ -8,8 +8,7 @@ runs/translation/
   step-00000100/    checkpoints
   loss.png          loss and schedule, drawn at the end
   summary.json
-  model/            the result: config.toml, model.safetensors, tokenizer.json, train.toml
-"""
+  model/            the result: config.toml, model.safetensors, tokenizer.json, train.toml"""
 
 from __future__ import annotations
 
@@ -266,8 +265,7 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
 def _begin(job: _Job, world: World) -> None:
     """Make the run's folder. Nothing is there before all that can be refused has been looked at.
 
-    The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should.
-    """
+    The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should."""
     if world.is_first:
         job.folder.mkdir(parents=True, exist_ok=True)
         if (tokenizer := getattr(job.task, "tokenizer", None)) is not None:

@@ -1,8 +1,7 @@
 """Learning rates as functions of the step: a schedule is a frozen value, and `schedule(step)` is the rate.
 
 Steps count updates from 1, so the first update is made with `schedule(1)` and the last of a run with `schedule(total)`.
-Nothing is carried from step to step: a resumed run asks for its step and gets what the unbroken one got.
-"""
+Nothing is carried from step to step: a resumed run asks for its step and gets what the unbroken one got."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class InverseRoot(Value):
 
         lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
 
-    It has no end, so nothing happens at the end of a run.
-    """
+    It has no end, so nothing happens at the end of a run."""
 
     lr_max: Positive = 1e-3
     warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups

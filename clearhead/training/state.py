@@ -1,8 +1,7 @@
 """Everything that a run has to carry from one step to the next, as named tensors, and back.
 
 Weights go by their names in the model. AdamW's state is `optimiser/exp_avg/NAME` and so on, random generators are
-`rng/RANK/cpu` and `rng/RANK/cuda`: one flat collection, whichever way the model is shared out.
-"""
+`rng/RANK/cpu` and `rng/RANK/cuda`: one flat collection, whichever way the model is shared out."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ class Interruption:
 def listening() -> Iterator[Interruption]:
     """Inside the block the first Ctrl-C or SIGTERM is only noted; a second one acts as it did before.
 
-    Python lets only the main thread listen for signals; in any other thread this does nothing.
-    """
+    Python lets only the main thread listen for signals; in any other thread this does nothing."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption

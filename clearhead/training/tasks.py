@@ -176,8 +176,7 @@ def _no_data(task: str, what: str) -> DataError:
 def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Config:
     """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes.
 
-    A table of learned positions has a row for every place that a batch can have: also for padding, and in any epoch.
-    """
+    A table of learned positions has a row for every place that a batch can have: also for padding, and in any epoch."""
     known: dict[str, Any] = {}
     if (tokenizer := getattr(task, "tokenizer", None)) is not None:
         known["vocab_size"] = tokenizer.vocab_size
