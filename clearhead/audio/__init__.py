@@ -7,14 +7,4 @@ from clearhead.audio.mel import Mel, MelStream, NaturalLog, WhisperLog
 from clearhead.audio.resample import Resampler, resample
 from clearhead.audio.samples import Sound, Stream, read
 
-__all__ = [
-    "Mel",
-    "MelStream",
-    "NaturalLog",
-    "Resampler",
-    "Sound",
-    "Stream",
-    "WhisperLog",
-    "read",
-    "resample",
-]
+__all__ = ["Mel", "MelStream", "NaturalLog", "Resampler", "Sound", "Stream", "WhisperLog", "read", "resample"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -70,32 +70,18 @@ class Mel(Value):
     drop_last: bool = False  # leave out the last frame of a centred recording, as Whisper does
 
     def validate(self) -> None:
-        require(self.window >= 2, f"Mel: window is {self.window}; expected 2 samples or more")
-        require(
-            self.n_fft >= self.window,
-            f"Mel: n_fft is {self.n_fft}, less than the window of {self.window}; make it at least as long",
-        )
-        require(self.hop <= self.window, f"Mel: a hop of {self.hop} skips samples; expected at most {self.window}")
-        require(
-            self.low < self.top <= self.sample_rate / 2,
-            f"Mel: bands from {self.low} to {self.top} Hz; expected low < high ≤ {self.sample_rate / 2}",
-        )
+        window, n_fft, half = self.window, self.n_fft, self.sample_rate / 2
+        require(window >= 2, f"Mel: window is {window}; expected 2 samples or more")
+        require(n_fft >= window, f"Mel: n_fft is {n_fft}, less than the window of {window}; make it at least as long")
+        require(self.hop <= window, f"Mel: a hop of {self.hop} skips samples; expected at most {window}")
+        bands = f"bands from {self.low} to {self.top} Hz"
+        require(self.low < self.top <= half, f"Mel: {bands}; expected low < high ≤ {half}")
 
     @classmethod
     def whisper(cls, n_mels: int = 80) -> Mel:
         """The features of Whisper (Radford et al., 2022)."""
-        return cls(
-            sample_rate=16_000,
-            window=400,
-            hop=160,
-            n_fft=400,
-            n_mels=n_mels,
-            low=0.0,
-            scale="slaney",
-            log=WhisperLog(),
-            centred=True,
-            drop_last=True,
-        )
+        sizes: dict[str, Any] = {"sample_rate": 16_000, "window": 400, "hop": 160, "n_fft": 400, "n_mels": n_mels}
+        return cls(**sizes, low=0.0, scale="slaney", log=WhisperLog(), centred=True, drop_last=True)
 
     @property
     def top(self) -> float:
@@ -120,9 +106,7 @@ class Mel(Value):
         samples = _checked(samples)
         if samples.shape[1] <= self.margin:
             return samples.new_zeros(len(samples), 0, self.n_mels)
-        if self.centred:
-            samples = F.pad(samples, (self.margin, self.margin), mode="reflect")
-        frames = self.frames(samples)
+        frames = self.frames(F.pad(samples, (self.margin, self.margin), mode="reflect") if self.centred else samples)
         return self.log(frames[:, : frames.shape[1] - self.drop_last])
 
     def frames(self, samples: Float[Tensor, "B N"]) -> Float[Tensor, "B T F"]:
@@ -148,11 +132,10 @@ class MelStream:
     """Frames of one recording, as they become known. `feed` what has come, `finish` at its end."""
 
     def __init__(self, mel: Mel) -> None:
-        self.mel = mel
-        self.n_samples = 0
+        self.mel, self.n_samples = mel, 0
         self._kept: Tensor | None = None  # samples that a frame to come still needs, (1, n)
-        self._reflected = not mel.centred  # whether the beginning has been mirrored already
         self._next = 0  # where in these the next frame begins
+        self._reflected = not mel.centred  # whether the beginning has been mirrored already
 
     def feed(self, samples: Float[Tensor, " N"]) -> Float[Tensor, "T F"]:
         """The frames that these samples complete."""
@@ -161,11 +144,10 @@ class MelStream:
         new = _checked(samples[None])
         self.n_samples += new.shape[1]
         self._kept = new if self._kept is None else torch.cat((self._kept, new.to(self._kept)), 1)
-        margin = self.mel.margin
         if not self._reflected:
-            if self._kept.shape[1] <= margin:
+            if self._kept.shape[1] <= self.mel.margin:
                 return new.new_zeros(0, self.mel.n_mels)
-            self._kept, self._reflected = F.pad(self._kept, (margin, 0), mode="reflect"), True
+            self._kept, self._reflected = F.pad(self._kept, (self.mel.margin, 0), mode="reflect"), True
         return self._known()
 
     def finish(self) -> Float[Tensor, "T F"]:
@@ -193,22 +175,20 @@ def _checked(samples: Tensor) -> Tensor:
     if samples.dim() != 2:
         raise ShapeError(f"samples have shape {tuple(samples.shape)}; expected (B, N), a row for each recording")
     if not samples.is_floating_point():
-        raise DtypeError(
-            f"samples are {samples.dtype}; expected numbers from −1 to 1. Convert 16-bit ones with "
-            "`samples.float() / 32768`"
-        )
+        then = "Convert 16-bit ones with `samples.float() / 32768`"
+        raise DtypeError(f"samples are {samples.dtype}; expected numbers from −1 to 1. {then}")
     return samples if samples.dtype == torch.float64 else samples.float()
 
 
 @functools.lru_cache(maxsize=16)
 def _tables(mel: Mel, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The Hann curve, and the weight of each frequency in each band (n_fft // 2 + 1, F)."""
-    curve = torch.hann_window(mel.window, dtype=torch.float64, device="cpu")
-    low, high = _mels(mel.low, mel.scale), _mels(mel.top, mel.scale)
-    places = torch.linspace(low, high, mel.n_mels + 2, dtype=torch.float64, device="cpu").tolist()
-    corners = torch.tensor([_hertz(place, mel.scale) for place in places], dtype=torch.float64, device="cpu")
+    exact: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+    curve = torch.hann_window(mel.window, **exact)
+    places = torch.linspace(_mels(mel.low, mel.scale), _mels(mel.top, mel.scale), mel.n_mels + 2, **exact).tolist()
+    corners = torch.tensor([_hertz(place, mel.scale) for place in places], **exact)
     width = corners.diff()  # (F + 1,)
-    at = torch.arange(mel.n_fft // 2 + 1, dtype=torch.float64, device="cpu") * (mel.sample_rate / mel.n_fft)
+    at = torch.arange(mel.n_fft // 2 + 1, **exact) * (mel.sample_rate / mel.n_fft)
     up = (at[:, None] - corners[:-2]) / width[:-1]
     down = (corners[2:] - at[:, None]) / width[1:]
     bands = torch.minimum(up, down).clamp(min=0)

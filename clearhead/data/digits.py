@@ -5,7 +5,6 @@ that is asked for, and are normalised the way the training part says."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +29,8 @@ def prepare(pixels: Tensor, normalise: Normalisation) -> Float[Tensor, "B 1 heig
 class ImageSplit(Split[ImageBatch]):
     """Pictures and their classes, with what is done to them."""
 
+    moves = ("pixels", "labels")
+
     def __init__(
         self, images: Images, normalise: Normalisation, *, augment: Sequence[Augmentation] = (), seed: int = 0
     ) -> None:
@@ -51,11 +52,6 @@ class ImageSplit(Split[ImageBatch]):
         n, ones = len(rows), torch.ones(len(rows), device=there.device)
         images, labels = self.normalise(images), self.labels[there]
         return ImageBatch(images=images, labels=labels, weights=ones, n_tokens=n, n_padded=n, n_labels=n)
-
-    def to(self, device: torch.device | str) -> ImageSplit:
-        other = copy.copy(self)
-        other.pixels, other.labels = self.pixels.to(device), self.labels.to(device)
-        return other
 
 
 class Digits:

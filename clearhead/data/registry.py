@@ -77,12 +77,7 @@ def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
 
 
 def fetch(
-    name: str | DataSet,
-    folder: Path | str,
-    *,
-    progress: Progress | None = None,
-    tries: int = 5,
-    pause: float = 1.0,
+    name: str | DataSet, folder: Path | str, *, progress: Progress | None = None, tries: int = 5, pause: float = 1.0
 ) -> list[Path]:
     """Bring the files of a data set into a folder: resumed where it broke off, checked, whole or absent."""
     item = find(name) if isinstance(name, str) else name

@@ -6,7 +6,6 @@ kept apart by their content: one in every 32, chosen by a hash, is for validatio
 
 from __future__ import annotations
 
-import copy
 import itertools
 import string
 from abc import abstractmethod
@@ -97,8 +96,11 @@ def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool
 class SortSplit(Split[TokenBatch]):
     """Examples made from inputs; subclasses say which inputs."""
 
-    def __init__(self, inputs: Inputs, device: torch.device | str = "cpu") -> None:
-        self.inputs, self.device = inputs, torch.device(device)
+    moves = ("_at",)
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self._at = torch.zeros(0)  # on the device where examples are made
         self.tokenizer = vocabulary(inputs.n_symbols)
         self._lengths: tuple[int, Tensor] | None = None  # of the epoch last asked for
 
@@ -110,13 +112,13 @@ class SortSplit(Split[TokenBatch]):
         if self._lengths is None or self._lengths[0] != epoch:
             parts = []
             for rows in torch.arange(len(self)).split(_AT_ONCE):
-                letters, n_in = self.letters(rows.to(self.device), epoch)
+                letters, n_in = self.letters(rows.to(self._at.device), epoch)
                 parts.append((n_in + 1 + sorted_without_repeats(letters, n_in)[1]).cpu())
             self._lengths = epoch, torch.cat(parts)[:, None]
         return self._lengths[1]
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
-        letters, n_in = self.letters(rows.to(self.device), epoch)
+        letters, n_in = self.letters(rows.to(self._at.device), epoch)
         return make_batch(letters, n_in, self.tokenizer, multiple=multiple)
 
 
@@ -151,8 +153,8 @@ def make_batch(
 class TrainingSplit(SortSplit):
     """New examples in every epoch, none of them held out."""
 
-    def __init__(self, inputs: Inputs, n_examples: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(inputs, device)
+    def __init__(self, inputs: Inputs, n_examples: int) -> None:
+        super().__init__(inputs)
         self.n_examples = n_examples
 
     def __len__(self) -> int:
@@ -169,15 +171,14 @@ class TrainingSplit(SortSplit):
             f"{self.inputs}: too few different inputs, nearly all of them held out: raise n_symbols or the lengths"
         )
 
-    def to(self, device: torch.device | str) -> TrainingSplit:
-        return TrainingSplit(self.inputs, self.n_examples, device)
-
 
 class HeldOutSplit(SortSplit):
     """A fixed choice of the inputs that training never has, each once, as far as there are so many."""
 
-    def __init__(self, inputs: Inputs, n_examples: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(inputs, device)
+    moves = ("_at", "_letters", "_n_in")
+
+    def __init__(self, inputs: Inputs, n_examples: int) -> None:
+        super().__init__(inputs)
         found: dict[tuple[int, ...], None] = {}  # a set that keeps its order
         # One draw in 32 is held out: twice that many are enough unless there are few different inputs.
         for rows in torch.arange(max(_AT_ONCE, 2 * _ONE_IN * n_examples)).split(_AT_ONCE):
@@ -198,12 +199,6 @@ class HeldOutSplit(SortSplit):
 
     def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
         return self._letters[rows], self._n_in[rows]
-
-    def to(self, device: torch.device | str) -> HeldOutSplit:
-        other = copy.copy(self)
-        other.device = torch.device(device)
-        other._letters, other._n_in = self._letters.to(device), self._n_in.to(device)
-        return other
 
 
 class SortDedup:

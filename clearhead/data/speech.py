@@ -8,7 +8,6 @@ the samples lie, and so are its features.
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import itertools
@@ -186,6 +185,8 @@ class StreamSplit(Split[SpeechBatch]):
     """Streams without end: row r of epoch e is always the same one. `delay` is how many seconds after its end a digit
     may still be written down (None: whenever)."""
 
+    moves = ("_sound", "_noise", "_clips")
+
     def __init__(
         self, recordings: Recordings, mel: Mel, streams: Streams, *, n: int, delay: float | None = None, seed: int = 0
     ) -> None:
@@ -217,11 +218,6 @@ class StreamSplit(Split[SpeechBatch]):
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
         # Streams of one length are what batches like best, and others are only known once they are drawn.
         return torch.ones(self.n, 1, dtype=torch.int64)
-
-    def to(self, device: torch.device | str) -> StreamSplit:
-        other = copy.copy(self)
-        other._sound, other._noise, other._clips = (x.to(device) for x in (self._sound, self._noise, self._clips))
-        return other
 
     def answers(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "B S"]:
         return self.recordings.digits[self._plan(rows, 0).clips]  # without making a sound

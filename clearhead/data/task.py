@@ -6,8 +6,9 @@ whatever batch or process it is asked for in."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from clearhead._shapes import Int
 from clearhead.data.batch import Batch
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
+AnySplit = TypeVar("AnySplit", bound="Split[Any]")
 
 
 class Split(ABC, Generic[B_co]):
@@ -23,6 +25,7 @@ class Split(ABC, Generic[B_co]):
 
     packs: ClassVar[bool] = False  # whether several can share a row
     reads: ClassVar[bool] = False  # whether batches are read from files as they are asked for, and stay on the CPU
+    moves: ClassVar[tuple[str, ...]] = ()  # the attributes that lie where batches are made
 
     @abstractmethod
     def __len__(self) -> int:
@@ -46,9 +49,12 @@ class Split(ABC, Generic[B_co]):
         Only where `packs` says so: the model has to be told which tokens belong together."""
         raise NotImplementedError
 
-    @abstractmethod
-    def to(self, device: torch.device | str) -> Split[B_co]:
+    def to(self: AnySplit, device: torch.device | str) -> AnySplit:
         """The same examples, with batches made on a device: worth it wherever the data fits there."""
+        other = copy.copy(self)
+        for name in self.moves:
+            setattr(other, name, getattr(self, name).to(device))
+        return other
 
 
 @runtime_checkable

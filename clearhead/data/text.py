@@ -6,7 +6,6 @@ not depend on luck."""
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +153,8 @@ class _Windows(Split[TokenBatch]):
 class WindowSplit(_Windows):
     """Windows over ids that are all there."""
 
+    moves = ("ids",)
+
     def __init__(
         self, ids: Int[Tensor, " N"], *, context: int, windows: Windows, seed: int = 0, pad_id: int = 0
     ) -> None:
@@ -164,17 +165,12 @@ class WindowSplit(_Windows):
         index = start.to(self.ids.device)[:, None] + torch.arange(width, device=self.ids.device)
         return self.ids[index.clamp(max=len(self.ids) - 1)].to(torch.int64)
 
-    def to(self, device: torch.device | str) -> WindowSplit:
-        moved = copy.copy(self)
-        moved.ids = self.ids.to(device)
-        return moved
-
 
 class ShardSplit(_Windows):
     """Windows over ids that stay in their files, from number `first` up to `last`.
 
-    Where documents are kept `apart`, no token attends to another document, and the first token of one is not predicted
-    from the end of the one before."""
+    Batches travel when they have been read. Where documents are kept `apart`, no token attends to another document, and
+    the first token of one is not predicted from the end of the one before."""
 
     reads = True
 
@@ -191,9 +187,6 @@ class ShardSplit(_Windows):
         for row, one, other in zip(table, start.tolist(), end.tolist(), strict=True):
             row[: other - one + 1] = torch.from_numpy(self.shards.read(self.first + one, self.first + other + 1))
         return table
-
-    def to(self, device: torch.device | str) -> ShardSplit:
-        return self  # a batch travels when it has been read
 
 
 class Text:

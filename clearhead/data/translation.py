@@ -6,7 +6,6 @@ learnt by heart."""
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +105,7 @@ def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
 class PairSplit(Split[PairBatch | PackedPairBatch]):
     """Encoded pairs. `sources` and `targets` are the texts of the rows, `report` what became of the file's rows."""
 
-    packs = True
+    packs, moves = True, ("_source", "_target")
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
         source = encode_sources(tokenizer, pairs.sources)
@@ -163,11 +162,6 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
             n_padded=2 * rows.shape[0] * width,
             n_labels=n_labels,
         )
-
-    def to(self, device: torch.device | str) -> PairSplit:
-        other = copy.copy(self)
-        other._source, other._target = self._source.to(device), self._target.to(device)
-        return other
 
 
 class Translation:

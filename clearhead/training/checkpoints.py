@@ -1,5 +1,4 @@
-"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before they
-are used.
+"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before their use.
 
 A checkpoint is one flat collection of named tensors (`encoder.norm.weight`, `exp_avg/encoder.norm.weight`, …) and one
 `state.json` of plain values. The part of a name before a "/" says which file a tensor lies in; names without one are
@@ -83,8 +82,7 @@ def write(
 
 
 def prune(run: Path, keep: int, *, at: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what interrupted
-    saves left.
+    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what broken saves left.
 
     Those beyond it could not be used when the run was resumed: they must not take the places of good ones."""
     found = _steps(run)
@@ -98,14 +96,20 @@ def prune(run: Path, keep: int, *, at: int) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each file, by its name."""
     files: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group = name.partition("/")[0] if "/" in name else _MODEL
+        files.setdefault(f"{group}.safetensors", {})[name] = tensor
+    return files
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    for file, content in _by_file(tensors).items():
         # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
-        files.setdefault(group, {})[name] = tensor.detach().cpu().contiguous()
-    for group, content in files.items():
-        save_tensors(folder / f"{group}.safetensors", content, {"format": "pt"})
+        there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
+        save_tensors(folder / file, there, {"format": "pt"})
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -124,20 +128,16 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _put_in_place(new: Path, final: Path) -> None:
-    for path in _files(new):
-        sync(new / path)
-    sync(new / _MANIFEST)
-    for folder in {(new / path).parent for path in _files(new)} | {new}:
-        sync(folder)
+    files = [new / path for path in (*_files(new), _MANIFEST)]
+    for path in (*files, *{file.parent for file in files}):
+        sync(path)
+    # Where it is there already: the same step again, of a run resumed from an earlier one, or a folder found torn.
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     if final.exists():
-        # The same step again: a run resumed from an earlier one, or one whose folder was found torn.
-        old = final.with_name(f".{final.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
         os.replace(final, old)
-        os.replace(new, final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.replace(new, final)
+    os.replace(new, final)
+    shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
 
 
@@ -167,15 +167,13 @@ def warn_of(error: Exception) -> None:
 
 
 def _steps(run: Path) -> list[int]:
-    if not run.is_dir():
-        return []
-    return [int(match.group(1)) for path in run.iterdir() if path.is_dir() and (match := _NAME.fullmatch(path.name))]
+    names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
+    return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
 
 
 def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
     manifest = _read_json(folder / _MANIFEST)
-    present = set(_files(folder))
-    if missing := sorted(manifest.keys() - present):
+    if missing := sorted(manifest.keys() - set(_files(folder))):
         raise StorageError(f"{folder} is torn: {', '.join(missing)} is missing")
     if _STATE not in manifest:
         raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest names no {_STATE}")
@@ -201,16 +199,13 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
 
 def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
     """Copy stored tensors into given ones, which may be sharded, whether or not the stored ones are."""
-    faults = [
-        f"{name} is {checkpoint.tensors.get(name, 'missing')}, expected {tuple(tensor.shape)}"
-        for name, tensor in into.items()
-        if checkpoint.tensors.get(name) != tuple(tensor.shape)
-    ]
-    if faults:
+    found, shapes = checkpoint.tensors, {name: tuple(tensor.shape) for name, tensor in into.items()}
+    odd = [name for name, shape in shapes.items() if found.get(name) != shape]
+    if faults := [f"{name} is {found.get(name, 'missing')}, expected {shapes[name]}" for name in odd]:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise StorageError(f"{checkpoint.folder} is foreign: {'; '.join(faults[:3])}{more}")
     shards = checkpoint.folder / _SHARDS
-    if shards.is_dir() or any(is_sharded(tensor) for tensor in into.values()):
+    if shards.is_dir() or any(map(is_sharded, into.values())):
         _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, into)
     else:
         _read_files(checkpoint.folder, into)
@@ -219,16 +214,13 @@ def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
 def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError, safe_open
 
-    files: dict[str, list[str]] = {}
-    for name in into:
-        files.setdefault(name.partition("/")[0] if "/" in name else _MODEL, []).append(name)
-    for group, names in files.items():
+    for path, places in _by_file(into).items():
         try:
-            with safe_open(folder / f"{group}.safetensors", framework="pt") as file, torch.no_grad():
-                for name in names:
-                    into[name].copy_(file.get_tensor(name))
+            with safe_open(folder / path, framework="pt") as file, torch.no_grad():
+                for name, place in places.items():
+                    place.copy_(file.get_tensor(name))
         except (SafetensorError, OSError) as error:
-            raise StorageError(f"{folder} is torn: {group}.safetensors cannot be read ({error})") from error
+            raise StorageError(f"{folder} is torn: {path} cannot be read ({error})") from error
 
 
 def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
@@ -247,9 +239,8 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
 
 def _files(folder: Path) -> list[str]:
     """Every file of a checkpoint but the manifest itself, by its path in the folder."""
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST
-    )
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
+    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def _write_json(path: Path, document: Any) -> None:

@@ -19,8 +19,7 @@ __all__ = ["DDP", "FSDP", "EarlyStopping", "TrainConfig"]
 
 @dataclass(frozen=True)
 class EarlyStopping(Value):
-    """End the run when the validation loss has not fallen by more than `min_delta` for `patience` validations in
-    a row."""
+    """End the run after `patience` validations in a row that have not lowered the loss by more than `min_delta`."""
 
     patience: Count = 5
     min_delta: NotNegative = 0.0
@@ -33,8 +32,7 @@ class DDP:
 
 @dataclass(frozen=True)
 class FSDP:
-    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block
-    as needed."""
+    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block."""
 
 
 @dataclass(frozen=True, kw_only=True)

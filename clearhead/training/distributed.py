@@ -1,5 +1,4 @@
-"""One run on one process or on many: who this process is, what the processes tell each other, how the model is
-shared out.
+"""One run on one process or on many: who this one is, what they tell each other, how the model is shared out.
 
 `torchrun` starts the processes and says by environment variables which is which. A run alone is a world of one, so the
 loop is written once. Every batch is divided among the processes row by row, losses are sums and divisors are counts
@@ -88,8 +87,7 @@ class World:
         mesh = init_device_mesh(self.device.type, (self.size,))
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh)
-        # Also after the last forward pass: weights that are changed between steps must not be hidden by a
-        # gathered copy.
+        # Also after the last forward pass: a gathered copy must not hide weights that are changed between steps.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
         return model
 
@@ -112,13 +110,13 @@ def inner(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together on every process (all must call it); any other tensor as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together on every process (all must call it); any other tensor as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def is_launched() -> bool:
@@ -130,7 +128,7 @@ def is_launched() -> bool:
 def join(device: str = "auto", parallel: DDP | FSDP | None = None) -> Iterator[World]:
     """The world that this process was started into. A process group that it starts is ended with the block."""
     launched = is_launched()
-    size = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ and launched else 1
+    size = int(os.environ.get("WORLD_SIZE", 1)) if launched else 1
     if isinstance(parallel, FSDP) and not launched:
         raise ConfigError(
             "parallel is FSDP, which needs processes to divide the model among; start the command with "

@@ -26,24 +26,20 @@ from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, Text
 __all__ = ["export", "own_recipe"]
 
 OWN = "own"  # the preset of those who have none
-_DATA: dict[str, type[DataConfig]] = {
-    kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)
-}
+_KINDS: tuple[type[DataConfig], ...] = (TranslationData, TextData, DigitsData, SortDedupData)
+_DATA = {kind.task: kind for kind in _KINDS}
 
 
 def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
     """The recipe of a run that was put together in Python, as far as there is one; and what is missing of it."""
     missing = []
     config = getattr(model, "config", None)
+    kind = type(model).__name__
     if not isinstance(config, Config):
-        missing.append(
-            f"config.toml: {type(model).__name__} has no .config that is a Config with build(), so no command can make "
-            "the model again"
-        )
+        then = "so no command can make the model again"
+        missing.append(f"config.toml: {kind} has no .config that is a Config with build(), {then}")
     elif {n: p.shape for n, p in _empty(config).items()} != {n: p.shape for n, p in model.state_dict().items()}:
-        missing.append(
-            f"config.toml: {type(config).__name__}.build() makes other weights than {type(model).__name__} has"
-        )
+        missing.append(f"config.toml: {type(config).__name__}.build() makes other weights than {kind} has")
         config = None
     if task.name not in _DATA:
         missing.append(f"train.toml: no command knows the task {task.name!r}; known are {', '.join(_DATA)}")
@@ -76,9 +72,8 @@ def export(
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)
     elif tokenizer is not None:
-        missing.append(
-            f"tokenizer.json: {type(tokenizer).__name__} is no Tokenizer of the data room, which could be stored"
-        )
+        kind = type(tokenizer).__name__
+        missing.append(f"tokenizer.json: {kind} is no Tokenizer of the data room, which could be stored")
     elif recipe is not None and recipe.data.takes_tokenizer:
         missing.append("tokenizer.json: the task has no .tokenizer, so no command can read or write its text")
     return missing

@@ -98,11 +98,8 @@ class Feed:
 
     def close(self) -> None:
         """Forget what has been read ahead."""
-        for waiting in self._ahead:
-            waiting.cancel()
-        for waiting in self._ahead:
-            if not waiting.cancelled():
-                waiting.exception()
+        for waiting in [waiting for waiting in self._ahead if not waiting.cancel()]:
+            waiting.exception()
         self._ahead.clear()
 
     def _take_aside(self, stream: torch.cuda.Stream) -> _Item:
@@ -126,11 +123,9 @@ class Feed:
         return self._ahead.popleft().result()
 
     def _make(self) -> _Item:
-        # A fresh iterator each time goes on at `position`, also after a state was loaded.
-        batch = next(iter(self.batches), None)
-        if batch is None:
-            # The epoch was over; iterating has begun the next one, which is never empty.
-            batch = next(iter(self.batches))
+        # A fresh iterator each time goes on at `position`, also after a state was loaded. Where an epoch is over,
+        # iterating has begun the next one, which is never empty.
+        batch = next(self.batches.forever())
         if self._reader is not None and self._stream is not None:
             batch = batch.pin_memory()
         number = self.batches.position - 1

@@ -19,27 +19,22 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
 
     The picture goes to `path`, or to `loss.png` in the run's folder."""
     run = Path(run)
-    rows = read_log(run)
-    train = [row for row in rows if row.get("kind") == "train"]
-    valid = [row for row in rows if row.get("kind") == "valid"]
-    if not rows:
+    if not (rows := read_log(run)):
         raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
+
+    def curve(kind: str, name: str) -> tuple[list[int], list[float]]:
+        kept = [row for row in rows if row.get("kind") == kind]
+        return [row["step"] for row in kept], [row[name] for row in kept]
+
     figure = new_figure(7.0, 5.5)
     losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    losses.plot([row["step"] for row in train], [row["loss"] for row in train], label="training", linewidth=1)
-    if valid:
-        losses.plot(
-            [row["step"] for row in valid],
-            [row["loss"] for row in valid],
-            label="validation",
-            marker="o",
-            markersize=3,
-        )
+    losses.plot(*curve("train", "loss"), label="training", linewidth=1)
+    if any(row.get("kind") == "valid" for row in rows):
+        losses.plot(*curve("valid", "loss"), label="validation", marker="o", markersize=3)
     losses.set_ylabel("loss (nats per label)")
     losses.legend(frameon=False)
-    rates.plot([row["step"] for row in train], [row["lr"] for row in train], color="tab:green", linewidth=1)
-    rates.set_ylabel("learning rate")
-    rates.set_xlabel("step")
+    rates.plot(*curve("train", "lr"), color="tab:green", linewidth=1)
+    rates.set(xlabel="step", ylabel="learning rate")
     return save_figure(figure, run / "loss.png" if path is None else Path(path))
 
 
@@ -50,8 +45,7 @@ def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Pat
     stride = max(1, total_steps // 2000)
     steps = sorted({*range(0, total_steps + 1, stride), total_steps, getattr(schedule, "warmup_steps", 0)})
     axes.plot(steps, [schedule(step) for step in steps])
-    axes.set_xlabel("step")
-    axes.set_ylabel("learning rate")
+    axes.set(xlabel="step", ylabel="learning rate")
     axes.set_title(str(schedule), fontsize=9)
     return save_figure(figure, Path(path))
 

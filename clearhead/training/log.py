@@ -1,5 +1,4 @@
-"""What a run writes down as it goes: `log.jsonl`, one JSON object a line, and TensorBoard's files where it
-is installed.
+"""What a run writes down as it goes: `log.jsonl`, one JSON object a line, and TensorBoard's files, if it is installed.
 
 A resumed run first drops the rows beyond its step (and a last line torn by a kill), so the finished log has the rows of
 a run that was never interrupted."""
@@ -24,15 +23,12 @@ Row = dict[str, Any]
 
 def read_log(run: Path | str) -> list[Row]:
     """The rows of a run's log. A last line that is cut short, as a kill can leave it, is left out."""
-    path = Path(run)
-    path = path / FILE_NAME if path.is_dir() else path
+    path = Path(run) / FILE_NAME if Path(run).is_dir() else Path(run)
     if not path.is_file():
         raise StorageError(f"there is no {path}: expected the log of a run, as training writes it")
     rows: list[Row] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
+    for number, line in ((number, line) for number, line in enumerate(lines, start=1) if line):
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):

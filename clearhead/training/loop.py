@@ -291,7 +291,6 @@ class Trainer:
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
 
-
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""
         # The first process looks at the files and says which; its warnings are enough.

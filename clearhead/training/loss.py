@@ -188,13 +188,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _walk(
-    x: Tensor,
-    matrix: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    weights: Tensor,
-    objective: Objective,
-    learns: bool,
+    x: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, objective: Objective, learns: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss, and its gradients by x, matrix and bias (these two longer by the padding), chunk by chunk."""
     V = len(matrix)
@@ -280,8 +274,7 @@ class LossOf(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
-        self.model = model
-        self.objective = objective
+        self.model, self.objective = model, objective
 
     def forward(self, batch: Batch, *, score: bool = False) -> Tensor:
         """The sum of losses; with `score` what `scores` gives, for validation."""

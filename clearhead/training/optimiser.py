@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.positions import BucketedBias, LearnedPositions
+from clearhead.training.distributed import whole
 
 __all__ = ["adamw", "clip", "decay_groups"]
 
@@ -26,9 +27,8 @@ def decay_groups(model: nn.Module) -> tuple[list[str], list[str]]:
 
     A parameter decays if it has two dimensions or more and stands in no table. An embedding that is tied to the logits
     is still a table."""
-    tables = {
-        id(parameter) for module in model.modules() if isinstance(module, _TABLES) for parameter in module.parameters()
-    }
+    found = (module for module in model.modules() if isinstance(module, _TABLES))
+    tables = {id(parameter) for module in found for parameter in module.parameters()}
     decay: list[str] = []
     keep: list[str] = []
     modules = dict(model.named_modules())
@@ -61,16 +61,12 @@ def adamw(
         for names, strength in ((decay, weight_decay), (keep, 0.0))
         if names
     ]
-    fused = all(_has_fused(parameter) for parameter in parameters.values())
+    devices = ("cpu", "cuda", "xpu", "mps")
+    fused = all(p.is_floating_point() and p.device.type in devices for p in parameters.values())
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused or None)
 
 
 def clip(parameters: Iterable[Tensor], limit: float | None) -> Tensor:
     """The 2-norm of all gradients together, before they are scaled down to `limit` (None: they are not)."""
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if limit is None else limit)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a sharded norm is put together
-
-
-def _has_fused(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda", "xpu", "mps")
+    return whole(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if limit is None else limit))

@@ -49,11 +49,10 @@ class Passes:
         for routed in self._routed if self._config.compile else ():
             # Experts get other numbers of tokens every time, and a graph for each would be a new one.
             routed.forward = torch.compiler.disable(routed.forward)  # type: ignore[method-assign]
-        if not self._config.recompute:
-            for part in (blocks or [self.model]) if self._config.compile else ():
+        if self._config.compile and not self._config.recompute:
+            for part in blocks or [self.model]:
                 part.compile(dynamic=dynamic)
-            return
-        for block in blocks:
+        for block in blocks if self._config.recompute else ():
             forward = torch.compile(block.forward, dynamic=dynamic) if self._config.compile else block.forward
             block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
 
@@ -76,12 +75,10 @@ class Passes:
     def score(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
         """The sum of losses (without smoothing) and of right answers over this process's batches, with these weights
         if given; and how many labels they are."""
-        sums = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device)
-        labels = 0
+        sums, labels = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device), 0
         self.model.eval()
         # Compiling again for evaluation would take longer than evaluating.
-        plain = torch.compiler.set_stance("force_eager")
-        with borrowed(self.model, weights), self._autocast(), plain:
+        with borrowed(self.model, weights), self._autocast(), torch.compiler.set_stance("force_eager"):
             for batch in batches:
                 sums += inner(self._shared)(batch.to(self._world.device), score=True)
                 labels += batch.n_labels

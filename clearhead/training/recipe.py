@@ -48,23 +48,21 @@ class Recipe:
 
     def changed(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with some settings changed; values that are strings are read as TOML where they can be."""
-        sections = {name: getattr(self, name).to_dict() for name in _SECTIONS}
+        sections = self._sections()
         for key, value in settings.items():
             section, path = _find(key, sections)
             if section == "train" and path[0] in ("steps", "epochs"):
                 sections["train"] |= {"steps": None, "epochs": None}  # one takes the other's place
             _put(sections[section], path, parse_setting(value), key, getattr(self, section))
-        return dataclasses.replace(
-            self,
-            data=DataConfig.from_dict(sections["data"]),
-            model=Config.from_dict(sections["model"]),
-            train=TrainConfig.from_dict(sections["train"]),
-        )
+        return dataclasses.replace(self, **_parts(sections))
 
     def value_of(self, setting: str) -> Any:
         """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
-        section, path = _find(setting, {name: getattr(self, name).to_dict() for name in _SECTIONS})
+        section, path = _find(setting, self._sections())
         return getattr(getattr(self, section), path[0])
+
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        return {name: getattr(self, name).to_dict() for name in _SECTIONS}
 
     def to_toml(self) -> str:
         """The recipe as the text of train.toml."""
@@ -81,12 +79,7 @@ class Recipe:
             raise ConfigError(f"this is not TOML: {error}") from error
         if missing := [name for name in ("preset", *_SECTIONS) if name not in document]:
             raise ConfigError(f"a recipe needs preset, [data], [model] and [train]; missing: {', '.join(missing)}")
-        return cls(
-            preset=document["preset"],
-            data=DataConfig.from_dict(document["data"]),
-            model=Config.from_dict(document["model"]),
-            train=TrainConfig.from_dict(document["train"]),
-        )
+        return cls(preset=document["preset"], **_parts(document))
 
     @classmethod
     def of(cls, folder: Path | str) -> Recipe:
@@ -103,14 +96,15 @@ class Recipe:
 
     def mark(self, *more: str) -> str:
         """A hash of all that decides the numbers. Where the data lie and where the run is made are no part of it."""
-        train = self.train.to_dict()
-        for name in PLACE:
-            del train[name]
-        data = self.data.to_dict()
-        for name in ("path", "validation"):
-            data.pop(name, None)
+        train = {name: value for name, value in self.train.to_dict().items() if name not in PLACE}
+        data = {name: value for name, value in self.data.to_dict().items() if name not in ("path", "validation")}
         text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
         return checkpoints.MARK + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _parts(sections: Mapping[str, Any]) -> dict[str, Any]:
+    kinds: dict[str, type[Config]] = {"data": DataConfig, "model": Config, "train": TrainConfig}
+    return {name: kind.from_dict(sections[name]) for name, kind in kinds.items()}
 
 
 def parse_setting(value: Any) -> Any:
@@ -149,9 +143,8 @@ def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: 
             raise ConfigError(f"{key}: {part!r} is {inner!r} and has no parts; give it whole")
         target = inner
     if parents and last not in target:
-        raise ConfigError(
-            f"there is no setting {key!r}; {did_you_mean(last, [name for name in target if name != 'type'])}"
-        )
+        known = [name for name in target if name != "type"]
+        raise ConfigError(f"there is no setting {key!r}; {did_you_mean(last, known)}")
     if isinstance(value, str) and isinstance(present := target[last], dict):
         value = config.choice(last, value, present)
     target[last] = value

@@ -78,8 +78,7 @@ class Recorded:
     def _is_like_the_recorded(self, batch: Batch) -> bool:
         if self._batch is None:
             return True
-        pairs = zip(_tensors(self._batch), _tensors(batch), strict=True)
-        return all(mine.shape == given.shape for mine, given in pairs)
+        return [mine.shape for mine in _tensors(self._batch)] == [given.shape for given in _tensors(batch)]
 
     def _record(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch = batch.map(torch.clone)

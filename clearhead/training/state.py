@@ -16,7 +16,7 @@ from clearhead.training.distributed import World
 
 __all__ = ["optimiser_tensors", "restore_optimiser", "restore_rng", "rng_tensors", "seed", "weights"]
 
-_PARTS = ("exp_avg", "exp_avg_sq", "step")
+_PARTS = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of a parameter
 _DROPOUT = 503
 
 
@@ -47,14 +47,10 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, checkp
         if f"optimiser/step/{name}" not in checkpoint.tensors:
             optimiser.state.pop(parameter, None)
             continue
-        fused = bool(optimiser.defaults.get("fused"))
-        state = {
-            "step": torch.zeros((), device=parameter.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        step = torch.zeros((), device=parameter.device if optimiser.defaults.get("fused") else "cpu")
+        state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
         optimiser.state[parameter] = state
-        places |= {f"optimiser/{part}/{name}": state[part].detach() for part in _PARTS}
+        places |= {f"optimiser/{part}/{name}": tensor.detach() for part, tensor in state.items()}
     read(checkpoint, places)
 
 
@@ -71,19 +67,15 @@ def rng_tensors(world: World) -> dict[str, Tensor]:
     mine = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(world.device)
-    return {
-        f"rng/{rank}/{kind}": state for rank, states in enumerate(world.gather(mine)) for kind, state in states.items()
-    }
+    found = enumerate(world.gather(mine))
+    return {f"rng/{rank}/{kind}": state for rank, states in found for kind, state in states.items()}
 
 
 def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
     """Go on with the random numbers that would have come next; a process that is new starts its own."""
     seed(run_seed, world, checkpoint.step)
-    found = {
-        name: torch.zeros(shape, dtype=torch.uint8)
-        for name, shape in checkpoint.tensors.items()
-        if name.startswith("rng/")
-    }
+    shapes = {name: shape for name, shape in checkpoint.tensors.items() if name.startswith("rng/")}
+    found = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in shapes.items()}
     read(checkpoint, found)
     if (cpu := found.get(f"rng/{world.rank}/cpu")) is not None:
         torch.set_rng_state(cpu)

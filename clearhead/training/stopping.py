@@ -1,5 +1,4 @@
-"""The ways a run ends before its last step: a signal, patience that has run out, or numbers that are no
-longer finite."""
+"""The ways a run ends before its last step: a signal, and numbers that are no longer finite."""
 
 from __future__ import annotations
 
@@ -76,9 +75,7 @@ class DivergedError(ClearheadError, ArithmeticError):
     """The loss or its gradient is no longer a finite number. `step` and `batches` say where it happened."""
 
     def __init__(self, what: str, step: int, batches: Sequence[Taken], checkpoint: Path | None) -> None:
-        self.step = step
-        self.batches = tuple(batches)
-        self.checkpoint = checkpoint
+        self.step, self.batches, self.checkpoint = step, tuple(batches), checkpoint
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint from before it"
         super().__init__(
             f"{what} at step {step} ({'; '.join(map(str, batches))}), expected finite numbers; "
