@@ -11,7 +11,7 @@ import string
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool
 class SortSplit(Split[TokenBatch]):
     """Examples made from inputs; subclasses say which inputs."""
 
-    moves = ("_at",)
+    moves: ClassVar[tuple[str, ...]] = ("_at",)
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs

@@ -51,8 +51,8 @@ class Pairs:
 
     def select(self, keep: Sequence[bool]) -> Pairs:
         """The rows for which `keep` is True; the report stays that of the file."""
-        sources, targets, lines = (list(compress(of, keep)) for of in (self.sources, self.targets, self.lines))
-        return Pairs(sources=sources, targets=targets, lines=lines, report=self.report)
+        sources, targets = list(compress(self.sources, keep)), list(compress(self.targets, keep))
+        return replace(self, sources=sources, targets=targets, lines=list(compress(self.lines, keep)))
 
 
 def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:

@@ -38,7 +38,7 @@ _ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped mo
 
 def _translator(*, layers: int, **sizes: Any) -> EncoderDecoderConfig:
     """So many layers a side, one vocabulary for both, and the rest as in 2017."""
-    both = {"n_encoder_layers": layers, "n_decoder_layers": layers, "share_embeddings": True}
+    both: dict[str, Any] = {"n_encoder_layers": layers, "n_decoder_layers": layers, "share_embeddings": True}
     return EncoderDecoderConfig(**both, **sizes, scaled_embedding=True, init=Xavier())
 
 
