@@ -52,11 +52,14 @@ class Batch(ABC):
         """Where its tensors lie."""
         return self.labels.device
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by their names, always in the same order."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
     def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
         """The same batch with every tensor changed alike; its counts stay as they are."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors: dict[str, Any] = {name: change(value) for name, value in fields.items() if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **tensors)
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
+        return dataclasses.replace(self, **changed)
 
     def to(self: AnyBatch, device: torch.device | str, *, non_blocking: bool = False) -> AnyBatch:
         """The same batch on a device."""

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import hashlib
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -45,7 +46,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 archive = stack.enter_context(zipfile.ZipFile(path))
                 sizes = {item.filename: item.file_size for item in archive.infolist()}
                 yield stack.enter_context(archive.open(_largest_text(path, sizes)))
-            elif _is_tar(path):
+            # Looking inside a compressed file means decompressing its start, so only names that say tar are asked.
+            elif re.search(r"\.tar|\.t[gx]z$", path.name.lower()):
                 tar = stack.enter_context(tarfile.open(path))
                 members = {item.name: item for item in tar.getmembers() if item.isfile()}
                 # Its checksum stands after the last member, and is looked at by whoever reads so far.
@@ -64,11 +66,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield stack.enter_context(path.open("rb"))
         except _DAMAGE as error:
             raise StorageError(f"{path} is damaged or cut short ({error}): fetch it again") from error
-
-
-def _is_tar(path: Path) -> bool:
-    # Looking inside a compressed file means decompressing its start, so only names that say tar are asked.
-    return ".tar" in path.name.lower() or path.name.lower().endswith((".tgz", ".txz"))
 
 
 def _largest_text(path: Path, sizes: dict[str, int]) -> str:

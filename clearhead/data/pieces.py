@@ -21,6 +21,15 @@ ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "c
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
 
 
+def _role(role: str, what: str) -> property:
+    def number(self: Pieces) -> int:
+        if role not in self.specials:
+            raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
+        return self._inner.token_to_id(self.specials[role])
+
+    return property(number)
+
+
 class Pieces(LibraryTokenizer):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
@@ -39,22 +48,9 @@ class Pieces(LibraryTokenizer):
         """One more than the largest id: makers leave gaps."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @property
-    def pad_id(self) -> int:  # type: ignore[override]
-        return self._role("pad_token", "filling a text up")
-
-    @property
-    def bos_id(self) -> int:  # type: ignore[override]
-        return self._role("bos_token", "beginning a text")
-
-    @property
-    def eos_id(self) -> int:  # type: ignore[override]
-        return self._role("eos_token", "ending a text")
-
-    def _role(self, role: str, what: str) -> int:
-        if role not in self.specials:
-            raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
-        return self._inner.token_to_id(self.specials[role])
+    pad_id = _role("pad_token", "filling a text up")  # type: ignore[assignment]
+    bos_id = _role("bos_token", "beginning a text")  # type: ignore[assignment]
+    eos_id = _role("eos_token", "ending a text")  # type: ignore[assignment]
 
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
         if longest is not None:

@@ -38,7 +38,7 @@ def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe
     if not isinstance(config, Config):
         then = "so no command can make the model again"
         missing.append(f"config.toml: {kind} has no .config that is a Config with build(), {then}")
-    elif {n: p.shape for n, p in _empty(config).items()} != {n: p.shape for n, p in model.state_dict().items()}:
+    elif _shapes(config) != {name: weight.shape for name, weight in model.state_dict().items()}:
         missing.append(f"config.toml: {type(config).__name__}.build() makes other weights than {kind} has")
         config = None
     if task.name not in _DATA:
@@ -67,7 +67,9 @@ def export(
                 if name in weights:
                     tensor.copy_(weights[name])
         save_model(model, folder)
-        portable = dataclasses.replace(recipe, data=_portable(recipe.data))
+        # Without the places on this machine where the data lay.
+        names = {field.name for field in dataclasses.fields(recipe.data)} & {"path", "validation"}
+        portable = dataclasses.replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))
         write_atomically(folder / FILE_NAME, portable.to_toml().encode())
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)
@@ -79,12 +81,6 @@ def export(
     return missing
 
 
-def _portable(data: DataConfig) -> Any:
-    """The data settings without the places on this machine where the data lay."""
-    names = {field.name for field in dataclasses.fields(data)} & {"path", "validation"}
-    return data.replace(**dict.fromkeys(names))
-
-
-def _empty(config: Config) -> dict[str, Tensor]:
+def _shapes(config: Config) -> dict[str, torch.Size]:
     with torch.device("meta"):
-        return config.build().state_dict()
+        return {name: weight.shape for name, weight in config.build().state_dict().items()}

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -110,9 +109,8 @@ class Feed:
             batch = item.batch.to(self._device, non_blocking=True)
         current.wait_stream(stream)
         self._marks.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
-        for field in dataclasses.fields(batch):
-            if isinstance(value := getattr(batch, field.name), Tensor):
-                value.record_stream(current)  # its memory must not be used again before the step is done
+        for tensor in batch.tensors().values():
+            tensor.record_stream(current)  # its memory must not be used again before the step is done
         return dataclasses.replace(item, batch=batch)
 
     def _take(self) -> _Item:

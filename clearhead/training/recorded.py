@@ -7,7 +7,6 @@ memory it was recorded with; the random numbers of dropout go on from one replay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +47,9 @@ class Recorded:
             self._record(batch, scale)
         assert self._graph is not None
         assert self._batch is not None
-        for mine, given in zip(_tensors(self._batch), _tensors(batch), strict=True):
-            mine.copy_(given)
+        given = batch.tensors()
+        for name, mine in self._batch.tensors().items():
+            mine.copy_(given[name])
         self._scale.fill_(scale)
         self._graph.replay()
         for parameter, before, gradient in zip(self._parameters, held, self._gradients, strict=True):
@@ -76,9 +76,9 @@ class Recorded:
         return loss
 
     def _is_like_the_recorded(self, batch: Batch) -> bool:
-        if self._batch is None:
-            return True
-        return [mine.shape for mine in _tensors(self._batch)] == [given.shape for given in _tensors(batch)]
+        recorded = batch if self._batch is None else self._batch
+        shapes, own = ({name: t.shape for name, t in of.tensors().items()} for of in (batch, recorded))
+        return shapes == own
 
     def _record(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch = batch.map(torch.clone)
@@ -88,8 +88,3 @@ class Recorded:
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._loss = self._run(self._batch, self._scale)
         self._gradients = [parameter.grad for parameter in self._parameters]
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    values = (getattr(batch, field.name) for field in fields(batch))
-    return [value for value in values if isinstance(value, Tensor)]
