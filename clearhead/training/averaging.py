@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,36 +21,30 @@ __all__ = ["EMA", "Average", "LastK", "borrowed"]
 Weights = dict[str, Tensor]
 
 
-@runtime_checkable
-class Average(Protocol):
-    """A running average. `step` counts updates from 1."""
-
-    def update(self, weights: Weights, step: int) -> None: ...
-
-    def value(self) -> Weights | None:
-        """The averaged weights, or None as long as there is nothing to average."""
-
-    def tensors(self) -> Weights:
-        """Everything to be stored, by name."""
-
-    def shapes(self, weights: Weights, names: Iterable[str]) -> Weights:
-        """Empty places for what was stored under `names`, shaped (and sharded) as the weights are."""
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
 @dataclass(frozen=True)
 class EMA(Value):
     """The exponential moving average: after each update, average ← d · average + (1 − d) · weights.
 
-    d starts low and grows, d = min(decay, (1 + step) / (10 + step)), so that the first weights are soon forgotten.
-    """
+    d starts low and grows, d = min(decay, (1 + step) / (10 + step)), so that the first weights are soon forgotten."""
 
     decay: Fraction = 0.999
 
     def build(self) -> Average:
         """The running average itself, still empty."""
-        return _Moving(self)
+        return Average(self)
+
+    def update(self, kept: Weights, weights: Weights, step: int) -> None:
+        """Take the weights after update number `step` into what is kept: the average, by their names."""
+        if not kept:
+            kept.update({name: weight.detach().clone() for name, weight in weights.items()})
+            return
+        decay = min(self.decay, (1 + step) / (10 + step))
+        average = [local(kept[name]) for name in weights]
+        torch._foreach_lerp_(average, [local(weight.detach()) for weight in weights.values()], 1.0 - decay)
+
+    def value(self, kept: Weights) -> Weights:
+        """The averaged weights."""
+        return kept
 
 
 @dataclass(frozen=True)
@@ -63,75 +56,61 @@ class LastK(Value):
 
     def build(self) -> Average:
         """The average over the last checkpoints itself, still empty."""
-        return _Snapshots(self)
+        return Average(self)
 
+    def update(self, kept: Weights, weights: Weights, step: int) -> None:
+        """Keep a snapshot where one is due, numbered by its step: `00000300/encoder.norm.weight`."""
+        if step % self.every == 0:
+            kept.update({f"{step:08d}/{name}": weight.detach().clone() for name, weight in weights.items()})
+            old = _steps(kept)[: -self.k]
+            for name in [name for name in kept if name.partition("/")[0] in old]:
+                del kept[name]
 
-class _Moving:
-    def __init__(self, choice: EMA) -> None:
-        self.decay = choice.decay
-        self._average: Weights = {}
-
-    @torch.no_grad()
-    def update(self, weights: Weights, step: int) -> None:
-        if not self._average:
-            self._average = {name: weight.detach().clone() for name, weight in weights.items()}
-            return
-        decay = min(self.decay, (1 + step) / (10 + step))
-        average = [local(self._average[name]) for name in weights]
-        torch._foreach_lerp_(average, [local(weight.detach()) for weight in weights.values()], 1.0 - decay)
-
-    def value(self) -> Weights | None:
-        return self._average or None
-
-    def tensors(self) -> Weights:
-        return self._average
-
-    def shapes(self, weights: Weights, names: Iterable[str]) -> Weights:
-        return {name: torch.empty_like(weights[name]) for name in names}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        self._average = dict(tensors)
-
-
-class _Snapshots:
-    """Snapshots are numbered by the step they were taken at: `00000300/encoder.norm.weight`."""
-
-    def __init__(self, choice: LastK) -> None:
-        self.k, self.every = choice.k, choice.every
-        self._snapshots: dict[str, Weights] = {}
-
-    @torch.no_grad()
-    def update(self, weights: Weights, step: int) -> None:
-        if step % self.every:
-            return
-        self._snapshots[f"{step:08d}"] = {name: weight.detach().clone() for name, weight in weights.items()}
-        while len(self._snapshots) > self.k:
-            del self._snapshots[min(self._snapshots)]
-
-    @torch.no_grad()
-    def value(self) -> Weights | None:
-        if not self._snapshots:
-            return None
-        first, *rest = (self._snapshots[step] for step in sorted(self._snapshots))
-        mean = {name: weight.clone() for name, weight in first.items()}
-        for snapshot in rest:
-            for name, weight in mean.items():
-                local(weight).add_(local(snapshot[name]))
-        for weight in mean.values():
-            local(weight).div_(len(self._snapshots))
+    def value(self, kept: Weights) -> Weights:
+        """The averaged weights."""
+        steps = _steps(kept)
+        names = [name.partition("/")[2] for name in kept if name.startswith(f"{steps[0]}/")]
+        mean = {name: kept[f"{steps[0]}/{name}"].clone() for name in names}
+        for name, weight in mean.items():
+            for step in steps[1:]:
+                local(weight).add_(local(kept[f"{step}/{name}"]))
+            local(weight).div_(len(steps))
         return mean
 
+
+def _steps(kept: Weights) -> list[str]:
+    return sorted({name.partition("/")[0] for name in kept})
+
+
+class Average:
+    """A running average. `tensors` is all that has to be stored; its names are the weights', or end in them."""
+
+    def __init__(self, choice: EMA | LastK) -> None:
+        self._choice = choice
+        self._kept: Weights = {}
+
+    @torch.no_grad()
+    def update(self, weights: Weights, step: int) -> None:
+        """Take in the weights after update number `step`, counted from 1."""
+        self._choice.update(self._kept, weights, step)
+
+    @torch.no_grad()
+    def value(self) -> Weights | None:
+        """The averaged weights, or None as long as there is nothing to average."""
+        return self._choice.value(self._kept) if self._kept else None
+
     def tensors(self) -> Weights:
-        return {f"{step}/{name}": weight for step, all_ in self._snapshots.items() for name, weight in all_.items()}
+        """Everything to be stored, by name."""
+        return self._kept
 
     def shapes(self, weights: Weights, names: Iterable[str]) -> Weights:
-        return {name: torch.empty_like(weights[name.partition("/")[2]]) for name in names}
+        """Empty places for what was stored under `names`, shaped (and sharded) as the weights are."""
+        own = {name: name if name in weights else name.partition("/")[2] for name in names}
+        return {name: torch.empty_like(weights[weight]) for name, weight in own.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        self._snapshots = {}
-        for full_name, weight in tensors.items():
-            step, _, name = full_name.partition("/")
-            self._snapshots.setdefault(step, {})[name] = weight
+        """Go on with what was stored."""
+        self._kept = dict(tensors)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -145,14 +124,12 @@ def borrowed(model: nn.Module, weights: Weights | None) -> Iterator[None]:
     if weights is None:
         yield
         return
-    own = {name: local(parameter) for name, parameter in model.named_parameters()}
-    kept = {name: parameter.detach().clone() for name, parameter in own.items()}
+    own = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    kept = {name: parameter.clone() for name, parameter in own.items()}
     try:
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(local(weights[name]))
+        for name, parameter in own.items():
+            parameter.copy_(local(weights[name]).detach())
         yield
     finally:
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(kept[name])
+        for name, parameter in own.items():
+            parameter.copy_(kept[name])

@@ -7,6 +7,7 @@ command line with `--set`."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from clearhead.data.augment import Affine, Contrast, PerImage
@@ -267,8 +268,8 @@ def sort_dedup() -> Recipe:
 
 def speech_small() -> Recipe:
     """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
-    said: dict[str, Any] = {"seconds": 1.62, "digits": (1, 4), "none": 0.04, "one": 0.4, "pause": (0.0, 0.5)}
-    heard = Streams(**said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08)
+    said = Streams(seconds=1.62, digits=(1, 4), none=0.04, one=0.4, pause=(0.0, 0.5))
+    heard = replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08)
     return Recipe(
         preset="small",
         about="a small causal encoder on spoken digits, three layers",
@@ -288,8 +289,8 @@ def speech_small() -> Recipe:
 def spoken_digits() -> Recipe:
     """The shipped model: hears 1.3 seconds back, and nothing ahead."""
     # 3.22 seconds are 320 frames: GPUs like what they can halve often.
-    said: dict[str, Any] = {"seconds": 3.22, "digits": (1, 8), "none": 0.06, "one": 0.3, "pause": (0.0, 0.5)}
-    heard = Streams(**said, noise=(8.0, 45.0), clean=0.2, gain=12.0, speed=0.18, bands=6, times=6)
+    said = Streams(seconds=3.22, digits=(1, 8), none=0.06, one=0.3, pause=(0.0, 0.5))
+    heard = replace(said, noise=(8.0, 45.0), clean=0.2, gain=12.0, speed=0.18, bands=6, times=6)
     return Recipe(
         preset="spoken-digits",
         about="a causal encoder on streams of spoken digits; made for a GPU",
