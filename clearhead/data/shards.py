@@ -193,11 +193,10 @@ def _claim(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
-    totals = {
-        name: sum(record[own] for record in records)
-        for name, own in (("tokens", "tokens"), ("documents", "documents"), ("skipped_lines", "skipped"))
-    }
-    index = {"format": FORMAT, "dtype": dtype, **totals, "shards": records}
+    index: dict[str, Any] = {"format": FORMAT, "dtype": dtype}
+    for name, own in (("tokens", "tokens"), ("documents", "documents"), ("skipped_lines", "skipped")):
+        index[name] = sum(record[own] for record in records)
+    index["shards"] = records
     kept = {record["file"] for record in records}
     for left in folder.glob("*.ids"):
         if left.name not in kept:

@@ -28,7 +28,9 @@ def read_log(run: Path | str) -> list[Row]:
         raise StorageError(f"there is no {path}: expected the log of a run, as training writes it")
     rows: list[Row] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in ((number, line) for number, line in enumerate(lines, start=1) if line):
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):

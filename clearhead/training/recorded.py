@@ -76,9 +76,10 @@ class Recorded:
         return loss
 
     def _is_like_the_recorded(self, batch: Batch) -> bool:
-        recorded = batch if self._batch is None else self._batch
-        shapes, own = ({name: t.shape for name, t in of.tensors().items()} for of in (batch, recorded))
-        return shapes == own
+        if self._batch is None:
+            return True
+        own, given = ({name: x.shape for name, x in one.tensors().items()} for one in (self._batch, batch))
+        return own == given
 
     def _record(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch = batch.map(torch.clone)
