@@ -338,9 +338,6 @@ def _noises(rate: int) -> Float[Tensor, "colours N"]:
     return (noise - noise.mean(1, keepdim=True)) / noise.std(1, keepdim=True)
 
 
-# ---------------------------------------------------------------------- the task
-
-
 class Speech:
     """The task: write down the digits that are spoken. `singles` are the recordings behind the validation part."""
 

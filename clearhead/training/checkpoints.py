@@ -234,9 +234,6 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
         dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
 
 
-# ---------------------------------------------------------------------- files
-
-
 def _files(folder: Path) -> list[str]:
     """Every file of a checkpoint but the manifest itself, by its path in the folder."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)

@@ -36,8 +36,6 @@ class World:
         """Whether this is the process that writes files and talks to people."""
         return self.rank == 0
 
-    # ------------------------------------------------------------------ talking
-
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
@@ -72,8 +70,6 @@ class World:
         """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
-
-    # ------------------------------------------------------------------ sharing out the model
 
     def share(self, model: nn.Module) -> nn.Module:
         """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped."""

@@ -27,9 +27,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return named | {name: buffer for name, buffer in model.named_buffers() if name in stored}
 
 
-# ---------------------------------------------------------------------- the optimiser
-
-
 def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """AdamW's moments and counts, by the names of the parameters they belong to."""
     return {
@@ -52,9 +49,6 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, checkp
         optimiser.state[parameter] = state
         places |= {f"optimiser/{part}/{name}": tensor.detach() for part, tensor in state.items()}
     read(checkpoint, places)
-
-
-# ---------------------------------------------------------------------- random numbers
 
 
 def seed(run_seed: int, world: World, step: int = 0) -> None:
@@ -81,9 +75,6 @@ def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
         torch.set_rng_state(cpu)
     if world.device.type == "cuda" and (cuda := found.get(f"rng/{world.rank}/cuda")) is not None:
         torch.cuda.set_rng_state(cuda, world.device)
-
-
-# ---------------------------------------------------------------------- parts of the flat collection
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

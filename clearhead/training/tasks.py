@@ -170,9 +170,6 @@ def _no_data(task: str, what: str) -> DataError:
     )
 
 
-# ---------------------------------------------------------------------- the model for the data
-
-
 def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Config:
     """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes.
 
