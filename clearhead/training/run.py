@@ -188,7 +188,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
                 if world.is_first:
                     _must_be_free(job.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
-                    trainer.save()  # its first weights are not the seed's: it is resumed from these
+                    trainer.keep_start()
                 _begin(job, world)
             trainer.progress.started(_info(job, trainer))
             ending = trainer.run(interruption)
