@@ -1,8 +1,8 @@
 """Reading lines from files that may be compressed.
 
 A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression is seen
-from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them (there the largest .txt or .tsv is
-read)."""
+from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them, whose largest .txt or .tsv is read.
+"""
 
 from __future__ import annotations
 
