@@ -48,9 +48,9 @@ class Pieces(LibraryTokenizer):
         """One more than the largest id: makers leave gaps."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    pad_id = _role("pad_token", "filling a text up")  # type: ignore[assignment]
-    bos_id = _role("bos_token", "beginning a text")  # type: ignore[assignment]
-    eos_id = _role("eos_token", "ending a text")  # type: ignore[assignment]
+    pad_id = _role("pad_token", "filling a text up")
+    bos_id = _role("bos_token", "beginning a text")
+    eos_id = _role("eos_token", "ending a text")
 
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
         if longest is not None:
