@@ -15,16 +15,7 @@ from __future__ import annotations
 from clearhead.checks.guess import subject_of
 from clearhead.checks.report import Finding, Report, Verdict
 from clearhead.checks.runner import NAMES, check
-from clearhead.checks.subject import (
-    Batch,
-    Caching,
-    Embeddings,
-    Ids,
-    Subject,
-    TrueIsHidden,
-    TrueIsReal,
-    Values,
-)
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, TrueIsHidden, TrueIsReal, Values
 
 __all__ = [
     "NAMES",

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_RANDOM = (
-    "native_dropout",
-    "bernoulli",
-    "rand",
-    "randn",
-    "normal",
-    "multinomial",
-    "uniform",
-    "_fused_dropout",
-)
+_RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "normal", "multinomial", "uniform", "_fused_dropout")
+SEEN = {  # what each fact means, as the cause of what was found
+    "split_by_view": "heads are split by a view without a transpose: (B, T, M) seen as (B, H, T, D) mixes positions "
+    "into heads; view as (B, T, H, D), then transpose(1, 2)",
+    "wrong_axis": "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the "
+    "scores",
+    "binary_added": "a 0/1 mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or "
+    "masked_fill",
+    "masked_after": "the mask is applied after the softmax: the hidden keys are still in its sum; mask the scores "
+    "before it",
+}
 _LOW = -5000.0  # a score this low is hidden: its weight is 0 in every dtype
 # What comes out of these has nothing of what went in.
 _NEW = ("mm", "addmm", "linear", "native_layer_norm", "embedding")

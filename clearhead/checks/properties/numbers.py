@@ -5,26 +5,19 @@ B batch   T tokens
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.checks.lab import Case, Lab, reason
 from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.properties.padding import place_of
+from clearhead.checks.properties.base import Property, Seen, compared
 from clearhead.checks.subject import Batch, Ids
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CANNOT = (
-    "not implemented for",
-    "must have the same dtype",
-    "expected scalar type",
-    "same dtype",
-    "mixed dtype",
-)
+_CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
 
 
 class DtypeAgreement(Property):
@@ -41,11 +34,11 @@ class DtypeAgreement(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        exact = lab.out(case.batch())
+        row, exact = lab.first_row(case)
         for name, dtype in NARROW.items():
-            rounded = copy.deepcopy(lab.module).to(dtype)
-            x, source = (_round(t, dtype) for t in (case.x, case.source))
-            batch = Case(x, source).batch() if x is not None else case.batch()
+            rounded = lab.copy().to(dtype)
+            x, source = (_round(t, dtype) for t in (row.x, row.source))
+            batch = Batch(x=x, source=source)
             try:
                 out = lab.out(batch, rounded, dtype).double()
             except Exception as error:
@@ -57,8 +50,7 @@ class DtypeAgreement(Property):
             base = lab.out(batch, widened)
             blur = noise(lambda b=batch, m=widened: lab.out(b, m), base, eps=torch.finfo(dtype).eps)  # type: ignore[misc]
             tolerance = SAFETY * max(blur, lab.tolerance / SAFETY) + difference(base, exact)
-            where = name + place_of(out, exact, lab.per_token)
-            yield Seen(difference=difference(out, exact), tolerance=tolerance, where=where, kind=name)
+            yield compared(lab, out, exact, name, name, tolerance)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
@@ -74,9 +66,6 @@ class Finiteness(Property):
 
     name = "finiteness"
     done = "ran one token, a row that is all padding, and the largest and smallest inputs"
-
-    def why_not(self, lab: Lab) -> str | None:
-        return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         module, dtype = lab.own()
@@ -138,5 +127,5 @@ def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
     yield "zeros", torch.zeros_like(case.x)
 
 
-def _round(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _round(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype).double() if x is not None and x.is_floating_point() else x
