@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
+import torch
+from torch import Tensor
 
 from clearhead.work.numbers import Number, as_float, close_to, same
 
@@ -67,5 +69,6 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
     return [powers[i] / whole if i in powers else zero for i in range(len(values))]
 
 
-def floats(a: Matrix) -> list[list[float]]:
-    return [[as_float(x) for x in row] for row in a]
+def tensor(a: Sequence[Sequence[Number]]) -> Tensor:
+    """The matrix in float64."""
+    return torch.tensor([[as_float(x) for x in row] for row in a], dtype=torch.float64)

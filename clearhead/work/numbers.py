@@ -91,9 +91,7 @@ def text(number: Number) -> str:
 def decimal(number: Number, digits: int) -> str:
     """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very
     small and very large ones in powers of ten."""
-    if number.is_infinite:
-        return text(number)
-    if number.is_Integer or number.free_symbols:
+    if number.is_infinite or number.is_Integer or number.free_symbols:
         return text(number)
     value = close_to(number, digits + 30)
     size = abs(value)
@@ -103,6 +101,14 @@ def decimal(number: Number, digits: int) -> str:
     rounded = Decimal(str(value))
     zeros = max(0, -rounded.adjusted() - 1) if rounded else 0  # zeros after the point do not use up digits
     return f"{rounded:.{digits + zeros}f}".replace("-", "−")
+
+
+def both(number: Number) -> str:
+    """A number with its decimals beside it where they say more; in decimals alone where it is long."""
+    written, rounded = text(number), decimal(number, 4)
+    if len(written) > 40 or written == rounded:
+        return rounded
+    return f"{written} ≈ {rounded}"
 
 
 def as_float(number: Number) -> float:

@@ -120,6 +120,22 @@ class Source:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, f"{key} must be true or false")
+        return value
+
+    def wholes(self, key: str, most: int) -> list[int]:
+        self.need(key)
+        values = self.values[key]
+        if not isinstance(values, list) or not 1 <= len(values) <= MAX_SIDE:
+            self.fail(key, f"{key} must be a list of 1 to {MAX_SIDE} whole numbers")
+        for i, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                self.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
+        return list(values)
+
     def number(self, key: str, default: Number | None = None, *, infinite: bool = False) -> Number:
         if default is not None and key not in self.values:
             return default

@@ -143,10 +143,7 @@ def _given(source: Source, setting: Setting) -> list[Step]:
     if "x" in source.values:
         return [*steps, Step("x", "The inputs", grid, "X", given=True)]
     formula = "row i of X is the embedding of token i"
-    return [
-        *steps,
-        Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}"),
-    ]
+    return [*steps, Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}")]
 
 
 def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:

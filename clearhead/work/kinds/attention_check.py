@@ -8,7 +8,7 @@ from torch import Tensor
 from clearhead.attention import attend
 from clearhead.attention.scores import Dot
 from clearhead.attention.weights import Softmax
-from clearhead.work.algebra import Matrix, floats
+from clearhead.work.algebra import tensor
 from clearhead.work.kinds.attention_setting import Setting
 from clearhead.work.kinds.base import difference
 from clearhead.work.numbers import as_float
@@ -23,17 +23,14 @@ def float64_checks(setting: Setting, steps: list[Step]) -> tuple[Check, ...]:
     gradients = [step for step in steps if step.key.startswith("grad_") and step.key in found]
     if gradients:
         checks.append(
-            Check(
-                "autograd through attend in float64",
-                max(difference(s.grid.cells, found[s.key]) for s in gradients),
-            )
+            Check("autograd through attend in float64", max(difference(s.grid.cells, found[s.key]) for s in gradients))
         )
     return tuple(checks)
 
 
 def _run(setting: Setting) -> dict[str, Tensor]:
-    x, source = _tensor(setting.x), _tensor(setting.source)
-    weights = {name: _tensor(matrix).requires_grad_() for name, matrix in setting.weights.items()}
+    x, source = tensor(setting.x), tensor(setting.source)
+    weights = {name: tensor(matrix).requires_grad_() for name, matrix in setting.weights.items()}
     H = setting.heads
     q, k, v = (
         (rows @ weights[name]).unflatten(-1, (H, -1)).transpose(0, 1)[None]  # (1, H, T or S, D)
@@ -70,7 +67,3 @@ def _run(setting: Setting) -> dict[str, Tensor]:
             for name, gradient, like in zip(names, made, sizes, strict=True):
                 found[f"grad_{name}"] = torch.zeros_like(like) if gradient is None else gradient
     return found
-
-
-def _tensor(matrix: Matrix) -> Tensor:
-    return torch.tensor(floats(matrix), dtype=torch.float64)

@@ -38,8 +38,7 @@ def read_losses(source: Source, length: int, vocabulary: list[str], has_logits: 
                 block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
             if word not in vocabulary:
                 block.fail(
-                    "targets",
-                    f"the target {word!r} is not in the vocabulary {', '.join(map(repr, vocabulary))}",
+                    "targets", f"the target {word!r} is not in the vocabulary {', '.join(map(repr, vocabulary))}"
                 )
             targets[int(position) - 1] = word
         name = block.text("name", "loss")

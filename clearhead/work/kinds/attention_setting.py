@@ -72,8 +72,7 @@ def read(source: Source) -> Setting:
     if "unembedding" in source.values:
         if source.text("unembedding") != "tied" or not vectors:
             source.fail(
-                "unembedding",
-                "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]",
+                "unembedding", "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]"
             )
         if "U" in weights:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
@@ -132,8 +131,7 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
         for i, token in enumerate(tokens):
             if token not in vectors:
                 source.fail(
-                    ("tokens", i),
-                    f"the token {token!r} has no embedding; known are {', '.join(map(repr, vectors))}",
+                    ("tokens", i), f"the token {token!r} has no embedding; known are {', '.join(map(repr, vectors))}"
                 )
         x, names = [vectors[token] for token in tokens], tokens
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
@@ -153,8 +151,7 @@ def _chain(
             table.fail(name, f"W_{name} is {size(name)} and X has width {width}; give W_{name} {width} rows")
         if len(weights[name][0]) % heads:
             table.fail(
-                name,
-                f"W_{name} is {size(name)} and there are {heads} heads; its columns must divide among them",
+                name, f"W_{name} is {size(name)} and there are {heads} heads; its columns must divide among them"
             )
     if len(weights["Q"][0]) != len(weights["K"][0]):
         table.fail("K", f"W_Q is {size('Q')} and W_K is {size('K')}; give them as many columns")

@@ -118,9 +118,7 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
     layer.only("type", "name", "filters", "kernel", "stride", "padding", "outputs", "bias")
     kind = layer.choice("type", _LAYERS)
     name = layer.text("name", f"{kind} {i + 1}")
-    bias = layer.values.get("bias", True)
-    if not isinstance(bias, bool):
-        layer.fail("bias", "bias must be true or false")
+    bias = layer.flag("bias", True)
     if kind == "flatten":
         size = before.channels * before.size[0] * before.size[1]
         flat = Stage(name, size, (1, 1), field=_whole_field(before), jump=before.jump, flat=True)
@@ -129,8 +127,7 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         outputs = layer.whole("outputs", most=10**6)
         if before.size != (1, 1):
             layer.fail(
-                None,
-                f"a linear layer follows {before.name}, whose output is not flat; put a flatten layer between",
+                None, f"a linear layer follows {before.name}, whose output is not flat; put a flatten layer between"
             )
         # A map of 1 × 1 is as good as flat.
         made = nn.Sequential(nn.Flatten(), nn.Linear(before.channels, outputs, bias=bias, device="meta"))

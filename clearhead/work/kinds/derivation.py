@@ -24,9 +24,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import sympy
-import torch
 
-from clearhead.work.algebra import Matrix, floats
+from clearhead.work.algebra import Matrix, tensor
 from clearhead.work.doubles import Doubles
 from clearhead.work.draw import Draw
 from clearhead.work.exact import DIGITS, Exact, is_above, scalar
@@ -48,7 +47,7 @@ _FUNCTIONS = set(Exact().functions)
 def solve(source: Source) -> Solved:
     given, blocks, trees = _read(source)
     exact: Run[Matrix] = Run(trees, given, Exact())
-    doubles = Run(trees, {name: _tensor(value) for name, value in given.items()}, Doubles())
+    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, Doubles())
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
     lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
     if not source.answered:
@@ -60,7 +59,7 @@ def solve(source: Source) -> Solved:
         used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
         steps += [waiting.pop(name) for name in list(waiting) if name in used]
         with _blamed(block, "is"):
-            cells = (lettered if _flag(block) else exact).name(key)
+            cells = (lettered if block.flag("letters", False) else exact).name(key)
             worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
         own = source.own(key, cells)
         if own is not cells:
@@ -278,14 +277,3 @@ def _cells(steps: list[Step], key: str) -> Sequence[Sequence[Number]]:
 
 def _is_number(value: Matrix) -> bool:
     return len(value) == len(value[0]) == 1
-
-
-def _flag(block: Source) -> bool:
-    value = block.values.get("letters", False)
-    if not isinstance(value, bool):
-        block.fail("letters", "letters must be true or false")
-    return value
-
-
-def _tensor(matrix: Matrix) -> torch.Tensor:
-    return torch.tensor(floats(matrix), dtype=torch.float64)

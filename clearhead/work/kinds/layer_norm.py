@@ -33,10 +33,7 @@ def solve(source: Source) -> Solved:
     centred = source.own("centred", [tidy(value - mean) for value in x])
     variance = source.own("variance", tidy(sympy.Add(*[value**2 for value in centred]) / d))
     if same(variance + eps, sympy.Integer(0)):
-        source.fail(
-            "x",
-            "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them",
-        )
+        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
     sigma = sympy.sqrt(variance + eps)
     z = source.own("z", [tidy(value / sigma) for value in centred])
     y = source.own("y", [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
@@ -95,10 +92,7 @@ def _each(source: Source, key: str, d: int, default: int) -> list[Number]:
     if isinstance(source.values.get(key), list):
         values = source.vector(key)
         if len(values) != d:
-            source.fail(
-                key,
-                f"{key} has {len(values)} numbers and x has {d}; give one number, or one for each feature",
-            )
+            source.fail(key, f"{key} has {len(values)} numbers and x has {d}; give one number, or one for each feature")
         return values
     return [source.number(key, sympy.Integer(default))] * d
 

@@ -12,7 +12,6 @@ import torch
 
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
-from clearhead.work.kinds.position import wholes
 from clearhead.work.numbers import N
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import Source
@@ -22,7 +21,7 @@ _TRIED = 20_000
 
 
 def solve(source: Source) -> Solved:
-    heads = wholes(source, "heads", 1000)
+    heads = source.wholes("heads", 1000)
     layers = source.whole("layers", most=16)
     tokens = source.whole("tokens", 0, least=0)
     names = [f"{k} head{'' if k == 1 else 's'}" for k in heads]

@@ -10,7 +10,6 @@ import torch
 from clearhead.training.schedule import WarmupCosine
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
-from clearhead.work.kinds.position import wholes
 from clearhead.work.numbers import as_float
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import Source
@@ -26,7 +25,7 @@ def solve(source: Source) -> Solved:
     warmup = source.whole("warmup_steps", least=1, most=total - 1) if total > 1 else source.fail(
         "total_steps", "total_steps is 1; expected at least 2, a warm-up step and another"
     )  # fmt: skip
-    asked = wholes(source, "steps", total)
+    asked = source.wholes("steps", total)
     phases, fractions, rates = [], [], []
     for step in asked:
         rising = step <= warmup
@@ -60,7 +59,7 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     warmup, rest = 1000 * draw.whole(1, 12), 12_000 * draw.whole(2, 20)
     steps = [
         step * warmup // before if step <= before else warmup + (step - before) * rest // (total - before)
-        for step in wholes(source, "steps", total)
+        for step in source.wholes("steps", total)
     ]
     rate = f"{draw.whole(1, 9)}/{10 ** draw.whole(3, 5)}"
     return {"lr_max": rate, "warmup_steps": warmup, "total_steps": warmup + rest, "steps": sorted(set(steps))}

@@ -8,7 +8,7 @@ import sympy
 
 from clearhead.work.numbers import Number
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing, is_plain
+from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing
 
 _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \usepackage{amsmath}
@@ -98,7 +98,7 @@ def _cell(text: str, exact: bool) -> str:
 
 
 def _body(block: Block) -> list[str]:
-    if is_plain(block.step.grid):
+    if block.step.grid.is_one:
         exact = _cell(block.exact[0][0], True)
         return [rf"= {exact}" + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")]
     parts = [_array(block, block.exact, True)]

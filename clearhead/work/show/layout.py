@@ -81,11 +81,6 @@ def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
     return sections
 
 
-def is_plain(grid: Grid) -> bool:
-    """A single number: set in a line instead of a table."""
-    return grid.is_one
-
-
 def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
     free = [letter for letter in _LETTERS if letter not in taken]
