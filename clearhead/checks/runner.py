@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from clearhead.checks.guess import subject_of
 from clearhead.checks.lab import LENGTH, Lab, described, reason
@@ -16,6 +19,7 @@ from clearhead.checks.shrink import shrunk
 from clearhead.errors import ConfigError
 from clearhead.values import checked, whole
 
+LARGE = 10_000_000  # parameters from which on threads are worth a trial
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
@@ -45,12 +49,36 @@ def check(
     ):
         torch.manual_seed(seed)
         lab = Lab(subject_of(module, **how), seed=seed, length=length)
-        findings = []
-        for prop in wanted:
-            if on_start is not None:
-                on_start(prop.name, len(findings), len(wanted))
-            findings.append(_finding(prop, lab))
+        findings: list[Finding] = []
+        with _quickest_threads(lab):
+            for prop in wanted:
+                if on_start is not None:
+                    on_start(prop.name, len(findings), len(wanted))
+                findings.append(_finding(prop, lab))
         return Report(lab.subject.name, tuple(findings))
+
+
+@contextmanager
+def _quickest_threads(lab: Lab) -> Iterator[None]:
+    """A large module runs on all threads or on one, whichever is quicker here: an input of a few tokens gives each
+    little to do, and on cores that others use too they wait for each other many times as long as one would work."""
+    many = torch.get_num_threads()
+    parameters = [p for part in lab.parts.values() for p in part.parameters(recurse=False)]
+    if many == 1 or sum(p.numel() for p in parameters if not is_lazy(p)) < LARGE:
+        yield
+        return
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        start = perf_counter()
+        lab.out(lab.case.batch())
+        return perf_counter() - start
+
+    try:
+        torch.set_num_threads(min((1, many), key=seconds))
+        yield
+    finally:
+        torch.set_num_threads(many)
 
 
 def _chosen(only: str | Sequence[str] | None) -> list[Property]:
