@@ -44,6 +44,12 @@ class Case:
     def batch(self, **changes: Any) -> Batch:
         return Batch(x=self.x, source=self.source, **changes)
 
+    def hiding(self, *place: Any) -> Batch:
+        """The case with the tokens at this place (of its source, where it has one) called padding."""
+        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
+        keep[place] = False
+        return self.batch(**{"keep" if self.source is None else "source_keep": keep})
+
     def rows(self, rows: Tensor | slice) -> Case:
         return Case(self.x[rows], None if self.source is None else self.source[rows])
 
@@ -146,14 +152,8 @@ class Lab:
     @cached_property
     def facts(self) -> Facts:
         """What the module was seen doing; with padding, so that its masks can be told from nothing."""
-        extra: dict[str, Any] = {}
-        if self.subject.pads:
-            which = self.case.x if self.case.source is None else self.case.source
-            keep = torch.ones(which.shape[:2], dtype=torch.bool)
-            keep[:, -1] = False
-            extra["keep" if self.case.source is None else "source_keep"] = keep
         with Witness(BATCH, self.length) as witness:
-            self.out(self.case.batch(**extra))
+            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case.batch())
         return witness.facts
 
     # ------------------------------------------------------------------ the copy

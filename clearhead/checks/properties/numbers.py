@@ -20,6 +20,15 @@ NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
 
 
+_NOT_FINITE = {  # the usual cause, by what was tried
+    "a row that is all padding": "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may "
+    "see nothing zeros",
+    "one token": "a single token is not handled: a squeeze drops its axis, or a statistic over one value divides by 0",
+    "the input itself": "an ordinary input gives NaN or infinities: usually NaN from an empty row, such as a causal "
+    "mask that hides the first token from itself",
+}
+
+
 class DtypeAgreement(Property):
     """float32, bfloat16 and float16 give what float64 gives, up to the rounding of each."""
 
@@ -77,7 +86,7 @@ class Finiteness(Property):
         if lab.subject.is_sequence:
             yield self._finite("one token", lambda: out(Case(case.x[:, :1], case.source).batch()))
             if lab.subject.pads:
-                yield self._finite("a row that is all padding", lambda: out(_with_empty_row(case)))
+                yield self._finite("a row that is all padding", lambda: out(case.hiding(-1)))
         for name, x in _extremes(lab, case):
             yield self._finite(name, lambda x=x: out(Case(x, case.source).batch()))  # type: ignore[misc]
 
@@ -94,24 +103,8 @@ class Finiteness(Property):
         kind = failed[0].kind
         if not failed[0].where.endswith("not finite"):
             return f"the module does not take this input ({kind}): it raises an error where it should answer"
-        if kind == "a row that is all padding":
-            return "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may see nothing zeros"
-        if kind == "one token":
-            return "a single token is not handled: a squeeze drops its axis, or a statistic over one value divides by 0"
-        if kind == "the input itself":
-            return (
-                "an ordinary input gives NaN or infinities: usually NaN from an empty row, such as a causal mask that "
-                "hides the first token from itself"
-            )
-        return "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
-
-
-def _with_empty_row(case: Case) -> Batch:
-    """A batch whose last row is all padding."""
-    x = case.x if case.source is None else case.source
-    keep = torch.ones(x.shape[:2], dtype=torch.bool)
-    keep[-1] = False
-    return case.batch(keep=keep) if case.source is None else case.batch(source_keep=keep)
+        overflows = "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
+        return _NOT_FINITE.get(kind, overflows)
 
 
 def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:

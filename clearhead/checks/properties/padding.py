@@ -45,13 +45,6 @@ def _told(case: Case, tokens: Tensor, keep: Tensor, target: bool) -> Batch:
     return Batch(x=case.x, source=tokens, source_keep=keep)
 
 
-def real_part(out: Tensor, lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Tensor:
-    """The outputs of real tokens."""
-    if not lab.per_token or (case.source is not None and not target):
-        return out
-    return out[:, n:] if left else out[:, : case.length]
-
-
 class PaddingInvariance(Property):
     """Real outputs are the same with and without padding."""
 
@@ -81,8 +74,10 @@ class PaddingInvariance(Property):
         side = ("target, " if target else "") + ("left" if left else "right")
 
         def out(n: int) -> Tensor:
-            batch = padded(lab, case, n, left=left, target=target)
-            return real_part(lab.out(batch), lab, case, n, left=left, target=target)
+            made = lab.out(padded(lab, case, n, left=left, target=target))
+            if not lab.per_token or (case.source is not None and not target):
+                return made
+            return made[:, n:] if left else made[:, : case.length]  # of the real tokens
 
         if not left:
             yield compared(lab, out(0), base, "a mask that hides nothing against none", f"{side}, {_NOTHING}")
@@ -95,7 +90,8 @@ class PaddingInvariance(Property):
         kinds = {seen.kind for seen in failed}
         target = all(kind.startswith("target") for kind in kinds)
         content = any("content" in kind for kind in kinds)
-        if inverted(lab, case, target=target):
+        hidden, shown = _polarity(lab, case if case.length > 2 else lab.case, target)
+        if hidden > lab.tolerance >= shown:
             return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding"
         if any(seen.difference == float("inf") for seen in failed):
             return (
@@ -139,20 +135,17 @@ class MaskPolarity(Property):
         if case.length < 3:
             return
         for target in targets(lab):
-            hidden, shown = _polarity(lab, case, target=target)
-            wrong = hidden > lab.tolerance and shown <= lab.tolerance
+            hidden, shown = _polarity(lab, case, target)
             token = "token of the target" if target else "token"
-            yield Seen(
-                difference=hidden if wrong else 0.0,
-                tolerance=lab.tolerance,
-                where=f"the hidden {token} changes an output by {hidden:.3g}, the shown one by {shown:.3g}",
-            )
+            where = f"the hidden {token} changes an output by {hidden:.3g}, the shown one by {shown:.3g}"
+            gap = hidden if hidden > lab.tolerance >= shown else 0.0
+            yield Seen(difference=gap, tolerance=lab.tolerance, where=where)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding (pass ~mask)"
 
 
-def _polarity(lab: Lab, case: Case, *, target: bool = False) -> tuple[float, float]:
+def _polarity(lab: Lab, case: Case, target: bool) -> tuple[float, float]:
     """How much a hidden token, and a shown one, change the last output."""
     case = case.rows(slice(0, 1))
     x, kind = _padded_input(lab, case, target)
@@ -170,14 +163,6 @@ def _polarity(lab: Lab, case: Case, *, target: bool = False) -> tuple[float, flo
         changed[:, j] = lab.another(x[:, j], kind)
         sizes.append(difference(out(changed), base))
     return sizes[0], sizes[1]
-
-
-def inverted(lab: Lab, case: Case, *, target: bool = False) -> bool:
-    """Whether hidden tokens count and shown ones do not."""
-    if case.length < 3:
-        case = lab.case
-    hidden, shown = _polarity(lab, case, target=target)
-    return hidden > lab.tolerance >= shown
 
 
 def _seen_cause(lab: Lab, target: bool) -> str:
