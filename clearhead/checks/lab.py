@@ -65,7 +65,7 @@ class Lab:
         self.length = length
         self.generator = torch.Generator().manual_seed(seed)
         self._made: dict[str, Any] = {}
-        self.module, self.dtype = self._working_copy()
+        self.module, self.dtype = self.own(torch.float64)
         self.case = self.draw(BATCH, length)
         self._try_out()
 
@@ -167,19 +167,16 @@ class Lab:
         """Another copy of the working module, to be changed."""
         return copy.deepcopy(self.module)
 
-    def own(self) -> tuple[Any, torch.dtype]:
-        """A copy in the dtype that the module came in: what overflows depends on it."""
+    def own(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
+        """A copy in this dtype, or in the one that the module came in: what overflows depends on it."""
         module = self.subject.module
         if not isinstance(module, nn.Module):
-            return module, self.dtype
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-        return self._off_zero(copy.deepcopy(module).cpu().eval()), dtype
-
-    def _working_copy(self) -> tuple[Any, torch.dtype]:
-        module = self.subject.module
-        if not isinstance(module, nn.Module):
-            return module, torch.float64
-        return self._off_zero(copy.deepcopy(module).cpu().double().eval()), torch.float64
+            return module, self.dtype if dtype is None else dtype
+        made = copy.deepcopy(module).cpu().eval()
+        if dtype is not None:
+            return self._off_zero(made.to(dtype)), dtype
+        own = next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
+        return self._off_zero(made), own
 
     @torch.no_grad()
     def _off_zero(self, module: nn.Module) -> nn.Module:
@@ -192,14 +189,14 @@ class Lab:
     def _try_out(self) -> None:
         """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
         try:
-            _ = self.exact
+            self.out(self.case.batch())
             return
         except Exception as error:
             first = error
         self.dtype = torch.float32
         self.module, self.dtype = self.own()
         try:
-            _ = self.exact
+            self.out(self.case.batch())
         except Exception as second:
             raise ConfigError(
                 f"{self.subject.name} could not be called with {described(self.case, self.subject)}: {reason(second)} "

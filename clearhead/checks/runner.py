@@ -123,5 +123,5 @@ def _finding(prop: Property, lab: Lab) -> Finding:
     case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case
     smallest = described(case, lab.subject) if prop.shrinks else "any input"
     example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
-    found = {"where": top.where, "cause": cause, "smallest": smallest, "example": example}
+    found: dict[str, Any] = {"where": top.where, "cause": cause, "smallest": smallest, "example": example}
     return Finding(property=prop.name, verdict=Verdict.FAIL, **sizes, **found)

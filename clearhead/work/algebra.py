@@ -69,6 +69,9 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
     return [powers[i] / whole if i in powers else zero for i in range(len(values))]
 
 
-def tensor(a: Sequence[Sequence[Number]]) -> Tensor:
-    """The matrix in float64."""
-    return torch.tensor([[as_float(x) for x in row] for row in a], dtype=torch.float64)
+def floats(a: Matrix) -> list[list[float]]:
+    return [[as_float(x) for x in row] for row in a]
+
+
+def tensor(a: Matrix) -> Tensor:
+    return torch.tensor(floats(a), dtype=torch.float64)

@@ -85,25 +85,13 @@ class Marks:
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead work NAME --check FILE --json` prints it."""
-        return {
-            "problem": self.name,
-            "student": self.student,
-            "right": self.is_right,
-            "credit": self.credit,
-            "steps": [
-                {
-                    "key": step.key,
-                    "right": step.right,
-                    "credit": step.credit,
-                    "cells": step.cells,
-                    "problem": step.problem or None,
-                    "because": step.because or None,
-                    "marks": [list(row) for row in step.marks],
-                }
-                for step in self.steps
-            ],
-            "unanswered": list(self.unanswered),
-        }
+        steps = [
+            {name: getattr(step, name) for name in ("key", "right", "credit", "cells")}
+            | {"problem": step.problem or None, "because": step.because or None, "marks": list(map(list, step.marks))}
+            for step in self.steps
+        ]
+        whose = {"problem": self.name, "student": self.student, "right": self.is_right, "credit": self.credit}
+        return {**whose, "steps": steps, "unanswered": list(self.unanswered)}
 
     def __str__(self) -> str:
         lines = []
@@ -243,9 +231,8 @@ class ClassMarks:
         for marks in self.students:
             steps = {step.key: step.credit for step in marks.steps}
             share = round(100 * marks.credit / sum(self.cells))
-            table.append(
-                [marks.student, *[str(steps.get(key, "-")) for key in self.keys], str(marks.credit), f"{share} %"]
-            )
+            credits = [str(steps.get(key, "-")) for key in self.keys]
+            table.append([marks.student, *credits, str(marks.credit), f"{share} %"])
         return table
 
     @property

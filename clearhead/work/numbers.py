@@ -37,14 +37,9 @@ _TOKEN = re.compile(
 _DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
 _POWER_OF_TEN = re.compile(r"\s*[-−+]?(?:\d+\.?\d*|\.\d+)[eE][-−+]?\d{1,4}\s*$")
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
-    "sqrt": sympy.sqrt,
-    "exp": sympy.exp,
-    "log": sympy.log,
-    "ln": sympy.log,
-    "sin": sympy.sin,
-    "cos": sympy.cos,
+    "sqrt": sympy.sqrt, "exp": sympy.exp, "log": sympy.log, "ln": sympy.log, "sin": sympy.sin, "cos": sympy.cos,
     "tanh": sympy.tanh,
-}
+}  # fmt: skip
 # The unknowns that answers may hold: lengths, widths, numbers of heads or layers.
 LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
 N = LETTERS["n"]
@@ -210,7 +205,7 @@ class _Reader:
     def read(self) -> Number:
         if not self.tokens:
             raise self.wrong("it is empty")
-        result = self.sum()
+        result = self.deeper(self.sum)
         if self.at < len(self.tokens):
             raise self.wrong(f"{self.tokens[self.at]!r} is left over")
         real = result.is_extended_real  # None where sympy cannot tell, as of a quotient of formulas
@@ -224,15 +219,19 @@ class _Reader:
             return self.tokens[self.at - 1]
         return None
 
-    def sum(self) -> Number:
+    def deeper(self, part: Callable[[], Number]) -> Number:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
+        result = part()
+        self.depth -= 1
+        return result
+
+    def sum(self) -> Number:
         result = self.product()
         while sign := self.take("+", "-", "−"):
             term = self.product()
             result = result + term if sign == "+" else result - term
-        self.depth -= 1
         return result
 
     def product(self) -> Number:
@@ -253,20 +252,16 @@ class _Reader:
 
     def power(self) -> Number:
         base = self.atom()
-        if self.take("^", "**"):
-            self.depth += 1
-            if self.depth > _MAX_DEPTH:
-                raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
-            exponent = self.signed()
-            self.depth -= 1
-            if base == 0 and exponent.is_negative:
-                raise self.wrong("it divides by zero")
-            size = self.bounded(exponent)
-            bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
-            if bits * size > _MAX_BITS:
-                raise self.wrong("its power has too many digits")
-            return base**exponent
-        return base
+        if not self.take("^", "**"):
+            return base
+        exponent = self.deeper(self.signed)
+        if base == 0 and exponent.is_negative:
+            raise self.wrong("it divides by zero")
+        size = self.bounded(exponent)
+        bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
+        if bits * size > _MAX_BITS:
+            raise self.wrong("its power has too many digits")
+        return base**exponent
 
     def atom(self) -> Number:
         if self.at >= len(self.tokens):
@@ -292,7 +287,7 @@ class _Reader:
         raise self.wrong(f"{token!r} is not known here; known are {known}")
 
     def inside(self) -> Number:
-        result = self.sum()
+        result = self.deeper(self.sum)
         if self.take(")") is None:
             raise self.wrong("a ')' is missing")
         return result

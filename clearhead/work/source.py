@@ -66,12 +66,7 @@ class Source:
         path: Path = self.at + (() if key is None else (key,) if isinstance(key, str) else key)
         if not self.lines:  # what was no TOML has no lines to name
             raise ProblemError(f"{self.name}: {what}")
-        line = 1
-        while path:
-            if path in self.lines:
-                line = self.lines[path]
-                break
-            path = path[:-1]
+        line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 1)
         raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
 
     def own(self, key: str, value: Any) -> Any:
@@ -154,35 +149,31 @@ class Source:
         return result
 
     def vector(self, key: str) -> list[Number]:
+        values = self._several(key, "numbers", "a list of numbers")
+        return [self.cell(value, (key, i)) for i, value in enumerate(values)]
+
+    def _several(self, key: str, what: str, expected: str) -> list[Any]:
         self.need(key)
         values = self.values[key]
         if not isinstance(values, list) or not values:
-            self.fail(key, f"{key} is {_kind(values)}; expected a list of numbers")
+            self.fail(key, f"{key} is {_kind(values)}; expected {expected}")
         if len(values) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(values)} numbers; worked sheets take at most {MAX_SIDE}")
-        return [self.cell(value, (key, i)) for i, value in enumerate(values)]
+            self.fail(key, f"{key} has {len(values)} {what}; worked sheets take at most {MAX_SIDE}")
+        return values
 
     def matrix(self, key: str) -> Matrix:
         """A rectangular matrix of exact numbers, rows first."""
-        self.need(key)
-        rows = self.values[key]
-        if not isinstance(rows, list) or not rows:
-            self.fail(key, f"{key} is {_kind(rows)}; expected a matrix, a list of rows")
-        if len(rows) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(rows)} rows; worked sheets take at most {MAX_SIDE}")
-        result: Matrix = []
+        rows = self._several(key, "rows", "a matrix, a list of rows")
         for i, row in enumerate(rows):
+            name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
-                self.fail((key, i), f"row {i + 1} of {key} is {_kind(row)}; expected a list of numbers")
+                self.fail((key, i), f"{name} is {_kind(row)}; expected a list of numbers")
             if len(row) != len(rows[0]):
-                self.fail(
-                    (key, i),
-                    f"row {i + 1} of {key} has {len(row)} numbers and row 1 has {len(rows[0])}; give each row as many",
-                )
+                first = len(rows[0])
+                self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
             if len(row) > MAX_SIDE:
-                self.fail((key, i), f"row {i + 1} of {key} has {len(row)} numbers; at most {MAX_SIDE} are worked")
-            result.append([self.cell(value, (key, i)) for value in row])
-        return result
+                self.fail((key, i), f"{name} has {len(row)} numbers; at most {MAX_SIDE} are worked")
+        return [[self.cell(value, (key, i)) for value in row] for i, row in enumerate(rows)]
 
     def names(self, key: str) -> list[str]:
         values = self.values.get(key, [])

@@ -26,7 +26,7 @@ def runs(monkeypatch):
 
 def test_what_properties_share_is_run_once(runs):
     """A language model of 11 tokens in 3 rows: these are its runs, by what they are for."""
-    shared = 1 + 1 + 2 + 2  # plain, a length less, rounding twice, determinism
+    shared = 1 + 1 + 1 + 2 + 2  # can it be called, plain, a length less, rounding twice, determinism
     influences = 1 + 11 + 1  # the first row, each token changed, gradients
     padding, polarity, rows = 2 * 4 + 1, 3, 2 + 1
     caches = 1 + 11 + 5 + (1 + 6) + (2 + 6)

@@ -42,6 +42,8 @@ class CacheConsistency(Property):
         whole, half = lab.plain(case), T // 2
         first, rest = Case(case.x[:, :half], case.source), Case(case.x[:, half:], case.source)
         one_by_one = [1] * (T - half)
+        reorder: Any = caching.reorder
+        truncate: Any = caching.truncate
 
         def reordered(cache: Any) -> Tensor:
             _feed(lab, first, cache, [half])
@@ -56,7 +58,7 @@ class CacheConsistency(Property):
 
         for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
             yield self._seen(lab, kind, lambda cache, sizes=sizes: _feed(lab, case, cache, sizes), whole)  # type: ignore[misc]
-        B, reorder, truncate = case.x.shape[0], caching.reorder, caching.truncate
+        B = case.x.shape[0]
         if T >= 2 and B > 1 and reorder is not None:
             rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
             yield self._seen(lab, "after reorder", reordered, whole[rows][:, half:], half)

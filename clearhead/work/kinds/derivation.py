@@ -42,6 +42,7 @@ _STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "co
          "at_most")  # fmt: skip
 _COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b: is_above(b, a), ">": is_above}
 _FUNCTIONS = set(Exact().functions)
+_CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
 
 
 def solve(source: Source) -> Solved:
@@ -71,13 +72,15 @@ def solve(source: Source) -> Solved:
     if "model" in source.values:
         model = MODELS[source.choice("model", MODELS)]
         found = model.run({name: doubles.name(name) for name in (*given, *trees)})
-        wrong = max(difference([[x.subs(numbers) for x in row] for row in _cells(steps, key)], value)
-                    for key, value in found.items())  # fmt: skip
-        checks.append(Check(model.name, wrong))
+        worst = max(
+            difference([[x.subs(numbers) for x in row] for row in step.grid.cells], found[step.key])
+            for step in steps if step.key in found
+        )  # fmt: skip
+        checks.append(Check(model.name, worst))
     remarks = []
     if proved:
         remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
-    if any(x.has(sympy.Float) for step in steps for row in step.grid.cells for x in row):
+    if any(x.has(sympy.Float) for step in steps for x in step.grid.flat):
         remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
     return Solved(tuple(steps), tuple(checks), tuple(remarks))
 
@@ -107,9 +110,8 @@ def _map(value: Any, function: Any) -> Any:
 
 
 def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
-    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1)) * made.get(
-        rule.get("times", ""), 1
-    )
+    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1))
+    number *= made.get(rule.get("times", ""), 1)
     return int(number) if number.is_Integer else f"{number.p}/{number.q}"
 
 
@@ -177,7 +179,7 @@ def _needed(source: Source, run: Run[Matrix]) -> None:
 def _claims(source: Source, block: Source, run: Run[Matrix]) -> list[str]:
     """Refuses a step that is not what it says it equals; gives the key of one that sympy shows for all numbers."""
     key, known = block.text("key"), set(run.given) | set(run.steps)
-    for claim in ("equals", "always", "at_most"):
+    for claim in _CLAIMS:
         if claim not in block.values:
             continue
         tree, runs = _parse(block, claim, block.text(claim), known), [run]
@@ -233,11 +235,7 @@ def _step(
     # What a step comes to belongs to its solution: a blank sheet has no notes.
     notes = [block.text("note")]
     known = set(trees) | set(source.table("given").values)
-    for claim, says in (
-        ("equals", "It is {}."),
-        ("always", "It is {}, whatever the numbers."),
-        ("at_most", "It is at most {}."),
-    ):
+    for claim, says in _CLAIMS.items():
         if claim in block.values:
             notes.append(says.format(shown(_parse(block, claim, block.text(claim), known), symbols)))
     return Step(key, block.text("title", symbol), _grid(source, block, cells), symbol, plain,
@@ -261,18 +259,13 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
     if isinstance(block.values[key], str):
         name = block.text(key)
         values = source.table("given").values.get(name)
-        labels = [
-            f"{name} = {text(read_number(value))}" for value in (values if isinstance(values, list) else [values])
-        ]
+        values = values if isinstance(values, list) else [values]
+        labels = [f"{name} = {text(read_number(value))}" for value in values]
     else:
         labels = block.names(key)
     if len(labels) != number:
         block.fail(key, f"{key} has {len(labels)} labels; {block.text('key')} has {number} {key}")
     return labels
-
-
-def _cells(steps: list[Step], key: str) -> Sequence[Sequence[Number]]:
-    return next(step.grid.cells for step in steps if step.key == key)
 
 
 def _is_number(value: Matrix) -> bool:

@@ -41,7 +41,7 @@ def latex(work: Work, style: Style | None = None) -> str:
         lines.append(rf"From: {words(work.source)}\par")
     if work.question:
         lines.append(rf"{words(' '.join(work.question.split()))}\par")
-    for block in blocks(work, style, _number, _word):
+    for block in blocks(work, style, number_in_latex, _word):
         step = block.step
         given = ", given" if step.given else ""
         lines.append(rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}")
@@ -79,7 +79,7 @@ def symbol_in_latex(name: str) -> str:
     return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
 
 
-def _number(x: Number) -> str:
+def number_in_latex(x: Number) -> str:
     return str(sympy.latex(x))
 
 
