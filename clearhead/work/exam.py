@@ -162,28 +162,20 @@ def _question(number: int, work: Work, task: Task, seed: int | None, solutions: 
     given = [one for block, shown in made if block.step.given for one in _singles(block, shown)]
     steps = [(block, shown) for block, shown in made if not block.step.given]
     each = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
+    asked = [
+        shown | {
+            "label": ascii_lowercase[i], "title": block.step.title, "points": each[i] if min(each) > 0 else 0,
+            "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
+            "words": block.step.formula, "note": block.step.note if solutions else "",
+            "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
+        }
+        for i, (block, shown) in enumerate(steps)
+    ]  # fmt: skip
     return {
-        "number": number,
-        "title": work.title,
-        "points": task.points,
-        "text": " ".join(work.question.split()),
-        "given": given,
-        "steps": [
-            shown
-            | {
-                "label": ascii_lowercase[i],
-                "title": block.step.title,
-                "points": each[i] if min(each) > 0 else 0,
-                "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
-                "words": block.step.formula,
-                "note": block.step.note if solutions else "",
-                "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
-            }
-            for i, (block, shown) in enumerate(steps)
-        ],
-        "remarks": list(work.remarks),
+        "number": number, "title": work.title, "points": task.points, "text": " ".join(work.question.split()),
+        "given": given, "steps": asked, "remarks": list(work.remarks),
         "command": f"clearhead work {task.sheet}" + (f" --seed {seed}" if seed is not None else "") + " --check FILES",
-    }
+    }  # fmt: skip
 
 
 def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
@@ -226,9 +218,7 @@ def _shown(block: Block) -> dict[str, Any]:
 
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,
-        "rows": list(block.rows),
-        "columns": list(block.columns),
-        "one": step.grid.is_one,
+        "rows": list(block.rows), "columns": list(block.columns), "one": step.grid.is_one,
         "cells": table(block.decimals if digits and block.decimals else block.exact, not digits),
         "decimals": None if digits else table(block.decimals, False),
-    }
+    }  # fmt: skip
