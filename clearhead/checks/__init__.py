@@ -18,18 +18,6 @@ from clearhead.checks.runner import NAMES, check
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, TrueIsHidden, TrueIsReal, Values
 
 __all__ = [
-    "NAMES",
-    "Batch",
-    "Caching",
-    "Embeddings",
-    "Finding",
-    "Ids",
-    "Report",
-    "Subject",
-    "TrueIsHidden",
-    "TrueIsReal",
-    "Values",
-    "Verdict",
-    "check",
-    "subject_of",
-]
+    "NAMES", "Batch", "Caching", "Embeddings", "Finding", "Ids", "Report", "Subject", "TrueIsHidden", "TrueIsReal",
+    "Values", "Verdict", "check", "subject_of",
+]  # fmt: skip

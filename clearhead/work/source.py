@@ -249,7 +249,7 @@ def _value(lines: list[str], number: int, column: int, path: Path, found: dict[P
     while True:
         line = lines[number]
         while column < len(line):
-            here = line[column]
+            here, begins = line[column], False
             if quote:
                 if here == "\\" and quote[0] == '"':
                     column += 1
@@ -259,19 +259,19 @@ def _value(lines: list[str], number: int, column: int, path: Path, found: dict[P
             elif here in "\"'":
                 quote = here * 3 if line.startswith(here * 3, column) else here
                 column += len(quote) - 1
-                if depth == 1:
-                    found.setdefault((*path, element), number + 1)
+                begins = depth == 1
             elif here == "#":
                 break
             elif here in "[{":
                 depth += 1
-                if depth == 2:
-                    found.setdefault((*path, element), number + 1)
+                begins = depth == 2
             elif here in "]}":
                 depth -= 1
             elif here == "," and depth == 1:
                 element += 1
-            elif depth == 1 and not here.isspace():
+            else:
+                begins = depth == 1 and not here.isspace()
+            if begins:
                 found.setdefault((*path, element), number + 1)
             column += 1
         if (depth <= 0 and len(quote) < 3) or number + 1 >= len(lines):

@@ -167,19 +167,14 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
 
 
 def _softmax_formula(T: Number) -> tuple[str, str]:
+    softmax = r"\operatorname{softmax}(SSUB / T)"
     if T == 0:
-        return (
-            "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it",
-            r"PSUB = \lim_{T \to 0^{+}} \operatorname{softmax}(SSUB / T)",
-        )
+        plain = "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it"
+        return plain, r"PSUB = \lim_{T \to 0^{+}} " + softmax
     if T.is_infinite:
-        return (
-            "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed",
-            r"PSUB = \lim_{T \to \infty} \operatorname{softmax}(SSUB / T)",
-        )
-    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", (
-        rf"PSUB = \operatorname{{softmax}}(SSUB / T), \quad T = {sympy.latex(T)}"
-    )
+        plain = "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed"
+        return plain, r"PSUB = \lim_{T \to \infty} " + softmax
+    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", rf"PSUB = {softmax}, \quad T = {sympy.latex(T)}"
 
 
 def _remarks(setting: Setting) -> list[str]:
