@@ -15,30 +15,9 @@ from __future__ import annotations
 from clearhead.checks.guess import subject_of
 from clearhead.checks.report import Finding, Report, Verdict
 from clearhead.checks.runner import NAMES, check
-from clearhead.checks.subject import (
-    Batch,
-    Caching,
-    Embeddings,
-    Ids,
-    Subject,
-    TrueIsHidden,
-    TrueIsReal,
-    Values,
-)
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, TrueIsHidden, TrueIsReal, Values
 
 __all__ = [
-    "NAMES",
-    "Batch",
-    "Caching",
-    "Embeddings",
-    "Finding",
-    "Ids",
-    "Report",
-    "Subject",
-    "TrueIsHidden",
-    "TrueIsReal",
-    "Values",
-    "Verdict",
-    "check",
-    "subject_of",
-]
+    "NAMES", "Batch", "Caching", "Embeddings", "Finding", "Ids", "Report", "Subject", "TrueIsHidden", "TrueIsReal",
+    "Values", "Verdict", "check", "subject_of",
+]  # fmt: skip

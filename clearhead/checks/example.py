@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.checks.guess import subject_of
-from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values, tensor_of
+from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Inputs, Subject, Values, tensor_of
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.values import whole
@@ -56,7 +56,7 @@ def example(
     subject = _subject(model, label, inputs)
     source, target = _lengths(subject, label, model, tokens)
 
-    def draw(what: Ids | Embeddings | Values, length: int) -> Tensor:
+    def draw(what: Inputs, length: int) -> Tensor:
         if isinstance(what, Ids):
             return torch.randint(0, what.vocab_size, (batch, length), device=device)
         shape = (length, what.width) if isinstance(what, Embeddings) else what.shape
@@ -65,24 +65,23 @@ def example(
 
     x = draw(subject.inputs, target)
     extra: dict[str, Any] = {} if mask is None else {_mask_name(model, label): mask}
-    other: Ids | Embeddings | Values | None = subject.source
+    other, reads_memory = subject.source, _reads_memory(model)
     if other is None and source != target:
         other = subject.inputs  # an attention layer that looks elsewhere
-    if _reads_memory(model):
+    if reads_memory:
         other = Embeddings(model.config.d_model)  # type: ignore[union-attr, arg-type]
-    second = [] if other is None else [draw(other, source)]
-    if _reads_memory(model):
-        extra["memory"] = second[0]
-    first = subject.source is not None or "memory" in extra
+    second = None if other is None else draw(other, source)
+    if reads_memory:
+        extra["memory"] = second
+    in_order = (second, x) if subject.source is not None else (x,) if reads_memory else (x, second)
 
     def call(module: nn.Module) -> Any:
-        if not extra and (subject.source is not None or not second):
-            return subject.run(module, Batch(x=x, source=second[0] if second else None))
-        ordered = [x, *second] if not first else [*second, x] if subject.source is not None else [x]
-        return module(*ordered, **extra)
+        if not extra and (subject.source is not None or second is None):
+            return subject.run(module, Batch(x=x, source=second))
+        return module(*[given for given in in_order if given is not None], **extra)
 
     targets = _targets(model, subject, batch, target, device)
-    return Example(subject, [x, *second, *([] if targets is None else [targets])], call, targets)
+    return Example(subject, [t for t in (x, second, targets) if t is not None], call, targets)
 
 
 def _given(model: nn.Module, inputs: Any) -> Example:
@@ -117,8 +116,8 @@ def _listener(model: Any, label: str) -> Subject:
     def run(module: nn.Module, given: Batch) -> Any:
         return module(input_features=given.source, decoder_input_ids=given.x, use_cache=False)
 
-    how: dict[str, Any] = {"inputs": Ids(config.vocab_size), "source": sound, "caching": Caching(new=dict)}
-    return Subject(module=model, name=label, run=run, **how)
+    words = Ids(config.vocab_size)
+    return Subject(model, name=label, run=run, inputs=words, source=sound, caching=Caching(new=dict))
 
 
 def _reads_memory(model: nn.Module) -> bool:

@@ -26,9 +26,7 @@ def guess(module: Any) -> Subject | None:
         return _transformers(module)
     if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)):
         return _torch_encoder(module)
-    if isinstance(module, nn.Transformer):
-        return _torch_pair(module)
-    if isinstance(module, (nn.TransformerDecoder, nn.TransformerDecoderLayer)):
+    if isinstance(module, (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)):
         return _torch_decoder(module)
     picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
     if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
@@ -41,58 +39,37 @@ def guess(module: Any) -> Subject | None:
 
 def _transformers(model: Any) -> Subject | None:
     config = model.config
-    name = type(model).__name__
     names = set(inspect.signature(model.forward).parameters)
     if "pixel_values" in names and "input_ids" not in names:
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        shape = (config.num_channels, height, width)
-        return Subject(module=model, name=name, inputs=Values(shape), run=_run_pixels)
+        return Subject(model, inputs=Values((config.num_channels, height, width)), run=_run_pixels)
     vocab = getattr(config, "vocab_size", None)
     if vocab is None or "input_ids" not in names:
         return None
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    layers = getattr(config, "num_hidden_layers", None)
+    reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": room}
     if config.is_encoder_decoder:
+        # Only relative positions do not notice that the source has moved; no argument could tell the encoder.
+        left = hasattr(config, "relative_attention_num_buckets")
         return Subject(
-            module=model,
-            name=name,
-            inputs=Ids(vocab),
-            source=Ids(vocab),
-            run=_run_pair,
-            sees=causal(),
-            positions=True,
-            pads=True,
-            # Only relative positions do not notice that the source has moved; no argument could tell the encoder.
-            left=hasattr(config, "relative_attention_num_buckets"),
-            pads_target="decoder_attention_mask" in names,
-            left_target=hasattr(config, "relative_attention_num_buckets"),
-            caching=_transformers_cache(pair=True),
-            max_len=room,
-        )
-    looks_back = name.endswith("ForCausalLM") or any(
+            model, **reads, source=Ids(vocab), run=_run_pair, sees=causal(), pads=True, left=left, left_target=left,
+            pads_target="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
+        )  # fmt: skip
+    looks_back = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
-    places = "position_ids" in names
-    first = _first_place(model) if places else None
+    first = _first_place(model) if "position_ids" in names else None
 
     def run(module: Any, batch: Batch) -> Any:
         return _run_ids(module, batch, first)
 
     return Subject(
-        module=model,
-        name=name,
-        inputs=Ids(vocab),
-        run=run,
-        sees=_pattern(config) if looks_back else full(),
-        layers=layers,
-        positions=True,
-        scale=_declared_scale(config),
-        pads="attention_mask" in names,
-        left=places,
+        model, **reads, run=run, sees=_pattern(config) if looks_back else full(),
+        layers=getattr(config, "num_hidden_layers", None), scale=_declared_scale(config),
+        pads="attention_mask" in names, left="position_ids" in names,
         caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
-        max_len=room,
-    )
+    )  # fmt: skip
 
 
 def _declared_scale(config: Any) -> float | None:
@@ -140,15 +117,10 @@ def _run_ids(model: Any, batch: Batch, first: int | None) -> Any:
 
 
 def _run_pair(model: Any, batch: Batch) -> Any:
-    extra: dict[str, Any] = {}
-    if batch.source_keep is not None:
-        extra["attention_mask"] = batch.source_keep.long()
-    if batch.keep is not None:
-        extra["decoder_attention_mask"] = batch.keep.long()
-    if batch.cache is not None:
-        extra["past_key_values"] = batch.cache
-    else:
-        extra["use_cache"] = False
+    extra: dict[str, Any] = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
+    for name, keep in (("attention_mask", batch.source_keep), ("decoder_attention_mask", batch.keep)):
+        if keep is not None:
+            extra[name] = keep.long()
     return model(input_ids=batch.source, decoder_input_ids=batch.x, **extra)
 
 
@@ -172,37 +144,40 @@ def _transformers_cache(*, pair: bool) -> Caching:
 # ---------------------------------------------------------------------- torch.nn
 
 
-def _width(module: nn.Module) -> int:
-    for part in module.modules():
-        if isinstance(part, nn.MultiheadAttention):
-            return part.embed_dim
-    return 8
-
-
 def _torch_encoder(module: nn.Module) -> Subject:
-    alone = isinstance(module, nn.MultiheadAttention)
     turn = _turn(module)
 
     def run(model: Any, batch: Batch) -> Any:
-        hidden = None if batch.keep is None else ~batch.keep
-        x = turn(batch.x)
-        if alone:
+        hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
+        if isinstance(module, nn.MultiheadAttention):
             return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return turn(model(x, src_key_padding_mask=hidden))
 
-    return Subject(
-        module=module,
-        name=f"torch.nn.{type(module).__name__}",
-        inputs=Embeddings(_width(module)),
-        run=run,
-        sees=full(),
-        positions=False,
-        pads=True,
-    )
+    return _torch(module, run, sees=full())
 
 
-def _causal_mask(x: Tensor) -> Tensor:
-    return nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+def _torch_decoder(module: nn.Module) -> Subject:
+    turn, pair = _turn(module), isinstance(module, nn.Transformer)
+
+    def run(model: Any, batch: Batch) -> Any:
+        x, source = turn(batch.x), turn(batch.source)
+        hidden = _hidden(batch.source_keep, batch.x)
+        told = {"memory_key_padding_mask": hidden, "tgt_key_padding_mask": _hidden(batch.keep, batch.x)}
+        told["tgt_mask"] = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
+        if pair:
+            return turn(model(source, x, src_key_padding_mask=hidden, **told))
+        return turn(model(x, source, **told))
+
+    return _torch(module, run, source=Embeddings(_width(module)), sees=causal(), pads_target=True)
+
+
+def _torch(module: nn.Module, run: Any, **how: Any) -> Subject:
+    name = f"torch.nn.{type(module).__name__}"
+    return Subject(module, name=name, inputs=Embeddings(_width(module)), run=run, positions=False, pads=True, **how)
+
+
+def _width(module: nn.Module) -> int:
+    return next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
 
 
 def _turn(module: nn.Module) -> Callable[[Any], Any]:
@@ -211,62 +186,9 @@ def _turn(module: nn.Module) -> Callable[[Any], Any]:
     return (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
 
 
-def _torch_pair(module: nn.Module) -> Subject:
-    turn = _turn(module)
-
-    def run(model: Any, batch: Batch) -> Any:
-        hidden = None if batch.source_keep is None else ~batch.source_keep
-        out = model(
-            turn(batch.source),
-            turn(batch.x),
-            tgt_mask=_causal_mask(batch.x),
-            src_key_padding_mask=_as_float(hidden, batch.x),
-            memory_key_padding_mask=_as_float(hidden, batch.x),
-            tgt_key_padding_mask=_target_hidden(batch),
-        )
-        return turn(out)
-
-    return _torch_causal(module, run)
-
-
-def _torch_decoder(module: nn.Module) -> Subject:
-    turn = _turn(module)
-
-    def run(model: Any, batch: Batch) -> Any:
-        hidden = None if batch.source_keep is None else ~batch.source_keep
-        extra = {
-            "memory_key_padding_mask": _as_float(hidden, batch.x),
-            "tgt_key_padding_mask": _target_hidden(batch),
-        }
-        return turn(model(turn(batch.x), turn(batch.source), tgt_mask=_causal_mask(batch.x), **extra))
-
-    return _torch_causal(module, run)
-
-
-def _torch_causal(module: nn.Module, run: Any) -> Subject:
-    width = Embeddings(_width(module))
-    return Subject(
-        module=module,
-        name=f"torch.nn.{type(module).__name__}",
-        inputs=width,
-        source=width,
-        run=run,
-        sees=causal(),
-        positions=False,
-        pads=True,
-        pads_target=True,
-    )
-
-
-def _target_hidden(batch: Batch) -> Tensor | None:
-    return None if batch.keep is None else _as_float(~batch.keep, batch.x)
-
-
-def _as_float(hidden: Tensor | None, x: Tensor) -> Tensor | None:
-    """torch wants the two masks of a call in one dtype."""
-    if hidden is None:
-        return None
-    return x.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+def _hidden(keep: Tensor | None, x: Tensor) -> Tensor | None:
+    """Padding as numbers: torch wants the two masks of a call in one dtype."""
+    return None if keep is None else x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
 
 
 # ---------------------------------------------------------------------- timm
@@ -281,8 +203,4 @@ def _timm(module: nn.Module, picture: Any) -> Subject:
     if own is not None:
         channels = patches.proj.in_channels if hasattr(patches, "proj") else size[0]
         size = (channels, *own)
-    return Subject(module=module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)), run=_run_plain)
-
-
-def _run_plain(model: Any, batch: Batch) -> Any:
-    return model(batch.x)
+    return Subject(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))

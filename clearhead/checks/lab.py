@@ -2,27 +2,32 @@
 
 In float64 rounding is far below any effect that matters, so a difference is a difference. The copy is in evaluation
 mode and the caller's module is never touched. Parameters of the copy that are nothing but zeros (what ReZero and
-zero-initialised projections begin with) get small numbers: behind zeros no leak could be seen, and no effect."""
+zero-initialised projections begin with) get small numbers: behind zeros no leak could be seen, and no effect.
+
+What several properties ask of the same input is computed once (`once`): a run of a large model takes seconds."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.subject import Batch, Embeddings, Ids, Subject, all_tensors, tensor_of
+from clearhead.checks.noise import SAFETY, noise
+from clearhead.checks.subject import Batch, Embeddings, Ids, Subject, tensor_of
 from clearhead.checks.witness import Facts, Witness
 from clearhead.errors import ConfigError
 
 LENGTH = 11
 BATCH = 3
 MOST_PADDING = 5  # how much longer than LENGTH a padded input gets
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,12 @@ class Case:
     def batch(self, **changes: Any) -> Batch:
         return Batch(x=self.x, source=self.source, **changes)
 
+    def hiding(self, *place: Any) -> Batch:
+        """The case with the tokens at this place (of its source, where it has one) called padding."""
+        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
+        keep[place] = False
+        return self.batch(**{"keep" if self.source is None else "source_keep": keep})
+
     def rows(self, rows: Tensor | slice) -> Case:
         return Case(self.x[rows], None if self.source is None else self.source[rows])
 
@@ -53,7 +64,8 @@ class Lab:
             length = max(1, min(length, subject.max_len - MOST_PADDING))
         self.length = length
         self.generator = torch.Generator().manual_seed(seed)
-        self.module, self.dtype = self._working_copy()
+        self._made: dict[str, Any] = {}
+        self.module, self.dtype = self.own(torch.float64)
         self.case = self.draw(BATCH, length)
         self._try_out()
 
@@ -68,12 +80,11 @@ class Lab:
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
         """Other tokens of the same shape, each different from what stood there."""
         kind = self.subject.inputs if kind is None else kind
-        if isinstance(kind, Ids):
-            if kind.vocab_size < 2:
-                return x.clone()
-            step = torch.randint(1, kind.vocab_size, x.shape, generator=self.generator)
-            return (x + step) % kind.vocab_size
-        return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)
+        if not isinstance(kind, Ids):
+            return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)
+        if kind.vocab_size < 2:
+            return x.clone()
+        return (x + torch.randint(1, kind.vocab_size, x.shape, generator=self.generator)) % kind.vocab_size
 
     # ------------------------------------------------------------------ runs
 
@@ -89,23 +100,45 @@ class Lab:
         with torch.no_grad():
             return tensor_of(self.raw(batch, module, dtype)).detach()
 
-    @cached_property
+    def once(self, name: str, case: Case, make: Callable[[], Made]) -> Made:
+        """What `make` makes of the lab's own case, made once; of another case, made anew."""
+        if case is not self.case:
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        made: Made = self._made[name]
+        return made
+
+    def plain(self, case: Case) -> Tensor:
+        """The output for a case: no padding, no cache."""
+        return self.once("plain", case, lambda: self.out(case.batch()))
+
+    def first_row(self, case: Case) -> tuple[Case, Tensor]:
+        """The case's first row alone, and its output."""
+        row = case.rows(slice(0, 1))
+        return self.once("first row", case, lambda: (row, self.out(row.batch())))
+
+    @property
     def exact(self) -> Tensor:
         """The output for `case`."""
-        return self.out(self.case.batch())
+        return self.plain(self.case)
+
+    @cached_property
+    def largest(self) -> float:
+        """The size of the largest number in the output for `case`."""
+        return float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
 
     @cached_property
     def tolerance(self) -> float:
         """What rounding can change in an output, with room to spare."""
         measured = noise(lambda: self.out(self.case.batch()), self.exact)
-        floor = torch.finfo(self.dtype).eps * float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
-        return SAFETY * max(measured, floor)
+        return SAFETY * max(measured, torch.finfo(self.dtype).eps * self.largest)
 
     @cached_property
     def is_too_rough(self) -> bool:
         """Whether rounding alone moves the output so much that differences mean nothing (dropout, a coin that
         is tossed)."""
-        return self.tolerance > 0.05 * float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
+        return self.tolerance > 0.05 * self.largest
 
     @cached_property
     def per_token(self) -> bool:
@@ -113,41 +146,37 @@ class Lab:
         shape = self.exact.shape
         if not self.subject.is_sequence or len(shape) < 2 or shape[1] != self.length:
             return False
-        longer = self.draw(BATCH, self.length - 1 or 2)
-        return self.out(longer.batch()).shape[1] == longer.length
+        other = self.draw(BATCH, self.length - 1 or 2)
+        return self.out(other.batch()).shape[1] == other.length
 
     @cached_property
     def facts(self) -> Facts:
         """What the module was seen doing; with padding, so that its masks can be told from nothing."""
-        extra: dict[str, Any] = {}
-        if self.subject.pads:
-            which = self.case.x if self.case.source is None else self.case.source
-            keep = torch.ones(which.shape[:2], dtype=torch.bool)
-            keep[:, -1] = False
-            extra["keep" if self.case.source is None else "source_keep"] = keep
         with Witness(BATCH, self.length) as witness:
-            self.out(self.case.batch(**extra))
+            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case.batch())
         return witness.facts
 
     # ------------------------------------------------------------------ the copy
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules inside, by their paths; a function has none."""
+        return dict(self.module.named_modules()) if isinstance(self.module, nn.Module) else {}
 
     def copy(self) -> Any:
         """Another copy of the working module, to be changed."""
         return copy.deepcopy(self.module)
 
-    def own(self) -> tuple[Any, torch.dtype]:
-        """A copy in the dtype that the module came in: what overflows depends on it."""
+    def own(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
+        """A copy in this dtype, or in the one that the module came in: what overflows depends on it."""
         module = self.subject.module
         if not isinstance(module, nn.Module):
-            return module, self.dtype
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-        return self._off_zero(copy.deepcopy(module).cpu().eval()), dtype
-
-    def _working_copy(self) -> tuple[Any, torch.dtype]:
-        module = self.subject.module
-        if not isinstance(module, nn.Module):
-            return module, torch.float64
-        return self._off_zero(copy.deepcopy(module).cpu().double().eval()), torch.float64
+            return module, self.dtype if dtype is None else dtype
+        made = copy.deepcopy(module).cpu().eval()
+        if dtype is not None:
+            return self._off_zero(made.to(dtype)), dtype
+        own = next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
+        return self._off_zero(made), own
 
     @torch.no_grad()
     def _off_zero(self, module: nn.Module) -> nn.Module:
@@ -186,13 +215,11 @@ def described(case: Case, subject: Subject) -> str:
     for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):
         if x is None:
             continue
-        size = " × ".join(str(n) for n in x.shape)
-        if isinstance(kind, Ids):
-            parts.append(f"{name}ids {x.tolist()}" if x.numel() <= 16 else f"{name}ids {size}")
-        elif isinstance(kind, Embeddings):
-            parts.append(f"{name}embeddings {size}")
+        if isinstance(kind, Ids) and x.numel() <= 16:
+            parts.append(f"{name}ids {x.tolist()}")
         else:
-            parts.append(f"{name}values {size}")
+            what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
+            parts.append(f"{name}{what} {' × '.join(map(str, x.shape))}")
     return ", ".join(parts)
 
 
@@ -200,24 +227,7 @@ def _cast(x: Tensor | None, dtype: torch.dtype) -> Any:
     return x.to(dtype) if x is not None and x.is_floating_point() else x
 
 
-def _short(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:160] if text else ""
-
-
 def reason(error: Exception) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {_short(error)}"
-
-
-__all__ = [
-    "BATCH",
-    "LENGTH",
-    "Case",
-    "Lab",
-    "all_tensors",
-    "by_position",
-    "described",
-    "difference",
-    "reason",
-]
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160] if text else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,60 +31,44 @@ from clearhead.positions import Learned, NoPositions
 def guess(module: Any) -> Subject | None:
     """The subject of a model of this project; None for anything else."""
     kind = getattr(module, "_orig_mod", module)  # what torch.compile wraps
-    for known, make in _KNOWN:
+    for known, make in _KNOWN.items():
         if isinstance(kind, known):
-            return make(module, kind)
+            made = make(kind)
+            return None if made is None else replace(made, module=module, name=known.__name__)
     return None
 
 
 def _hidden(keep: Tensor | None) -> Mask | None:
     """`padding(…)` for rows whose real tokens are one run."""
-    if keep is None:
-        return None
-    return padding(keep.sum(1), before=keep.int().argmax(1))
-
-
-def _from_first(keep: Tensor) -> Tensor:
-    """(B, T): positions counted from each row's first real token."""
-    return (keep.long().cumsum(1) - 1).clamp(min=0)
+    return None if keep is None else padding(keep.sum(1), before=keep.int().argmax(1))
 
 
 def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
     extra: dict[str, Any] = {"mask": _hidden(keep)}
     if keep is not None and model.config.positions.kind == "added":
-        extra["positions"] = _from_first(keep)
+        extra["positions"] = (keep.long().cumsum(1) - 1).clamp(min=0)  # (B, T), from each row's first real token
     return extra
 
 
-def _run_stack(model: Any, batch: Batch) -> Tensor:
+def _run_stack(model: Any, batch: Batch) -> Any:
     cache = {} if batch.cache is None else {"cache": batch.cache}
-    out: Tensor = model(batch.x, **cache, **_stack_extra(model, batch.keep))
-    return out
+    return model(batch.x, **cache, **_stack_extra(model, batch.keep))
 
 
-def _run_encoder_decoder(model: Any, batch: Batch) -> Tensor:
-    mask = _hidden(batch.source_keep)
-    extra = _stack_extra(model.encoder, batch.source_keep)
-    memory = model.encode(batch.source, **extra)
+def _run_encoder_decoder(model: Any, batch: Batch) -> Any:
+    memory = model.encode(batch.source, **_stack_extra(model.encoder, batch.source_keep))
     told = _stack_extra(model.decoder, batch.keep)
-    out: Tensor = model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache, **told)
-    return out
+    return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **told)
 
 
-def _run_recurrent(model: Any, batch: Batch) -> Tensor:
-    out: Tensor = model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
-    return out
+def _run_recurrent(model: Any, batch: Batch) -> Any:
+    return model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
 
 
-def _run_recurrent_pair(model: Any, batch: Batch) -> Tensor:
+def _run_recurrent_pair(model: Any, batch: Batch) -> Any:
     mask = _hidden(batch.source_keep)
     memory = model.encode(batch.source, mask=mask)
-    out: Tensor = model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache)
-    return out
-
-
-def _run_plain(model: Any, batch: Batch) -> Any:
-    return model(batch.x)
+    return model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache)
 
 
 def _run_masked(model: Any, batch: Batch) -> Any:
@@ -96,161 +81,114 @@ def _run_dual(model: Any, batch: Batch) -> Tensor:
     return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
 
 
-def _room(config: Any) -> int | None:
-    return config.max_len if isinstance(config.positions, Learned) else None
-
-
-def _encoder(module: Any, kind: Encoder | Decoder) -> Subject:
-    config = kind.config
-    mask = config.seen(config.mask)
-    return Subject(
-        module=module,
-        name="Encoder",
-        inputs=Ids(config.vocab_size),
-        run=_run_stack,
-        sees=mask,
-        layers=config.n_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=not mask.depends_on_length,
-        left=speaks_of_distance_only(mask),
-        max_len=_room(config),
-    )
-
-
-def _decoder(module: Any, kind: Decoder) -> Subject | None:
-    if kind.config.cross_attention:
-        return None  # it is half of a model: check the EncoderDecoder
-    read = _encoder(module, kind)
-    ahead = looks_ahead(kind.config.seen(kind.config.mask), 1, 16)
-    return replace(read, name="Decoder", caching=None if ahead else Caching(new=KVCache))
-
-
-def _encoder_decoder(module: Any, kind: EncoderDecoder) -> Subject:
-    config = kind.config
-    mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
-    reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
-    ahead = looks_ahead(mask, 1, 16)
-    return Subject(
-        module=module,
-        name="EncoderDecoder",
-        inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
-        run=_run_encoder_decoder,
-        sees=mask,
-        layers=config.n_decoder_layers,
-        in_turn=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions),
-        pads=reads and not source.depends_on_length,
-        left=reads and speaks_of_distance_only(source),
-        pads_target=not mask.depends_on_length,
-        left_target=speaks_of_distance_only(mask),
-        caching=None if ahead else Caching(new=KVCache),
-        max_len=_room(config),
-    )
-
-
-def _pictures(module: Any, kind: VisionTransformer | ConvNet) -> Subject:
-    shape = (kind.config.n_channels, *kind.config.image_size)
-    return Subject(module=module, name=type(kind).__name__, inputs=Values(shape), run=_run_plain)
-
-
 def _run_speech(model: Any, batch: Batch) -> Any:
     n_mels = model.config.mel.n_mels
     return model(batch.x.unflatten(-1, (-1, n_mels)).flatten(1, 2), cache=batch.cache)
 
 
-def _speech(module: Any, kind: SpeechEncoder) -> Subject:
+def _room(config: Any) -> int | None:
+    return config.max_len if isinstance(config.positions, Learned) else None
+
+
+def _kept(mask: Mask, **how: Any) -> Caching | None:
+    """A cache, where no layer looks ahead."""
+    return None if looks_ahead(mask, 1, 16) else Caching(new=KVCache, **how)
+
+
+def _encoder(model: Encoder | Decoder) -> Subject:
+    config = model.config
+    mask = config.seen(config.mask)
+    return Subject(
+        model, inputs=Ids(config.vocab_size), run=_run_stack, sees=mask, layers=config.n_layers,
+        in_turn=config.layer_masks, positions=not isinstance(config.positions, NoPositions), max_len=_room(config),
+        pads=not mask.depends_on_length, left=speaks_of_distance_only(mask),
+    )  # fmt: skip
+
+
+def _decoder(model: Decoder) -> Subject | None:
+    if model.config.cross_attention:
+        return None  # it is half of a model: check the EncoderDecoder
+    return replace(_encoder(model), caching=_kept(model.config.seen(model.config.mask)))
+
+
+def _encoder_decoder(model: EncoderDecoder) -> Subject:
+    config = model.config
+    mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
+    reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
+    return Subject(
+        model, inputs=Ids(config.vocab_size),
+        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
+        run=_run_encoder_decoder, sees=mask, layers=config.n_decoder_layers, in_turn=config.layer_masks,
+        positions=not isinstance(config.positions, NoPositions), max_len=_room(config), caching=_kept(mask),
+        pads=reads and not source.depends_on_length, left=reads and speaks_of_distance_only(source),
+        pads_target=not mask.depends_on_length, left_target=speaks_of_distance_only(mask),
+    )  # fmt: skip
+
+
+def _pictures(model: VisionTransformer | ConvNet) -> Subject:
+    return Subject(model, inputs=Values((model.config.n_channels, *model.config.image_size)))
+
+
+def _speech(model: SpeechEncoder) -> Subject:
     """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
-    config = kind.config
+    config = model.config
     earlier = window(-(-config.n_earlier // config.n_stacked), 0)
     return Subject(
-        module=module,
-        name="SpeechEncoder",
-        inputs=Embeddings(config.n_stacked * config.mel.n_mels),
-        run=_run_speech,
-        sees=config.mask | earlier,
-        layers=config.n_layers + 1,
-        in_turn=(earlier, *[config.mask] * config.n_layers),
-        positions=True,
-        caching=None if looks_ahead(config.mask, 1, 16) else Caching(new=KVCache, truncate=None),
-    )
+        model, inputs=Embeddings(config.n_stacked * config.mel.n_mels), run=_run_speech, sees=config.mask | earlier,
+        layers=config.n_layers + 1, in_turn=(earlier, *[config.mask] * config.n_layers), positions=True,
+        caching=_kept(config.mask, truncate=None),
+    )  # fmt: skip
 
 
-def _dual(module: Any, kind: DualEncoder) -> Subject:
-    text, image = kind.config.text, kind.config.image
-    reads: dict[str, Any] = {"inputs": Ids(text.vocab_size), "source": Values((image.n_channels, *image.image_size))}
-    return Subject(module=module, name="DualEncoder", run=_run_dual, **reads, max_len=_room(text))
+def _dual(model: DualEncoder) -> Subject:
+    text, image = model.config.text, model.config.image
+    source = Values((image.n_channels, *image.image_size))
+    return Subject(model, inputs=Ids(text.vocab_size), source=source, run=_run_dual, max_len=_room(text))
 
 
-def _recurrent(module: Any, kind: Recurrent) -> Subject:
-    config = kind.config
-    says_next = isinstance(config.task, NextToken)
+def _recurrent(model: Recurrent) -> Subject:
+    read = Subject(model, inputs=Ids(model.config.vocab_size), run=_run_recurrent, positions=True, pads=True)
+    if not isinstance(model.config.task, NextToken):
+        return read
+    return replace(read, sees=causal(), caching=Caching(new=RecurrentCache, truncate=None))
+
+
+def _recurrent_pair(model: RecurrentSeq2Seq) -> Subject:
+    config = model.config
     return Subject(
-        module=module,
-        name="Recurrent",
-        inputs=Ids(config.vocab_size),
-        run=_run_recurrent,
-        sees=causal() if says_next else None,
-        positions=True,
-        pads=True,
-        caching=Caching(new=RecurrentCache, truncate=None) if says_next else None,
-    )
-
-
-def _recurrent_pair(module: Any, kind: RecurrentSeq2Seq) -> Subject:
-    config = kind.config
-    return Subject(
-        module=module,
-        name="RecurrentSeq2Seq",
-        inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size),
-        run=_run_recurrent_pair,
-        sees=causal(),
-        positions=True,
-        pads=True,
+        model, inputs=Ids(config.vocab_size), source=Ids(config.source_vocab_size or config.vocab_size),
+        run=_run_recurrent_pair, sees=causal(), positions=True, pads=True,
         caching=Caching(new=RecurrentCache, truncate=None),
-    )
+    )  # fmt: skip
 
 
-def _features(module: Any, kind: LogisticRegression | Autoencoder) -> Subject:
-    width = kind.config.n_features
-    return Subject(module=module, name=type(kind).__name__, inputs=Values((width,)), run=_run_plain)
+def _features(model: LogisticRegression | Autoencoder) -> Subject:
+    return Subject(model, inputs=Values((model.config.n_features,)))
 
 
-def _attention(module: Any, kind: MultiHeadAttention) -> Subject:
+def _attention(model: MultiHeadAttention) -> Subject:
     return Subject(
-        module=module,
-        name="MultiHeadAttention",
-        inputs=Embeddings(kind.q_proj.in_features),
-        run=_run_masked,
-        sees=full(),
-        layers=1,
-        positions=kind.rotary is not None,
-        pads=True,
-    )
+        model, inputs=Embeddings(model.q_proj.in_features), run=_run_masked, sees=full(), layers=1,
+        positions=model.rotary is not None, pads=True,
+    )  # fmt: skip
 
 
-def _block(module: Any, kind: Block) -> Subject | None:
-    if getattr(kind, "cross_attention", None) is not None:
-        return None
-    return replace(_attention(module, kind.attention), name="Block")
+def _block(model: Block) -> Subject | None:
+    return _attention(model.attention) if getattr(model, "cross_attention", None) is None else None
 
 
-_KNOWN: tuple[tuple[type, Any], ...] = (
-    (Encoder, _encoder),
-    (Decoder, _decoder),
-    (EncoderDecoder, _encoder_decoder),
-    (VisionTransformer, _pictures),
-    (SpeechEncoder, _speech),
-    (DualEncoder, _dual),
-    (ConvNet, _pictures),
-    (Recurrent, _recurrent),
-    (RecurrentSeq2Seq, _recurrent_pair),
-    (LogisticRegression, _features),
-    (Autoencoder, _features),
-    (MultiHeadAttention, _attention),
-    (Block, _block),
-)
-
-__all__ = ["guess"]
+_KNOWN: dict[type, Callable[[Any], Subject | None]] = {
+    Encoder: _encoder,
+    Decoder: _decoder,
+    EncoderDecoder: _encoder_decoder,
+    VisionTransformer: _pictures,
+    SpeechEncoder: _speech,
+    DualEncoder: _dual,
+    ConvNet: _pictures,
+    Recurrent: _recurrent,
+    RecurrentSeq2Seq: _recurrent_pair,
+    LogisticRegression: _features,
+    Autoencoder: _features,
+    MultiHeadAttention: _attention,
+    Block: _block,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,10 @@ class Verdict(StrEnum):
     FAIL = "fail"
     UNDECIDED = "undecided"
     NOT_APPLICABLE = "not applicable"
+
+
+_MARKS = dict(zip(Verdict, "✓✗?–", strict=True))
+_COLOURS = dict(zip(Verdict, ("#1a7f37", "#cf222e", "#9a6700", "#57606a"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +48,12 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; a difference that is no number (NaN, infinite) is written as text."""
-        return {
-            "property": self.property,
-            "verdict": self.verdict.value,
-            "difference": _plain(self.difference),
-            "tolerance": _plain(self.tolerance),
-            "where": self.where,
-            "cause": self.cause,
-            "done": self.done,
-            "smallest": self.smallest,
-        }
+        sizes = {"difference": _plain(self.difference), "tolerance": _plain(self.tolerance)}
+        words = {name: getattr(self, name) for name in ("where", "cause", "done", "smallest")}
+        return {"property": self.property, "verdict": self.verdict.value} | sizes | words
 
     def __str__(self) -> str:
-        mark = {"pass": "✓", "fail": "✗", "undecided": "?", "not applicable": "–"}[self.verdict.value]
+        mark = _MARKS[self.verdict]
         if self.verdict is Verdict.NOT_APPLICABLE:
             return f"{mark} {self.property}: not applicable: {self.cause}"
         if self.verdict is Verdict.UNDECIDED:
@@ -64,13 +62,7 @@ class Finding:
         head += f" (rounding explains {number(self.tolerance)})" if self.tolerance else ""
         if self.verdict is Verdict.PASS:
             return head
-        lines = [
-            head,
-            f"    where     {self.where}",
-            f"    cause     {self.cause}",
-            f"    smallest  {self.smallest}",
-        ]
-        return "\n".join(lines)
+        return f"{head}\n    where     {self.where}\n    cause     {self.cause}\n    smallest  {self.smallest}"
 
 
 @dataclass(frozen=True)
@@ -98,20 +90,18 @@ class Report:
         return tuple(f for f in self.findings if f.verdict is Verdict.UNDECIDED)
 
     def __getitem__(self, name: str) -> Finding:
-        for finding in self.findings:
-            if finding.property == name:
-                return finding
-        known = ", ".join(f.property for f in self.findings)
-        raise ConfigError(f"there is no finding {name!r} in this report; there are: {known}")
+        found = {f.property: f for f in self.findings}
+        if name not in found:
+            raise ConfigError(f"there is no finding {name!r} in this report; there are: {', '.join(found)}")
+        return found[name]
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead check --json` prints it."""
-        undecided = [f.property for f in self.undecided]
-        findings = [f.to_dict() for f in self.findings]
-        return {"name": self.name, "ok": self.ok, "undecided": undecided, "findings": findings}
+        lists = {"undecided": [f.property for f in self.undecided], "findings": [f.to_dict() for f in self.findings]}
+        return {"name": self.name, "ok": self.ok, **lists}
 
     def __str__(self) -> str:
         count = {v: sum(f.verdict is v for f in self.findings) for v in Verdict}
@@ -121,10 +111,9 @@ class Report:
         return "\n".join([head, *(str(finding) for finding in self.findings)])
 
     def _repr_html_(self) -> str:
-        colours = {"pass": "#1a7f37", "fail": "#cf222e", "undecided": "#9a6700", "not applicable": "#57606a"}
         rows: list[tuple[str, ...]] = [("property", "verdict", "difference", "where", "cause", "smallest")]
         for f in self.findings:
-            verdict = Markup(f'<b style="color:{colours[f.verdict.value]}">{f.verdict.value}</b>')
+            verdict = Markup(f'<b style="color:{_COLOURS[f.verdict]}">{f.verdict.value}</b>')
             rows.append((f.property, verdict, number(f.difference), f.where, f.cause, f.smallest))
         kept = [i for i in range(6) if i < 3 or any(row[i] for row in rows[1:])]
         rows = [tuple(row[i] for i in kept) for row in rows]
@@ -137,6 +126,4 @@ def number(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | str | None:
-    if value is None or value - value == 0:
-        return value
-    return str(value)
+    return value if value is None or math.isfinite(value) else str(value)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from clearhead.checks.guess import subject_of
 from clearhead.checks.lab import LENGTH, Lab, described, reason
@@ -13,26 +16,28 @@ from clearhead.checks.properties import PROPERTIES, Property, Seen
 from clearhead.checks.properties.base import worst
 from clearhead.checks.report import Finding, Report, Verdict
 from clearhead.checks.shrink import shrunk
-from clearhead.checks.subject import check_positive
 from clearhead.errors import ConfigError
+from clearhead.values import checked, whole
 
+LARGE = 10_000_000  # parameters from which on threads are worth a trial
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
 def check(
-    module: Any, *, only: str | Sequence[str] | None = None, seed: int = 0, length: int = LENGTH, **how: Any
-) -> Report:
+    module: Any, *, only: str | Sequence[str] | None = None, seed: int = 0, length: int = LENGTH,
+    on_start: Callable[[str, int, int], None] | None = None, **how: Any,
+) -> Report:  # fmt: skip
     """Is this Transformer right? Tests `module` for leaks, padding, cache, numbers and more, and says what it found.
 
         check(model)                                                      # ours, transformers, torch.nn, timm
         check(net, inputs=Ids(101), causal=True, padding=TrueIsReal("mask"))  # anything else
 
-    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `how` says how the
-    module is called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is
-    tried, in float64."""
-    check_positive("length", length)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed is {seed!r}; expected a whole number")
+    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `on_start` is
+    told each property before it is tested: its name, how many are done, and of how many. `how` says how the module is
+    called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is tried, in
+    float64, which takes eight bytes for each parameter."""
+    whole(length, "length", least=1)
+    checked(seed, "seed", int)
     wanted = _chosen(only)
     # Watching and rounding hold every operation: the module's own random numbers are put back where they were.
     # The caller's no_grad or autocast is no property of the module.
@@ -44,7 +49,36 @@ def check(
     ):
         torch.manual_seed(seed)
         lab = Lab(subject_of(module, **how), seed=seed, length=length)
-        return Report(lab.subject.name, tuple(_finding(prop, lab) for prop in wanted))
+        findings: list[Finding] = []
+        with _quickest_threads(lab):
+            for prop in wanted:
+                if on_start is not None:
+                    on_start(prop.name, len(findings), len(wanted))
+                findings.append(_finding(prop, lab))
+        return Report(lab.subject.name, tuple(findings))
+
+
+@contextmanager
+def _quickest_threads(lab: Lab) -> Iterator[None]:
+    """A large module runs on all threads or on one, whichever is quicker here: an input of a few tokens gives each
+    little to do, and on cores that others use too they wait for each other many times as long as one would work."""
+    many = torch.get_num_threads()
+    parameters = [p for part in lab.parts.values() for p in part.parameters(recurse=False)]
+    if many == 1 or sum(p.numel() for p in parameters if not is_lazy(p)) < LARGE:
+        yield
+        return
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        start = perf_counter()
+        lab.out(lab.case.batch())
+        return perf_counter() - start
+
+    try:
+        torch.set_num_threads(min((1, many), key=seconds))
+        yield
+    finally:
+        torch.set_num_threads(many)
 
 
 def _chosen(only: str | Sequence[str] | None) -> list[Property]:
@@ -80,36 +114,14 @@ def _finding(prop: Property, lab: Lab) -> Finding:
     if not top.fails and top.tolerance == lab.tolerance and lab.is_too_rough:
         cause = f"the output moves by {lab.tolerance:.3g} by itself, so that no difference could be told from it"
         return Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    sizes: dict[str, Any] = {"done": prop.done, "difference": top.difference, "tolerance": top.tolerance}
     if not top.fails:
-        return Finding(
-            property=prop.name,
-            verdict=Verdict.PASS,
-            done=prop.done,
-            difference=top.difference,
-            tolerance=top.tolerance,
-        )
+        return Finding(property=prop.name, verdict=Verdict.PASS, **sizes)
     if undecided := prop.undecided(lab):
-        return Finding(
-            property=prop.name,
-            verdict=Verdict.UNDECIDED,
-            done=prop.done,
-            difference=top.difference,
-            tolerance=top.tolerance,
-            where=top.where,
-            cause=undecided,
-        )
-    failed = [one for one in seen if one.fails]
-    cause = _cause(prop, lab, failed)
+        return Finding(property=prop.name, verdict=Verdict.UNDECIDED, **sizes, where=top.where, cause=undecided)
+    cause = _cause(prop, lab, [one for one in seen if one.fails])
     case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case
+    smallest = described(case, lab.subject) if prop.shrinks else "any input"
     example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
-    return Finding(
-        property=prop.name,
-        verdict=Verdict.FAIL,
-        done=prop.done,
-        difference=top.difference,
-        tolerance=top.tolerance,
-        where=top.where,
-        cause=cause,
-        smallest=described(case, lab.subject) if prop.shrinks else "any input",
-        example=example,
-    )
+    found: dict[str, Any] = {"where": top.where, "cause": cause, "smallest": smallest, "example": example}
+    return Finding(property=prop.name, verdict=Verdict.FAIL, **sizes, **found)

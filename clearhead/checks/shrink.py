@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 
 from clearhead.checks.lab import Case, Lab
 from clearhead.checks.properties.base import Property
@@ -14,15 +15,12 @@ SECONDS = 4.0  # a shrunk example is a help, not the result: it may not take lon
 def shrunk(prop: Property, lab: Lab, case: Case, kind: str) -> Case:
     """A case as small as can be found on which the same kind of comparison fails."""
     end = time.monotonic() + SECONDS
-    again = True
-    while again and time.monotonic() < end:
-        again = False
-        for smaller in _smaller(lab, case):
-            if time.monotonic() > end:
-                break
-            if _fails(prop, lab, smaller, kind):
-                case, again = smaller, True
-                break
+    while time.monotonic() < end:
+        trials = takewhile(lambda _: time.monotonic() <= end, _smaller(lab, case))
+        smaller = next((one for one in trials if _fails(prop, lab, one, kind)), None)
+        if smaller is None:
+            break
+        case = smaller
     return case
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import Mask
+from clearhead.values import whole
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Ids:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        check_positive("vocab_size", self.vocab_size)
+        whole(self.vocab_size, "vocab_size", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Token numbers of shape (batch, length)."""
@@ -41,7 +42,7 @@ class Embeddings:
     width: int
 
     def __post_init__(self) -> None:
-        check_positive("width", self.width)
+        whole(self.width, "width", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Normal numbers of shape (batch, length, width)."""
@@ -56,7 +57,7 @@ class Values:
 
     def __post_init__(self) -> None:
         for size in self.shape:
-            check_positive("a size of shape", size)
+            whole(size, "a size of shape", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Normal numbers of shape (batch, *shape)."""
@@ -89,24 +90,15 @@ class TrueIsHidden:
         return ~keep
 
 
-def _reorder(cache: Any, rows: Tensor) -> None:
-    """Row i goes on from what row `rows[i]` was."""
-    cache.reorder(rows)
-
-
-def _truncate(cache: Any, length: int) -> None:
-    """Forget all but the first `length` tokens."""
-    cache.truncate(length)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
+    """How a cache is made and handled. It is passed as `argument`. After `reorder(cache, rows)` row i goes on from what
+    row `rows[i]` was; `truncate(cache, n)` forgets all but the first n tokens. None: it cannot be done."""
 
     new: Callable[[], Any]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = _reorder
-    truncate: Callable[[Any, int], None] | None = _truncate
+    reorder: Callable[[Any, Tensor], None] | None = lambda cache, rows: cache.reorder(rows)
+    truncate: Callable[[Any, int], None] | None = lambda cache, length: cache.truncate(length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +138,7 @@ class Subject:
     name: str = ""
     inputs: Inputs
     run: Run = _as_it_is
-    source: Ids | Embeddings | Values | None = None
+    source: Inputs | None = None
     sees: Mask | None = None
     layers: int | None = None
     in_turn: tuple[Mask, ...] = ()
@@ -160,7 +152,7 @@ class Subject:
     max_len: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inputs, (Ids, Embeddings, Values)):
+        if not isinstance(self.inputs, Inputs):
             raise ConfigError(f"inputs is {self.inputs!r}; expected {INPUTS_IN_WORDS}")
         if self.scale is not None and not (isinstance(self.scale, (int, float)) and self.scale > 0):
             raise ConfigError(f"scale is {self.scale!r}; expected what scores are multiplied by, a number above 0")
@@ -183,19 +175,13 @@ def direct_run(
     """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
 
     def run(module: Any, batch: Batch) -> Any:
-        extra: dict[str, Any] = {}
-        pair = batch.source is not None
-        told = [(padding, batch.source_keep if pair else batch.keep)]
-        if pair:
-            told.append((target_padding, batch.keep))
-        for word, keep in told:
-            if word is not None and keep is not None:
-                extra[word.argument] = word.value(keep)
+        told = [(padding, batch.keep)]
+        if batch.source is not None:
+            told = [(padding, batch.source_keep), (target_padding, batch.keep)]
+        extra: dict[str, Any] = {p.argument: p.value(keep) for p, keep in told if p is not None and keep is not None}
         if caching is not None and batch.cache is not None:
             extra[caching.argument] = batch.cache
-        if batch.source is None:
-            return module(batch.x, **extra)
-        return module(batch.source, batch.x, **extra)
+        return module(*[x for x in (batch.source, batch.x) if x is not None], **extra)
 
     return run
 
@@ -228,8 +214,3 @@ def all_tensors(output: Any) -> list[Tensor]:
     if isinstance(output, (tuple, list)):
         return [tensor for part in output for tensor in all_tensors(part)]
     return []
-
-
-def check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")

@@ -92,17 +92,7 @@ def assert_train_is_eval(module: Any, **how: Any) -> None:
 
 
 __all__ = [
-    "assert_batch_invariant",
-    "assert_cache_consistent",
-    "assert_causal",
-    "assert_deterministic",
-    "assert_dtypes_agree",
-    "assert_finite",
-    "assert_gradients_reach",
-    "assert_mask_polarity",
-    "assert_padding_invariant",
-    "assert_permutation_equivariant",
-    "assert_property",
-    "assert_right",
-    "assert_train_is_eval",
-]
+    "assert_batch_invariant", "assert_cache_consistent", "assert_causal", "assert_deterministic", "assert_dtypes_agree",
+    "assert_finite", "assert_gradients_reach", "assert_mask_polarity", "assert_padding_invariant",
+    "assert_permutation_equivariant", "assert_property", "assert_right", "assert_train_is_eval",
+]  # fmt: skip

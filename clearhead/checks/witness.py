@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_RANDOM = (
-    "native_dropout",
-    "bernoulli",
-    "rand",
-    "randn",
-    "normal",
-    "multinomial",
-    "uniform",
-    "_fused_dropout",
-)
+_RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "normal", "multinomial", "uniform", "_fused_dropout")
+SEEN = {  # what each fact means, as the cause of what was found
+    "split_by_view": "heads are split by a view without a transpose: (B, T, M) seen as (B, H, T, D) mixes positions "
+    "into heads; view as (B, T, H, D), then transpose(1, 2)",
+    "wrong_axis": "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the "
+    "scores",
+    "binary_added": "a 0/1 mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or "
+    "masked_fill",
+    "masked_after": "the mask is applied after the softmax: the hidden keys are still in its sum; mask the scores "
+    "before it",
+}
 _LOW = -5000.0  # a score this low is hidden: its weight is 0 in every dtype
 # What comes out of these has nothing of what went in.
 _NEW = ("mm", "addmm", "linear", "native_layer_norm", "embedding")
@@ -57,7 +58,6 @@ class Witness(TorchDispatchMode):
         self._scale: dict[int, float] = {}  # by memory: the constants a tensor was multiplied by
         self._width: dict[int, int] = {}  # by memory: D, for what comes from a product of queries and keys
         self._weights: set[int] = set()
-        self._tanh: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -100,17 +100,16 @@ class Witness(TorchDispatchMode):
         self._weights.add(_at(out))
         if not self._is_scores(scores):
             return
-        if dim % scores.dim() != scores.dim() - 1:
-            self.facts.wrong_axis = True
+        self.facts.wrong_axis |= dim % scores.dim() != scores.dim() - 1
         self._note_hidden(scores < _LOW)
-        self._note_scale(scores, self._scale.get(_at(scores), 1.0), self._width.get(_at(scores)))
+        heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
+        self.facts.scales.append((self._scale.get(_at(scores), 1.0), self._width[_at(scores)], heads))
 
     def _see_fused(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         q: Tensor = args[0]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        if isinstance(mask, Tensor) and mask.is_floating_point() and _is_binary(mask):
-            self.facts.binary_added = True
         if isinstance(mask, Tensor):
+            self.facts.binary_added |= mask.is_floating_point() and _is_binary(mask)
             self._note_hidden(~mask if mask.dtype == torch.bool else mask < _LOW)
         scale = kwargs.get("scale")
         factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -120,19 +119,12 @@ class Witness(TorchDispatchMode):
         if hidden.dim() >= 2 and hidden.shape[-2] == self._length:
             self.facts.hidden.append(hidden.reshape(-1, *hidden.shape[-2:]).all(0))
 
-    def _note_scale(self, scores: Tensor, factor: float, width: int | None) -> None:
-        if width is None:
-            return
-        heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
-        self.facts.scales.append((factor, width, heads))
-
     def _see_view(self, x: Tensor, out: Tensor) -> None:
         # (B, T, M) → (B, T, H, D) is right, and becomes (B, H, T, D) by a transpose.
         if x.dim() != 3 or out.dim() != 4 or x.shape[0] != out.shape[0] or x.shape[1] != self._length:
             return
         H, T, D = out.shape[1:]
-        if T == self._length and H != T and H > 1 and H * D == x.shape[2]:
-            self.facts.split_by_view = True
+        self.facts.split_by_view |= T == self._length and H != T and H > 1 and H * D == x.shape[2]
 
     def _inherit(self, name: str, args: Sequence[Any], tensors: list[Tensor], out: Tensor) -> None:
         """Constants are carried along with the tensor that they multiply."""
@@ -145,11 +137,9 @@ class Witness(TorchDispatchMode):
                 self._scale.setdefault(_at(out), self._scale[_at(x)])
             if _at(x) in self._width:
                 self._width.setdefault(_at(out), self._width[_at(x)])
-        if name in ("mul", "div") and len(args) > 1:
-            constant = _constant(args[1])
-            if constant:
-                factor = constant if name == "mul" else 1.0 / constant
-                self._scale[_at(out)] = self._scale.get(_at(out), 1.0) * factor
+        if name in ("mul", "div") and len(args) > 1 and (constant := _constant(args[1])):
+            factor = constant if name == "mul" else 1.0 / constant
+            self._scale[_at(out)] = self._scale.get(_at(out), 1.0) * factor
 
     def _is_scores(self, x: Tensor) -> bool:
         return x.dim() >= 3 and x.shape[-2] == self._length and _at(x) in self._width
@@ -161,17 +151,10 @@ def _at(x: Tensor) -> int:
 
 def _is_binary(x: Tensor) -> bool:
     """Whether this is a mask of 0 and 1 (or bools) that has both."""
-    if x.dim() < 2 or x.numel() == 0:
-        return False
-    if x.dtype == torch.bool:
-        return bool(x.any()) and not bool(x.all())
     zero, one = x == 0, x == 1
-    return bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
+    return x.dim() >= 2 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
 
 
 def _constant(value: Any) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point():
-        return float(value)
-    return None
+    is_number = isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
+    return float(value) if is_number or type(value) in (int, float) else None

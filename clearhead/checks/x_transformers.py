@@ -50,40 +50,25 @@ class _Kept:
 def _text(model: Any) -> Subject:
     layers = model.attn_layers
     return Subject(
-        module=model,
-        name=f"x-transformers {type(layers).__name__}",
-        inputs=Ids(_vocabulary(model)),
-        run=_run_text,
-        sees=_sees(layers),
-        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()),
-        positions=True,
-        pads=True,
-        caching=Caching(new=_Kept) if layers.causal else None,
-        max_len=model.max_seq_len,
-    )
+        model, name=f"x-transformers {type(layers).__name__}", inputs=Ids(_vocabulary(model)), run=_run_text,
+        sees=_sees(layers), layers=sum(type(part).__name__ == "Attention" for part in layers.modules()),
+        positions=True, pads=True, caching=Caching(new=_Kept) if layers.causal else None, max_len=model.max_seq_len,
+    )  # fmt: skip
 
 
 def _pair(model: Any) -> Subject:
     net = model.decoder.net
     return Subject(
-        module=model,
-        name="x-transformers XTransformer",
-        inputs=Ids(_vocabulary(net)),
-        source=Ids(_vocabulary(model.encoder)),
-        run=_run_pair,
-        sees=_sees(net.attn_layers),
-        positions=True,
-        pads=True,
-        pads_target=True,
-        max_len=min(net.max_seq_len, model.encoder.max_seq_len),
-    )
+        model, name="x-transformers XTransformer", inputs=Ids(_vocabulary(net)),
+        source=Ids(_vocabulary(model.encoder)), run=_run_pair, sees=_sees(net.attn_layers), positions=True,
+        pads=True, pads_target=True, max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+    )  # fmt: skip
 
 
 def _pictures(model: Any) -> Subject:
     places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
     side = model.patch_size * round(places**0.5)
-    shape = (values // model.patch_size**2, side, side)
-    return Subject(module=model, name="x-transformers ViT", inputs=Values(shape), run=_run_pictures)
+    return Subject(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
 
 
 def _vocabulary(model: Any) -> int:
@@ -119,10 +104,3 @@ def _run_pair(model: Any, batch: Batch) -> Any:
     memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
     told = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
     return model.decoder.net(batch.x, context=memory, **told, **_padding(batch.keep))
-
-
-def _run_pictures(model: Any, batch: Batch) -> Any:
-    return model(batch.x)
-
-
-__all__ = ["guess"]

@@ -41,10 +41,19 @@ def check(
     an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
     module, or a clearhead.checks.Subject that says how it is called; a module itself may be named too. Its code is
     imported only then, from the folder you are in."""
+    from rich.progress import Progress
+
     from clearhead.checks import check as run
 
     how = {"causal": causal, **inputs_of(ids, embeddings, values)}
-    report = run(named(model, **placed(device, dtype)), only=only or None, seed=seed, length=length, **how)
+    module = named(model, **placed(device, dtype))
+    with Progress(console=console, transient=True, disable=json) as progress:
+        task = progress.add_task("preparing", total=None)
+
+        def starts(name: str, done: int, total: int) -> None:
+            progress.update(task, description=name, completed=done, total=total)
+
+        report = run(module, only=only or None, seed=seed, length=length, on_start=starts, **how)
     if json:
         show_json({"model": model, **report.to_dict()})
     else:

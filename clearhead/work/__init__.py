@@ -11,22 +11,6 @@ from clearhead.work.source import ProblemError
 from clearhead.work.variants import variant
 
 __all__ = [
-    "Check",
-    "ClassMarks",
-    "Comparison",
-    "Grid",
-    "Marks",
-    "Problem",
-    "ProblemError",
-    "Step",
-    "Work",
-    "answer_files",
-    "load",
-    "mark",
-    "mark_class",
-    "mark_text",
-    "shipped",
-    "solve",
-    "solve_text",
-    "variant",
-]
+    "Check", "ClassMarks", "Comparison", "Grid", "Marks", "Problem", "ProblemError", "Step", "Work", "answer_files",
+    "load", "mark", "mark_class", "mark_text", "shipped", "solve", "solve_text", "variant",
+]  # fmt: skip

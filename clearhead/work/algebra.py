@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
+import torch
+from torch import Tensor
 
 from clearhead.work.numbers import Number, as_float, close_to, same
 
@@ -69,3 +71,7 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
 
 def floats(a: Matrix) -> list[list[float]]:
     return [[as_float(x) for x in row] for row in a]
+
+
+def tensor(a: Matrix) -> Tensor:
+    return torch.tensor(floats(a), dtype=torch.float64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns, size
-from clearhead.work.numbers import NumberError, decimal, text
+from clearhead.work.numbers import NumberError, both
 from clearhead.work.sheet import Comparison, Grid, Step
 from clearhead.work.source import Source
 
@@ -61,8 +61,7 @@ def _differences(block: Source, rows: list[list[Any]], grid: Grid) -> list[str]:
         for j, (given, right) in enumerate(zip(row, exact, strict=False)):
             try:
                 if not is_right(given, right, least):
-                    place = ", ".join(name for name in (grid.rows[i], grid.columns[j]) if name)
-                    wrong.append(f"({place}) the document {given}, computed {_number(right)}")
+                    wrong.append(f"({grid.place(i, j)}) the document {given}, computed {_number(right)}")
             except NumberError as error:
                 block.fail("says", f"says: {error}")
     return wrong
@@ -78,9 +77,4 @@ def _verdict(head: str, shape: tuple[int, int], grid: Grid, wrong: list[str]) ->
 
 
 def _number(x: Any) -> str:
-    if isinstance(x, str):
-        return x
-    written, rounded = text(x), decimal(x, 4)
-    if written == rounded:
-        return written
-    return f"{written} ≈ {rounded}" if len(written) <= 40 else rounded
+    return x if isinstance(x, str) else both(x)

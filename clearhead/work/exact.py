@@ -4,11 +4,11 @@ A number whose exact form would be beyond all reading, as a root of roots is, go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import sympy
 
-from clearhead.work.algebra import Matrix, softmax, tidy, transpose
+from clearhead.work.algebra import Matrix, beside, softmax, tidy, transpose
 from clearhead.work.language import LanguageError
 from clearhead.work.numbers import Number, close_to, same
 
@@ -104,14 +104,13 @@ class Exact:
         return transpose(a)
 
     def reshape(self, a: Matrix, like: Matrix) -> Matrix:
-        cells = iter([x for row in a for x in row])
+        cells = iter(_cells(a))
         return [[next(cells) for _ in row] for row in like]
 
     def jacobian(self, function: Callable[[Matrix], Matrix], x: Matrix) -> Matrix:
         letters = [[sympy.Dummy(real=True) for _ in row] for row in x]
-        flat = [letter for row in letters for letter in row]
-        back = dict(zip(flat, [value for row in x for value in row], strict=True))
-        return [[kept(y.diff(letter).subs(back)) for letter in flat] for row in function(letters) for y in row]
+        back = dict(zip(_cells(letters), _cells(x), strict=True))
+        return [[kept(y.diff(letter).subs(back)) for letter in back] for y in _cells(function(letters))]
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Matrix]]:
@@ -182,10 +181,10 @@ def _band(n: Matrix, weights: Matrix) -> Matrix:
             for i in range(size)]  # fmt: skip
 
 
-def _joined(parts: Sequence[Matrix]) -> Matrix:
+def _joined(*parts: Matrix) -> Matrix:
     if len({len(part) for part in parts}) > 1:
         raise LanguageError("matrices side by side need as many rows each")
-    return [[x for row in rows for x in row] for rows in zip(*parts, strict=True)]
+    return beside(parts)
 
 
 _FUNCTIONS: dict[str, Callable[..., Matrix]] = {
@@ -208,6 +207,6 @@ _FUNCTIONS: dict[str, Callable[..., Matrix]] = {
     "causal": lambda n: _where(lambda i, j: j <= i, size_of(n), size_of(n)),
     "padding": lambda t, s, kept_: _where(lambda i, j: j < int(scalar(kept_)), size_of(t), size_of(s)),
     "band": _band, "rows": _rows, "columns": lambda a, places: transpose(_rows(transpose(a), places)),
-    "beside": lambda *parts: _joined(parts), "below": lambda *parts: [row for part in parts for row in part],
+    "beside": _joined, "below": lambda *parts: [row for part in parts for row in part],
     "pick": lambda a, places: [[row[int(i) - 1]] for row, i in zip(a, _cells(places), strict=True)],
 }  # fmt: skip

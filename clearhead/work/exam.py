@@ -23,11 +23,10 @@ import sympy
 
 from clearhead.documents import document
 from clearhead.errors import ConfigError, MissingDependencyError
-from clearhead.work.numbers import Number
 from clearhead.work.problem import read_text, solve
 from clearhead.work.sheet import Work
 from clearhead.work.show import Style, latex, markdown
-from clearhead.work.show.latex import symbol_in_latex, words
+from clearhead.work.show.latex import number_in_latex, symbol_in_latex, words
 from clearhead.work.show.layout import TOO_LONG, Block, blocks
 from clearhead.work.show.typst import math
 from clearhead.work.source import Source
@@ -116,19 +115,13 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
     chosen = [_chosen(work, task) for work, task in zip(works, exam.tasks, strict=True)]
     if ending in (".md", ".tex"):
         return _text(exam, chosen, name, solutions, ending).encode()
+    pairs = enumerate(zip(chosen, exam.tasks, strict=True), 1)
     data = {
-        "title": exam.title,
-        "about": exam.about,
-        "variant": name,
+        "title": exam.title, "about": exam.about, "variant": name, "solutions": solutions, "rules": _RULES,
         "running": exam.title + (f", variant {name}" if name else ""),
-        "solutions": solutions,
         "total": sum(task.points for task in exam.tasks),
-        "rules": _RULES,
-        "questions": [
-            _question(i + 1, work, task, seed, solutions)
-            for i, (work, task) in enumerate(zip(chosen, exam.tasks, strict=True))
-        ],
-    }
+        "questions": [_question(i, work, task, seed, solutions) for i, (work, task) in pairs],
+    }  # fmt: skip
     template = (resources.files("clearhead.work.show") / "exam.typ").read_text(encoding="utf-8")
     document = json.dumps(data, ensure_ascii=False)
     if ending == ".typ":
@@ -139,8 +132,7 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
         raise MissingDependencyError(
             "a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"
         ) from None
-    made = typst.compile(template.encode(), sys_inputs={"data": document})
-    return bytes(made)
+    return bytes(typst.compile(template.encode(), sys_inputs={"data": document}))
 
 
 def _chosen(work: Work, task: Task) -> Work:
@@ -161,42 +153,29 @@ def _text(exam: Exam, works: list[Work], name: str, solutions: bool, ending: str
         return f"# {title}\n\n" + "\n".join(re.sub(r"(?m)^#", "##", markdown(work, style)) for work in headed)
     begin, end = r"\begin{document}", r"\end{document}"
     parts = [latex(work, style).partition(begin) for work in headed]
-    sheets = [part[2].partition(end)[0] for part in parts]
-    return (
-        f"{parts[0][0]}{begin}\n\\title{{{words(title)}}}\\date{{}}\\maketitle\n"
-        + "\\newpage\n".join(sheets)
-        + end
-        + "\n"
-    )
+    sheets = "\\newpage\n".join(part[2].partition(end)[0] for part in parts)
+    return f"{parts[0][0]}{begin}\n\\title{{{words(title)}}}\\date{{}}\\maketitle\n{sheets}{end}\n"
 
 
 def _question(number: int, work: Work, task: Task, seed: int | None, solutions: bool) -> dict[str, Any]:
-    made = [(block, _shown(block)) for block in blocks(work, Style(blank=not solutions), _latex)]
+    made = [(block, _shown(block)) for block in blocks(work, Style(blank=not solutions), number_in_latex)]
     given = [one for block, shown in made if block.step.given for one in _singles(block, shown)]
     steps = [(block, shown) for block, shown in made if not block.step.given]
     each = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
+    asked = [
+        shown | {
+            "label": ascii_lowercase[i], "title": block.step.title, "points": each[i] if min(each) > 0 else 0,
+            "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
+            "words": block.step.formula, "note": block.step.note if solutions else "",
+            "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
+        }
+        for i, (block, shown) in enumerate(steps)
+    ]  # fmt: skip
     return {
-        "number": number,
-        "title": work.title,
-        "points": task.points,
-        "text": " ".join(work.question.split()),
-        "given": given,
-        "steps": [
-            shown
-            | {
-                "label": ascii_lowercase[i],
-                "title": block.step.title,
-                "points": each[i] if min(each) > 0 else 0,
-                "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
-                "words": block.step.formula,
-                "note": block.step.note if solutions else "",
-                "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
-            }
-            for i, (block, shown) in enumerate(steps)
-        ],
-        "remarks": list(work.remarks),
+        "number": number, "title": work.title, "points": task.points, "text": " ".join(work.question.split()),
+        "given": given, "steps": asked, "remarks": list(work.remarks),
         "command": f"clearhead work {task.sheet}" + (f" --seed {seed}" if seed is not None else "") + " --check FILES",
-    }
+    }  # fmt: skip
 
 
 def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
@@ -210,10 +189,6 @@ def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _latex(number: Number) -> str:
-    return str(sympy.latex(number))
-
-
 def _math(latex: str) -> str | None:
     """Mathematics for Typst, or nothing where it is not known there: then words take its place."""
     try:
@@ -225,8 +200,7 @@ def _math(latex: str) -> str | None:
 def _shown(block: Block) -> dict[str, Any]:
     """A table as the template takes it: cells are mathematics, words, or nothing where an answer belongs."""
     step = block.step
-    digits = any(not isinstance(x, str) and x.has(sympy.Float) for row in step.grid.cells for x in row)
-
+    digits = any(not isinstance(x, str) and x.has(sympy.Float) for x in step.grid.flat)
     words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
 
     def cell(written: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
@@ -244,9 +218,7 @@ def _shown(block: Block) -> dict[str, Any]:
 
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,
-        "rows": list(block.rows),
-        "columns": list(block.columns),
-        "one": step.grid.is_one,
+        "rows": list(block.rows), "columns": list(block.columns), "one": step.grid.is_one,
         "cells": table(block.decimals if digits and block.decimals else block.exact, not digits),
         "decimals": None if digits else table(block.decimals, False),
-    }
+    }  # fmt: skip

@@ -18,7 +18,7 @@ LEAST_PLACES = 3
 
 def least_places(grid: Grid) -> int:
     """To how many places the numbers of this grid must be right."""
-    numbers = [x for row in grid.cells for x in row if not isinstance(x, str)]
+    numbers = [x for x in grid.flat if not isinstance(x, str)]
     sizes = [abs(as_float(x)) for x in numbers if not x.is_infinite and not x.free_symbols]
     largest = Decimal(max(sizes, default=0.0))
     return LEAST_PLACES + (max(0, -largest.adjusted() - 1) if largest else 0)

@@ -95,9 +95,8 @@ class Run(Generic[V]):
 
     def changed(self, name: str, value: V) -> Run[V]:
         """The same definitions with another value of what was given, or of an earlier step."""
-        return Run(
-            {key: tree for key, tree in self.steps.items() if key != name}, {**self.given, name: value}, self.algebra
-        )
+        others = {key: tree for key, tree in self.steps.items() if key != name}
+        return Run(others, {**self.given, name: value}, self.algebra)
 
     def name(self, name: str) -> V:
         if name in self.given:
@@ -140,6 +139,13 @@ class Run(Generic[V]):
 
 # ---------------------------------------------------------------------- shown
 
+_NOTATION = {  # in plain text, in LaTeX
+    "jacobian": ("∂{}/∂{}", r"\frac{{\partial {}}}{{\partial {}}}"),
+    "grad": ("∂{}/∂{}", r"\frac{{\partial {}}}{{\partial {}}}"),
+    "at": ("{}[{} → {}]", r"{}[{} \to {}]"),
+    "sqrt": ("√({})", r"\sqrt{{{}}}"),
+    "abs": ("|{}|", r"\left|{}\right|"),
+}
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "@": 2, "**": 4}
 
 
@@ -163,9 +169,10 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
         left = inner(node.left, level + (sign == "**"))
         if sign == "/" and latex:
             return rf"\frac{{{inner(node.left, 0)}}}{{{inner(node.right, 0)}}}", 5
+        if sign == "**" and latex:
+            return f"{left}^{{{inner(node.right, 0)}}}", level
         if sign == "**":
-            return left + (f"^{{{inner(node.right, 0)}}}" if latex else f"^{inner(node.right, 5)}").replace("^2", "²"
-                           if not latex else "^2"), level  # fmt: skip
+            return left + f"^{inner(node.right, 5)}".replace("^2", "²"), level
         between = {"+": " + ", "-": " − ", "/": " / ", "*": "·", "@": "·"}[sign]
         if latex:
             between = {" − ": " - ", "·": r" \cdot " if sign == "*" else " "}.get(between, between)
@@ -187,15 +194,7 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
 def _call(node: ast.Call, symbols: Mapping[str, str], latex: bool) -> str:
     name = node.func.id  # type: ignore[attr-defined]
     parts = [_shown(part, symbols, latex)[0] for part in node.args]
-    if name in ("jacobian", "grad"):
-        return rf"\frac{{\partial {parts[0]}}}{{\partial {parts[1]}}}" if latex else f"∂{parts[0]}/∂{parts[1]}"
-    if name == "at":
-        to = r" \to " if latex else " → "
-        return f"{parts[0]}[{parts[1]}{to}{parts[2]}]"
-    if name == "sqrt":
-        return rf"\sqrt{{{parts[0]}}}" if latex else f"√({parts[0]})"
-    if name == "abs":
-        return rf"\left|{parts[0]}\right|" if latex else f"|{parts[0]}|"
-    if latex:
-        return rf"\operatorname{{{name.replace('_', ' ')}}}\left({', '.join(parts)}\right)"
-    return f"{name.replace('_', ' ')}({', '.join(parts)})"
+    if name in _NOTATION:
+        return _NOTATION[name][latex].format(*parts)
+    called, given = name.replace("_", " "), ", ".join(parts)
+    return rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"

@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.work.answers import read_answers
 from clearhead.work.grading import as_rows, follows, is_right, least_places, numeric_columns, size
 from clearhead.work.mistakes import explain
-from clearhead.work.numbers import NumberError, decimal, read_number, same, text
+from clearhead.work.numbers import NumberError, both, read_number, same
 from clearhead.work.problem import again
 from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import ProblemError, Source
@@ -85,25 +85,13 @@ class Marks:
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead work NAME --check FILE --json` prints it."""
-        return {
-            "problem": self.name,
-            "student": self.student,
-            "right": self.is_right,
-            "credit": self.credit,
-            "steps": [
-                {
-                    "key": step.key,
-                    "right": step.right,
-                    "credit": step.credit,
-                    "cells": step.cells,
-                    "problem": step.problem or None,
-                    "because": step.because or None,
-                    "marks": [list(row) for row in step.marks],
-                }
-                for step in self.steps
-            ],
-            "unanswered": list(self.unanswered),
-        }
+        steps = [
+            {name: getattr(step, name) for name in ("key", "right", "credit", "cells")}
+            | {"problem": step.problem or None, "because": step.because or None, "marks": list(map(list, step.marks))}
+            for step in self.steps
+        ]
+        whose = {"problem": self.name, "student": self.student, "right": self.is_right, "credit": self.credit}
+        return {**whose, "steps": steps, "unanswered": list(self.unanswered)}
 
     def __str__(self) -> str:
         lines = []
@@ -143,7 +131,7 @@ def mark_source(work: Work, source: Source, student: str = "") -> Marks:
     for key in rows:
         grid = numeric_columns(asked[key])
         given = tuple(tuple(str(x) for x in row) for row in rows[key])
-        marks = _each(source, key, rows[key], grid, "right", lambda x, exact, least: is_right(x, exact, least))
+        marks = _each(source, key, rows[key], grid, "right", is_right)
         marked.append(Marked(key, asked[key].title, grid, given, marks, _shape(rows[key], grid)))
     worked = _from_own(work, marked, rows)
     for n, step in enumerate(marked):
@@ -214,14 +202,10 @@ def _rows(step: Marked) -> list[str]:
     for i, row in enumerate(step.marks):
         for j, one in enumerate(row):
             if one != "right":
-                place = ", ".join(name for name in (step.grid.rows[i], step.grid.columns[j]) if name)
-                exact = step.grid.cells[i][j]
-                should = text(exact)
-                if len(should) > 40 or decimal(exact, 4) != should:
-                    should = decimal(exact, 4) if len(should) > 40 else f"{should} ≈ {decimal(exact, 4)}"
+                place = f"({step.grid.place(i, j)}) " if step.grid.place(i, j) else ""
                 got = "left blank" if one == "blank" else f"got {step.given[i][j]}"
                 own = " (but it follows from your own numbers)" if one == "follows" else ""
-                lines.append(f"({place}) {got}, expected {should}{own}" if place else f"{got}, expected {should}{own}")
+                lines.append(f"{place}{got}, expected {both(step.grid.cells[i][j])}{own}")
     return lines
 
 
@@ -247,9 +231,8 @@ class ClassMarks:
         for marks in self.students:
             steps = {step.key: step.credit for step in marks.steps}
             share = round(100 * marks.credit / sum(self.cells))
-            table.append(
-                [marks.student, *[str(steps.get(key, "-")) for key in self.keys], str(marks.credit), f"{share} %"]
-            )
+            credits = [str(steps.get(key, "-")) for key in self.keys]
+            table.append([marks.student, *credits, str(marks.credit), f"{share} %"])
         return table
 
     @property

@@ -83,7 +83,7 @@ def _anywhere(work: Work, step: Step, rows: list[list[object]]) -> str:
     if _same(rows, [[100 * x for x in row] for row in cells], step):
         return "These are percentages: the right numbers times 100."
     for other in work.steps:
-        words = any(isinstance(x, str) for row in other.grid.cells for x in row)
+        words = any(isinstance(x, str) for x in other.grid.flat)
         if other.key != step.key and not words and _same(rows, [list(row) for row in other.grid.cells], step):
             return f"This is another step: {other.key} ({other.title})."
     if all(_nearly(given, exact) for row in zip(rows, cells, strict=True) for given, exact in zip(*row, strict=True)):
@@ -95,12 +95,10 @@ def _nearly(given: object, exact: Any) -> bool:
     """Whether a cell rounds correctly to the places it has, however few."""
     if given in ("", None) or is_right(given, exact):
         return True
-    digits = places(given)
-    return digits is not None and read_number(given) != 0 and _within(given, exact, digits)
-
-
-def _within(given: object, exact: Any, digits: int) -> bool:
-    return bool(abs(close_to(read_number(given) - exact, 30)) <= sympy.Rational(1, 2 * 10**digits))
+    number, digits = read_number(given), places(given)
+    if digits is None or number == 0:
+        return False
+    return bool(abs(close_to(number - exact, 30)) <= sympy.Rational(1, 2 * 10**digits))
 
 
 # ---------------------------------------------------------------------- the slips of each kind

@@ -37,14 +37,9 @@ _TOKEN = re.compile(
 _DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
 _POWER_OF_TEN = re.compile(r"\s*[-−+]?(?:\d+\.?\d*|\.\d+)[eE][-−+]?\d{1,4}\s*$")
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
-    "sqrt": sympy.sqrt,
-    "exp": sympy.exp,
-    "log": sympy.log,
-    "ln": sympy.log,
-    "sin": sympy.sin,
-    "cos": sympy.cos,
+    "sqrt": sympy.sqrt, "exp": sympy.exp, "log": sympy.log, "ln": sympy.log, "sin": sympy.sin, "cos": sympy.cos,
     "tanh": sympy.tanh,
-}
+}  # fmt: skip
 # The unknowns that answers may hold: lengths, widths, numbers of heads or layers.
 LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
 N = LETTERS["n"]
@@ -91,9 +86,7 @@ def text(number: Number) -> str:
 def decimal(number: Number, digits: int) -> str:
     """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very
     small and very large ones in powers of ten."""
-    if number.is_infinite:
-        return text(number)
-    if number.is_Integer or number.free_symbols:
+    if number.is_infinite or number.is_Integer or number.free_symbols:
         return text(number)
     value = close_to(number, digits + 30)
     size = abs(value)
@@ -103,6 +96,14 @@ def decimal(number: Number, digits: int) -> str:
     rounded = Decimal(str(value))
     zeros = max(0, -rounded.adjusted() - 1) if rounded else 0  # zeros after the point do not use up digits
     return f"{rounded:.{digits + zeros}f}".replace("-", "−")
+
+
+def both(number: Number) -> str:
+    """A number with its decimals beside it where they say more; in decimals alone where it is long."""
+    written, rounded = text(number), decimal(number, 4)
+    if len(written) > 40 or written == rounded:
+        return rounded
+    return f"{written} ≈ {rounded}"
 
 
 def as_float(number: Number) -> float:
@@ -204,7 +205,7 @@ class _Reader:
     def read(self) -> Number:
         if not self.tokens:
             raise self.wrong("it is empty")
-        result = self.sum()
+        result = self.deeper(self.sum)
         if self.at < len(self.tokens):
             raise self.wrong(f"{self.tokens[self.at]!r} is left over")
         real = result.is_extended_real  # None where sympy cannot tell, as of a quotient of formulas
@@ -218,15 +219,19 @@ class _Reader:
             return self.tokens[self.at - 1]
         return None
 
-    def sum(self) -> Number:
+    def deeper(self, part: Callable[[], Number]) -> Number:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
+        result = part()
+        self.depth -= 1
+        return result
+
+    def sum(self) -> Number:
         result = self.product()
         while sign := self.take("+", "-", "−"):
             term = self.product()
             result = result + term if sign == "+" else result - term
-        self.depth -= 1
         return result
 
     def product(self) -> Number:
@@ -247,20 +252,16 @@ class _Reader:
 
     def power(self) -> Number:
         base = self.atom()
-        if self.take("^", "**"):
-            self.depth += 1
-            if self.depth > _MAX_DEPTH:
-                raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
-            exponent = self.signed()
-            self.depth -= 1
-            if base == 0 and exponent.is_negative:
-                raise self.wrong("it divides by zero")
-            size = self.bounded(exponent)
-            bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
-            if bits * size > _MAX_BITS:
-                raise self.wrong("its power has too many digits")
-            return base**exponent
-        return base
+        if not self.take("^", "**"):
+            return base
+        exponent = self.deeper(self.signed)
+        if base == 0 and exponent.is_negative:
+            raise self.wrong("it divides by zero")
+        size = self.bounded(exponent)
+        bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
+        if bits * size > _MAX_BITS:
+            raise self.wrong("its power has too many digits")
+        return base**exponent
 
     def atom(self) -> Number:
         if self.at >= len(self.tokens):
@@ -286,7 +287,7 @@ class _Reader:
         raise self.wrong(f"{token!r} is not known here; known are {known}")
 
     def inside(self) -> Number:
-        result = self.sum()
+        result = self.deeper(self.sum)
         if self.take(")") is None:
             raise self.wrong("a ')' is missing")
         return result

@@ -75,17 +75,11 @@ def work_of(source: Source) -> Work:
     source.only(*COMMON, *room.KEYS)
     solved = room.solve(source)
     return Work(
-        name=source.name.removesuffix(".toml"),
-        kind=kind,
-        title=_filled(source, "title", kind),
-        steps=solved.steps,
-        checks=solved.checks,
-        source=source.text("source"),
-        question=_filled(source, "question").strip(),
-        remarks=(*solved.remarks, *source.names("remarks")),
-        comparisons=compare(source, solved.steps),
+        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=solved.steps,
+        checks=solved.checks, source=source.text("source"), question=_filled(source, "question").strip(),
+        remarks=(*solved.remarks, *source.names("remarks")), comparisons=compare(source, solved.steps),
         problem=source.values,
-    )
+    )  # fmt: skip
 
 
 def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> Work:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clearhead.errors import ConfigError
 from clearhead.work.numbers import Number
 
 Cell = Any  # an exact number, or a word where a table needs one
@@ -38,6 +39,15 @@ class Grid:
         return len(self.rows), len(self.columns)
 
     @property
+    def flat(self) -> list[Cell]:
+        """The cells row by row."""
+        return [x for row in self.cells for x in row]
+
+    def place(self, i: int, j: int) -> str:
+        """The names of a cell's row and column."""
+        return ", ".join(name for name in (self.rows[i], self.columns[j]) if name)
+
+    @property
     def is_one(self) -> bool:
         """Whether it is a single number."""
         return self.rows == ("",) and self.columns == ("",)
@@ -45,11 +55,7 @@ class Grid:
     @property
     def is_whole(self) -> bool:
         """Whether no decimals need to stand beside the exact cells."""
-        return all(
-            isinstance(x, str) or x.is_Integer or x.is_infinite or bool(x.free_symbols)
-            for row in self.cells
-            for x in row
-        )
+        return all(isinstance(x, str) or x.is_Integer or x.is_infinite or bool(x.free_symbols) for x in self.flat)
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,6 @@ class Work:
 
     def step(self, key: str) -> Step:
         """The step of that name."""
-        from clearhead.errors import ConfigError
-
         for step in self.steps:
             if step.key == key:
                 return step

@@ -71,17 +71,15 @@ def grade(name: str, path: Path) -> Grade:
     right, mine = _defined(text, function), _loaded(path, function)
     draw = torch.Generator().manual_seed(7)
     cases = list(_defined(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)))
-    made = [_run(mine, arguments, path) for _, arguments in cases]
-    wrong = [
-        _difference(got, torch.as_tensor(right(*arguments))) for got, (_, arguments) in zip(made, cases, strict=True)
-    ]
+    tried = [(what, arguments, _run(mine, arguments, path)) for what, arguments in cases]
+    found = tuple((what, _difference(got, torch.as_tensor(right(*given)))) for what, given, got in tried)
     because: tuple[str, ...] = ()
-    if any(wrong):
+    if any(wrong for _, wrong in found):
         for why, other in _mistaken(text, function):
-            if all(_alike(got, _run(other, a, path)) for got, (_, a) in zip(made, cases, strict=True)):
+            if all(_alike(got, _run(other, given, path)) for _, given, got in tried):
                 because = why
                 break
-    return Grade(name, tuple((what, one) for (what, _), one in zip(cases, wrong, strict=True)), because)
+    return Grade(name, found, because)
 
 
 def _text(name: str) -> str:
@@ -139,10 +137,8 @@ def _difference(got: Any, expected: torch.Tensor) -> str:
         return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if got.isnan().any():
         return "the output has NaN in it"
-    far = (got.double() - expected).abs().max().item()
-    return (
-        "" if far <= _CLOSE * max(1.0, expected.abs().max().item()) else f"it is up to {far:.2g} away from the solution"
-    )
+    far, allowed = (got.double() - expected).abs().max().item(), _CLOSE * max(1.0, expected.abs().max().item())
+    return "" if far <= allowed else f"it is up to {far:.2g} away from the solution"
 
 
 def _alike(got: Any, made: Any) -> bool:

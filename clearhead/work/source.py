@@ -66,12 +66,7 @@ class Source:
         path: Path = self.at + (() if key is None else (key,) if isinstance(key, str) else key)
         if not self.lines:  # what was no TOML has no lines to name
             raise ProblemError(f"{self.name}: {what}")
-        line = 1
-        while path:
-            if path in self.lines:
-                line = self.lines[path]
-                break
-            path = path[:-1]
+        line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 1)
         raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
 
     def own(self, key: str, value: Any) -> Any:
@@ -120,6 +115,22 @@ class Source:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, f"{key} must be true or false")
+        return value
+
+    def wholes(self, key: str, most: int) -> list[int]:
+        self.need(key)
+        values = self.values[key]
+        if not isinstance(values, list) or not 1 <= len(values) <= MAX_SIDE:
+            self.fail(key, f"{key} must be a list of 1 to {MAX_SIDE} whole numbers")
+        for i, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                self.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
+        return list(values)
+
     def number(self, key: str, default: Number | None = None, *, infinite: bool = False) -> Number:
         if default is not None and key not in self.values:
             return default
@@ -138,35 +149,31 @@ class Source:
         return result
 
     def vector(self, key: str) -> list[Number]:
+        values = self._several(key, "numbers", "a list of numbers")
+        return [self.cell(value, (key, i)) for i, value in enumerate(values)]
+
+    def _several(self, key: str, what: str, expected: str) -> list[Any]:
         self.need(key)
         values = self.values[key]
         if not isinstance(values, list) or not values:
-            self.fail(key, f"{key} is {_kind(values)}; expected a list of numbers")
+            self.fail(key, f"{key} is {_kind(values)}; expected {expected}")
         if len(values) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(values)} numbers; worked sheets take at most {MAX_SIDE}")
-        return [self.cell(value, (key, i)) for i, value in enumerate(values)]
+            self.fail(key, f"{key} has {len(values)} {what}; worked sheets take at most {MAX_SIDE}")
+        return values
 
     def matrix(self, key: str) -> Matrix:
         """A rectangular matrix of exact numbers, rows first."""
-        self.need(key)
-        rows = self.values[key]
-        if not isinstance(rows, list) or not rows:
-            self.fail(key, f"{key} is {_kind(rows)}; expected a matrix, a list of rows")
-        if len(rows) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(rows)} rows; worked sheets take at most {MAX_SIDE}")
-        result: Matrix = []
+        rows = self._several(key, "rows", "a matrix, a list of rows")
         for i, row in enumerate(rows):
+            name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
-                self.fail((key, i), f"row {i + 1} of {key} is {_kind(row)}; expected a list of numbers")
+                self.fail((key, i), f"{name} is {_kind(row)}; expected a list of numbers")
             if len(row) != len(rows[0]):
-                self.fail(
-                    (key, i),
-                    f"row {i + 1} of {key} has {len(row)} numbers and row 1 has {len(rows[0])}; give each row as many",
-                )
+                first = len(rows[0])
+                self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
             if len(row) > MAX_SIDE:
-                self.fail((key, i), f"row {i + 1} of {key} has {len(row)} numbers; at most {MAX_SIDE} are worked")
-            result.append([self.cell(value, (key, i)) for value in row])
-        return result
+                self.fail((key, i), f"{name} has {len(row)} numbers; at most {MAX_SIDE} are worked")
+        return [[self.cell(value, (key, i)) for value in row] for i, row in enumerate(rows)]
 
     def names(self, key: str) -> list[str]:
         values = self.values.get(key, [])
@@ -242,7 +249,7 @@ def _value(lines: list[str], number: int, column: int, path: Path, found: dict[P
     while True:
         line = lines[number]
         while column < len(line):
-            here = line[column]
+            here, begins = line[column], False
             if quote:
                 if here == "\\" and quote[0] == '"':
                     column += 1
@@ -252,19 +259,19 @@ def _value(lines: list[str], number: int, column: int, path: Path, found: dict[P
             elif here in "\"'":
                 quote = here * 3 if line.startswith(here * 3, column) else here
                 column += len(quote) - 1
-                if depth == 1:
-                    found.setdefault((*path, element), number + 1)
+                begins = depth == 1
             elif here == "#":
                 break
             elif here in "[{":
                 depth += 1
-                if depth == 2:
-                    found.setdefault((*path, element), number + 1)
+                begins = depth == 2
             elif here in "]}":
                 depth -= 1
             elif here == "," and depth == 1:
                 element += 1
-            elif depth == 1 and not here.isspace():
+            else:
+                begins = depth == 1 and not here.isspace()
+            if begins:
                 found.setdefault((*path, element), number + 1)
             column += 1
         if (depth <= 0 and len(quote) < 3) or number + 1 >= len(lines):

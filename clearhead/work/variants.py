@@ -73,7 +73,7 @@ def _is_like(work: Work, original: Work) -> bool:
 
 
 def _numbers(step: Step) -> list[Any]:
-    return [x for row in step.grid.cells for x in row if not isinstance(x, str)]
+    return [x for x in step.grid.flat if not isinstance(x, str)]
 
 
 def _dull(step: Step) -> bool:

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from clearhead.checks.lab import Case, Lab
+from clearhead.checks.noise import difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,6 @@ class Seen:
     tolerance: float
     where: str
     kind: str = ""
-    cause: str = ""
 
     @property
     def fails(self) -> bool:
@@ -35,9 +37,9 @@ class Property(ABC):
     done: ClassVar[str]  # what was done, in words
     shrinks: ClassVar[bool] = True  # whether a smaller input can show the same
 
-    @abstractmethod
     def why_not(self, lab: Lab) -> str | None:
         """Why this cannot be tested here, or None."""
+        return None
 
     def undecided(self, lab: Lab) -> str | None:
         """Why a failure would be no fault before somebody has said what is meant, and how to say it; or None."""
@@ -47,9 +49,25 @@ class Property(ABC):
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         """Everything that was compared on this case."""
 
+    @abstractmethod
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         """What usually causes this, from all that failed on `case`."""
-        return worst(failed).cause
+
+
+def compared(lab: Lab, a: Tensor, b: Tensor, what: str, kind: str = "", tolerance: float | None = None) -> Seen:
+    """Two outputs that should be the same: how far they are apart, and where most."""
+    allowed = lab.tolerance if tolerance is None else tolerance
+    return Seen(difference=difference(a, b), tolerance=allowed, where=what + _place(a, b, lab.per_token), kind=kind)
+
+
+def _place(a: Tensor, b: Tensor, per_token: bool) -> str:
+    if a.shape != b.shape:
+        return f": shapes {tuple(a.shape)} and {tuple(b.shape)}"
+    if a.numel() == 0 or a.dim() < 2:
+        return ""
+    gap = (a.double() - b.double()).abs().nan_to_num(float("inf")).flatten(1)
+    row, rest = divmod(int(gap.argmax()), gap.shape[1])
+    return f": row {row}, output {rest // (gap.shape[1] // a.shape[1])}" if per_token else f": row {row}"
 
 
 def worst(seen: Sequence[Seen]) -> Seen:

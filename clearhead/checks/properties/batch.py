@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from clearhead.checks.lab import Case, Lab
-from clearhead.checks.noise import difference
-from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.properties.causality import SPLIT, TIME_FIRST, takes_time_first
-from clearhead.checks.properties.padding import place_of
+from clearhead.checks.properties.base import Property, Seen, compared
+from clearhead.checks.properties.causality import TIME_FIRST, takes_time_first
+from clearhead.checks.witness import SEEN
 
 
 class BatchInvariance(Property):
@@ -23,33 +22,22 @@ class BatchInvariance(Property):
     name = "batch invariance"
     done = "ran each row alone and all rows in another order, and compared with the batch"
 
-    def why_not(self, lab: Lab) -> str | None:
-        return None
-
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        whole = lab.out(case.batch())
+        whole = lab.plain(case)
         B = case.x.shape[0]
         if B < 2:
             return
         for row in range(B):
-            alone = lab.out(case.rows(slice(row, row + 1)).batch())
-            yield self._seen(lab, alone, whole[row : row + 1], "alone", f"row {row} alone against in the batch")
+            one = slice(row, row + 1)
+            alone = lab.first_row(case)[1] if row == 0 else lab.out(case.rows(one).batch())
+            yield compared(lab, alone, whole[one], f"row {row} alone against in the batch", "alone")
         order = torch.arange(B).roll(1)
-        yield self._seen(lab, lab.out(case.rows(order).batch()), whole[order], "order", "rows in another order")
-
-    def _seen(self, lab: Lab, a: torch.Tensor, b: torch.Tensor, kind: str, what: str) -> Seen:
-        return Seen(
-            difference=difference(a, b),
-            tolerance=lab.tolerance,
-            where=what + place_of(a, b, lab.per_token),
-            kind=kind,
-        )
+        yield compared(lab, lab.out(case.rows(order).batch()), whole[order], "rows in another order", "order")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        modules = list(lab.module.modules()) if isinstance(lab.module, nn.Module) else []
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules):
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in lab.parts.values()):
             return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
-        if takes_time_first(lab.module):
+        if takes_time_first(lab):
             return TIME_FIRST
         return (
             "rows are mixed: a reshape or softmax runs over the batch axis, or something is normalised over the batch"
@@ -79,18 +67,13 @@ class PermutationEquivariance(Property):
         order = torch.randperm(case.length, generator=lab.generator)
         if case.length > 1 and bool((order == torch.arange(case.length)).all()):
             order = order.roll(1)
-        base, out = lab.out(case.batch()), lab.out(Case(case.x[:, order]).batch())
-        wanted = base[:, order] if lab.per_token else base
-        where = f"order {order.tolist()}" + place_of(out, wanted, lab.per_token)
-        yield Seen(difference=difference(out, wanted), tolerance=lab.tolerance, where=where)
+        base, out = lab.plain(case), lab.out(Case(case.x[:, order]).batch())
+        yield compared(lab, out, base[:, order] if lab.per_token else base, f"order {order.tolist()}")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        if lab.facts.split_by_view:
-            return SPLIT
-        if lab.facts.wrong_axis:
-            return (
-                "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the scores"
-            )
+        for fact in ("split_by_view", "wrong_axis"):
+            if getattr(lab.facts, fact):
+                return SEEN[fact]
         return "something knows the order: positions are added somewhere, or a reshape mixes the positions"
 
 
@@ -100,28 +83,16 @@ class Determinism(Property):
     name = "determinism"
     done = "ran the same input three times in evaluation mode"
 
-    def why_not(self, lab: Lab) -> str | None:
-        return None
-
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        base = lab.out(case.batch())
+        # Where the module itself is random, its noise cannot be told from rounding by trying: no measured tolerance.
+        tolerance = 64 * torch.finfo(lab.dtype).eps * max(1.0, lab.largest)
         for again in (2, 3):
-            out = lab.out(case.batch())
-            where = f"run {again}" + place_of(out, base, lab.per_token)
-            yield Seen(difference=difference(out, base), tolerance=_floor(lab), where=where)
+            yield compared(lab, lab.out(case.batch()), lab.plain(case), f"run {again}", tolerance=tolerance)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        random = lab.facts.random
-        if random:
+        if lab.facts.random:
             return (
-                f"dropout (or other noise: {random[0]}) acts in evaluation: F.dropout(x, p) is on unless it is told "
-                "training=self.training; use nn.Dropout"
+                f"dropout (or other noise: {lab.facts.random[0]}) acts in evaluation: F.dropout(x, p) is on unless it "
+                "is told training=self.training; use nn.Dropout"
             )
         return "the module keeps a state from one call to the next"
-
-
-def _floor(lab: Lab) -> float:
-    """The tolerance where the module itself is random: its noise cannot be told from rounding by trying."""
-    eps = torch.finfo(lab.dtype).eps
-    eps = max(eps, torch.finfo(torch.float32).eps) if lab.dtype != torch.float64 else eps
-    return 64 * eps * max(1.0, float(lab.exact.double().abs().nan_to_num(0, 0, 0).max()))

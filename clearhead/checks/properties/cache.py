@@ -5,7 +5,7 @@ B batch   T tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.checks.lab import Case, Lab, by_position, reason
 from clearhead.checks.noise import difference
 from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.subject import Batch, Caching
+from clearhead.checks.subject import Batch
 
 
 class CacheConsistency(Property):
@@ -39,56 +39,46 @@ class CacheConsistency(Property):
         caching = lab.subject.caching
         assert caching is not None
         T = case.length
-        whole = lab.out(case.batch())
-        yield self._fed(lab, case, whole, [T], "prefill")
-        yield self._fed(lab, case, whole, [1] * T, "one by one")
-        yield self._fed(lab, case, whole, _chunks(T), "in chunks")
-        if T >= 2:
-            if caching.reorder is not None and case.x.shape[0] > 1:
-                yield self._reordered(lab, case, whole, caching)
-            if caching.truncate is not None:
-                yield self._truncated(lab, case, whole, caching)
+        whole, half = lab.plain(case), T // 2
+        first, rest = Case(case.x[:, :half], case.source), Case(case.x[:, half:], case.source)
+        one_by_one = [1] * (T - half)
+        reorder: Any = caching.reorder
+        truncate: Any = caching.truncate
 
-    def _fed(self, lab: Lab, case: Case, whole: Tensor, sizes: list[int], kind: str) -> Seen:
-        caching = lab.subject.caching
-        assert caching is not None
-        cache = caching.new()
-        try:
-            out = _feed(lab, case, cache, sizes, 0)
-        except Exception as error:
-            return _broken(lab, kind, error)
-        return _compared(lab, out, whole, 0, kind)
+        def reordered(cache: Any) -> Tensor:
+            _feed(lab, first, cache, [half])
+            reorder(cache, rows)
+            return _feed(lab, rest.rows(rows), cache, one_by_one, half)
 
-    def _reordered(self, lab: Lab, case: Case, whole: Tensor, caching: Caching) -> Seen:
-        kind = "after reorder"
-        half = case.length // 2
+        def truncated(cache: Any) -> Tensor:
+            junk = Case(torch.cat((first.x, lab.another(rest.x)), 1), case.source)
+            _feed(lab, junk, cache, [half, T - half])
+            truncate(cache, half)
+            return _feed(lab, rest, cache, one_by_one, half)
+
+        for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
+            yield self._seen(lab, kind, lambda cache, sizes=sizes: _feed(lab, case, cache, sizes), whole)  # type: ignore[misc]
         B = case.x.shape[0]
-        rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
-        cache = caching.new()
-        try:
-            _feed(lab, Case(case.x[:, :half], case.source), cache, [half], 0)
-            assert caching.reorder is not None
-            caching.reorder(cache, rows)
-            rest = case.rows(rows)
-            out = _feed(lab, Case(rest.x[:, half:], rest.source), cache, [1] * (case.length - half), half)
-        except Exception as error:
-            return _broken(lab, kind, error)
-        return _compared(lab, out, whole[rows][:, half:], half, kind)
+        if T >= 2 and B > 1 and reorder is not None:
+            rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
+            yield self._seen(lab, "after reorder", reordered, whole[rows][:, half:], half)
+        if T >= 2 and truncate is not None:
+            yield self._seen(lab, "after truncate", truncated, whole[:, half:], half)
 
-    def _truncated(self, lab: Lab, case: Case, whole: Tensor, caching: Caching) -> Seen:
-        kind = "after truncate"
-        half = case.length // 2
-        cache = caching.new()
+    def _seen(self, lab: Lab, kind: str, run: Callable[[Any], Tensor], wanted: Tensor, start: int = 0) -> Seen:
+        """What a run with a new cache gives, against what is wanted of the outputs from `start` on."""
+        assert lab.subject.caching is not None
         try:
-            first = case.x[:, :half]
-            junk = lab.another(case.x[:, half:])
-            _feed(lab, Case(torch.cat((first, junk), 1), case.source), cache, [half, case.length - half], 0)
-            assert caching.truncate is not None
-            caching.truncate(cache, half)
-            out = _feed(lab, Case(case.x[:, half:], case.source), cache, [1] * (case.length - half), half)
+            out = run(lab.subject.caching.new())
         except Exception as error:
-            return _broken(lab, kind, error)
-        return _compared(lab, out, whole[:, half:], half, kind)
+            where = f"{kind}: {reason(error)}, at output 0"
+            return Seen(difference=float("inf"), tolerance=lab.tolerance, where=where, kind=kind)
+        where = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
+        if out.shape == wanted.shape:
+            gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf"))
+            over = (by_position(gap).amax((0, 2)) > lab.tolerance).nonzero()  # (T,)
+            where = f"{kind}: differs from output {start + (int(over[0]) if len(over) else 0)}"
+        return Seen(difference=difference(out, wanted), tolerance=lab.tolerance, where=where, kind=kind)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
@@ -128,7 +118,7 @@ def _chunks(T: int) -> list[int]:
     return [*sizes, left] if left else sizes
 
 
-def _feed(lab: Lab, case: Case, cache: Any, sizes: Sequence[int], start: int) -> Tensor:
+def _feed(lab: Lab, case: Case, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
     """The outputs of the case's tokens, given in pieces that follow `start` cached ones."""
     outs, at = [], 0
     for size in sizes:
@@ -136,24 +126,3 @@ def _feed(lab: Lab, case: Case, cache: Any, sizes: Sequence[int], start: int) ->
         outs.append(lab.out(Batch(x=piece, source=case.source, cache=cache, start=start + at)))
         at += size
     return torch.cat(outs, dim=1)
-
-
-def _compared(lab: Lab, out: Tensor, wanted: Tensor, start: int, kind: str) -> Seen:
-    if out.shape != wanted.shape:
-        where = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
-        return Seen(difference=float("inf"), tolerance=lab.tolerance, where=where, kind=kind)
-    gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf"))
-    gap = by_position(gap).amax(2).amax(0)  # (T,)
-    over = (gap > lab.tolerance).nonzero()
-    first = start + (int(over[0]) if len(over) else 0)
-    return Seen(
-        difference=difference(out, wanted),
-        tolerance=lab.tolerance,
-        where=f"{kind}: differs from output {first}",
-        kind=kind,
-    )
-
-
-def _broken(lab: Lab, kind: str, error: Exception) -> Seen:
-    where = f"{kind}: {reason(error)}, at output 0"
-    return Seen(difference=float("inf"), tolerance=lab.tolerance, where=where, kind=kind)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from clearhead.checks.lab import Case, Lab, by_position
 from clearhead.checks.properties.base import Property, Seen
 from clearhead.checks.subject import tensor_of
+from clearhead.checks.witness import SEEN
 from clearhead.masks import causal
 
 
 def influence(lab: Lab, case: Case) -> Tensor:
     """(T, T): how much output i changes when the token at j is another. One row of the batch at a time, never mixed."""
-    case = case.rows(slice(0, 1))
-    base = lab.out(case.batch())
+    case, base = lab.first_row(case)
     columns = []
     for j in range(case.length):
         x = case.x.clone()
@@ -38,26 +38,23 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
     """(T, T): the size of output i's gradient at input j; None where no embedding can be found to differentiate."""
     case = case.rows(slice(0, 1))
     leaf: list[Tensor] = []
-    handles = []
     batch = case.batch()
+    tables = [part for part in lab.parts.values() if type(part).__name__.endswith("Embedding")]
     if case.x.is_floating_point():
-        x = case.x.to(lab.dtype).requires_grad_()
-        leaf.append(x)
-        batch = Case(x, case.source).batch()
-    elif isinstance(lab.module, nn.Module):
+        leaf.append(case.x.to(lab.dtype).requires_grad_())
+        batch, tables = Case(leaf[0], case.source).batch(), []
 
-        def start(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-            ids = args[0] if args else None
-            if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, case.x):
-                return out
-            # A table of positions may be handed the ids, too, for their number: its rows are not a batch's tokens.
-            if not isinstance(out, Tensor) or out.shape[:-1] != ids.shape:
-                return out
-            leaf.append(out.detach().requires_grad_())
-            return leaf[0]
+    def start(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        ids = args[0] if args else None
+        if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, case.x):
+            return out
+        # A table of positions may be handed the ids, too, for their number: its rows are not a batch's tokens.
+        if not isinstance(out, Tensor) or out.shape[:-1] != ids.shape:
+            return out
+        leaf.append(out.detach().requires_grad_())
+        return leaf[0]
 
-        tables = [m for m in lab.module.modules() if type(m).__name__.endswith("Embedding")]
-        handles = [m.register_forward_hook(start) for m in tables]
+    handles = [table.register_forward_hook(start) for table in tables]
     try:
         out = by_position(tensor_of(lab.raw(batch)))[0]  # (T, outputs)
     finally:
@@ -72,6 +69,11 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
         size = torch.zeros(case.length, dtype=torch.float64) if g is None else g[0].abs().sum(-1).double()
         rows.append(size.nan_to_num(float("inf")))
     return torch.stack(rows)
+
+
+def _influence_once(lab: Lab, case: Case) -> Tensor:
+    """The influence that two properties and their causes look at; a run for each token, for all of them together."""
+    return lab.once("influence", case, lambda: influence(lab, case))
 
 
 def reach(lab: Lab, T: int) -> Tensor:
@@ -110,7 +112,7 @@ class FutureLeak(Property):
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         hidden = ~reach(lab, case.length)
-        yield _largest(influence(lab, case), hidden, lab.tolerance, "by change")
+        yield _largest(_influence_once(lab, case), hidden, lab.tolerance, "by change")
         slope = gradient(lab, case)
         if slope is not None:
             scale = float(slope.masked_fill(hidden, 0.0).nan_to_num(0, 0, 0).max())
@@ -118,35 +120,21 @@ class FutureLeak(Property):
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         T = case.length
-        seen = influence(lab, case)
-        hidden, leaks = ~reach(lab, T), seen > lab.tolerance
-        i, j = torch.arange(T)[:, None], torch.arange(T)
-        facts = lab.facts
         if _inverted(lab):
             return "the mask's polarity is inverted: it hides what may be seen, and shows what must not be"
-        if facts.split_by_view:
-            return SPLIT
-        if facts.wrong_axis:
-            return (
-                "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the scores"
-            )
-        if facts.binary_added:
-            how = "soft-capped scores and then a bool" if facts.soft_capped else "a 0/1"
-            return (
-                f"{how} mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or masked_fill"
-            )
-        if facts.masked_after:
-            return (
-                "the mask is applied after the softmax: the hidden keys are still in its sum; mask the scores before it"
-            )
-        ahead = int((j - i)[leaks & hidden].max()) if bool((leaks & hidden).any()) else T
+        for fact in ("split_by_view", "wrong_axis", "binary_added", "masked_after"):
+            if getattr(lab.facts, fact):
+                capped = "soft-capped scores and then a bool mask" if lab.facts.soft_capped else "a 0/1 mask"
+                return SEEN[fact].replace("a 0/1 mask", capped)
+        i, j = torch.arange(T)[:, None], torch.arange(T)
+        leaks = (_influence_once(lab, case) > lab.tolerance) & ~reach(lab, T)
+        ahead = int((j - i)[leaks].max()) if bool(leaks.any()) else T
         if 0 < ahead <= (lab.subject.layers or T // 2) and ahead < T - 1:
             return (
                 f"the causal mask is off by one: outputs see {ahead} ahead and no further, one token for each layer "
                 "(torch.triu with diagonal=2?)"
             )
-        norms = _norms_over_time(lab.module, lab.length)
-        if norms:
+        if norms := _norms_over_time(lab):
             return f"{norms} mixes positions: its statistics run over the time axis, the future included"
         return "nothing hides the future: no causal mask reaches the attention (is it passed on to every layer?)"
 
@@ -165,12 +153,7 @@ class PastReach(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        shown = reach(lab, case.length)
-        seen = influence(lab, case)
-        if not case.x.is_floating_point():
-            seen = torch.maximum(seen, influence(lab, case))  # two ids may share an effect; two pairs of them hardly
-        blind = (seen == 0) & shown
-        where = ""
+        blind, where = lab.once("blind", case, lambda: _blind(lab, case)), ""
         if bool(blind.any()):
             i, j = (int(n) for n in blind.nonzero()[0])
             where = f"output {i} does not notice the token at {j} ({int(blind.sum())} such pairs)"
@@ -178,9 +161,9 @@ class PastReach(Property):
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         T = case.length
-        blind = (influence(lab, case) == 0) & reach(lab, T)
+        blind = lab.once("blind", case, lambda: _blind(lab, case))
         i, j = torch.arange(T)[:, None], torch.arange(T)
-        if bool(blind[j < i].all()) and takes_time_first(lab.module):
+        if bool(blind[j < i].all()) and takes_time_first(lab):
             return TIME_FIRST
         if bool(blind[j < i].all()):
             return "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
@@ -191,35 +174,30 @@ class PastReach(Property):
         return "the mask hides more than it should: a window or block is narrower than it is said to be"
 
 
+def _blind(lab: Lab, case: Case) -> Tensor:
+    """(T, T) bool: output i may depend on the token at j, and does not."""
+    blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
+    if bool(blind.any()) and not case.x.is_floating_point():
+        blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
+    return blind
+
+
 TIME_FIRST = (
     "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
     "make it with batch_first=True"
 )
 
 
-def takes_time_first(module: object) -> bool:
+def takes_time_first(lab: Lab) -> bool:
     """Whether a torch module inside wants (time, batch, width)."""
-    parts = module.modules() if isinstance(module, nn.Module) else []
-    return any(getattr(part, "batch_first", True) is False for part in parts)
+    return any(getattr(part, "batch_first", True) is False for part in lab.parts.values())
 
 
-SPLIT = (
-    "heads are split by a view without a transpose: (B, T, M) seen as (B, H, T, D) mixes positions into heads; "
-    "view as (B, T, H, D), then transpose(1, 2)"
-)
-
-
-def _largest(size: Tensor, where: Tensor, tolerance: float, kind: str) -> Seen:
-    size = size.masked_fill(~where, 0.0)
-    if not bool(where.any()):
-        return Seen(difference=0.0, tolerance=tolerance, where="", kind=kind)
+def _largest(size: Tensor, hidden: Tensor, tolerance: float, kind: str) -> Seen:
+    size = size.masked_fill(~hidden, 0.0)
     i, j = divmod(int(size.argmax()), size.shape[1])
-    return Seen(
-        difference=float(size[i, j]),
-        tolerance=tolerance,
-        where=f"output {i} depends on the token at {j}, {kind}",
-        kind=kind,
-    )
+    where = f"output {i} depends on the token at {j}, {kind}"
+    return Seen(difference=float(size[i, j]), tolerance=tolerance, where=where, kind=kind)
 
 
 def _inverted(lab: Lab) -> bool:
@@ -235,10 +213,8 @@ def _inverted(lab: Lab) -> bool:
     return bool(seen) and all([torch.equal(hidden & apart, shown & apart) for hidden in seen])
 
 
-def _norms_over_time(module: object, length: int) -> str:
-    if not isinstance(module, nn.Module):
-        return ""
-    for name, part in module.named_modules():
+def _norms_over_time(lab: Lab) -> str:
+    for name, part in lab.parts.items():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats:
             return f"batch-norm ({name})"
         if isinstance(part, nn.modules.instancenorm._InstanceNorm):

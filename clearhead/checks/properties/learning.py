@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from clearhead.checks.lab import Case, Lab
-from clearhead.checks.noise import difference
-from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.properties.padding import place_of
+from clearhead.checks.properties.base import Property, Seen, compared
 from clearhead.checks.subject import all_tensors
 
 
@@ -35,12 +33,11 @@ class GradientsReach(Property):
             case = lab.draw(case.x.shape[0], 2)
         module = lab.copy()
         generator = torch.Generator().manual_seed(lab.seed)
+        # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off that point.
         with torch.no_grad():
-            # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off
-            # that point.
             for p in module.parameters():
                 if p.is_floating_point():
-                    p.add_(0.01 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype))
+                    p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.01)
         idle: set[nn.Parameter] = set()  # of parts that got no token at all, as an expert that none of them picks
 
         def note(part: nn.Module, given: tuple[Any, ...]) -> None:
@@ -51,10 +48,7 @@ class GradientsReach(Property):
             part.register_forward_pre_hook(note)
         outs = [t for t in all_tensors(lab.raw(case.batch(), module)) if t.requires_grad]
         if outs:
-            total = sum(
-                (t * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)).sum() for t in outs
-            )
-            torch.autograd.backward(total)  # type: ignore[arg-type]
+            torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
         wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
         without = [n for n, p in wanted if p.grad is None or not bool(p.grad.any())]
         names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
@@ -76,8 +70,7 @@ class TrainIsEval(Property):
     def why_not(self, lab: Lab) -> str | None:
         if not isinstance(lab.module, nn.Module):
             return "a function has no training mode"
-        parts = lab.module.modules()
-        if not lab.subject.is_sequence and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in parts):
+        if not lab.subject.is_sequence and _batch_norms(lab):
             return "batch-norm over blocks of numbers takes other statistics in training, by design"
         return None
 
@@ -88,19 +81,21 @@ class TrainIsEval(Property):
         module.train()
         with NoDropout():
             first = lab.out(case.batch(), module)
-        where = "training mode" + place_of(first, wanted, lab.per_token)
-        yield Seen(difference=difference(first, wanted), tolerance=lab.tolerance, where=where)
+        yield compared(lab, first, wanted, "training mode")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        for name, part in lab.module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                return (
-                    f"batch-norm ({name}) takes its statistics from the batch in training: over other sequences and, "
-                    "in a decoder, over later positions; use layer-norm"
-                )
+        for name in _batch_norms(lab):
+            return (
+                f"batch-norm ({name}) takes its statistics from the batch in training: over other sequences and, "
+                "in a decoder, over later positions; use layer-norm"
+            )
         return (
             "something acts in training that is not dropout with a rate that can be set to 0 (noise, a drop of layers)"
         )
+
+
+def _batch_norms(lab: Lab) -> list[str]:
+    return [name for name, part in lab.parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
 class NoDropout(TorchFunctionMode):
@@ -120,20 +115,13 @@ class NoDropout(TorchFunctionMode):
 
 
 _DROPOUTS = (
-    F.dropout,
-    F.dropout1d,
-    F.dropout2d,
-    F.dropout3d,
-    F.alpha_dropout,
-    F.feature_alpha_dropout,
-    torch.dropout,
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.dropout_,
-)
+)  # fmt: skip
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Sets every dropout rate below `module` to 0: of dropout modules, and numbers kept under a name with "drop"
-    in it."""
+    """Sets every dropout rate below `module` to 0: of dropout modules, and numbers under a name with "drop" in it."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0

@@ -5,26 +5,28 @@ B batch   T tokens
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.checks.lab import Case, Lab, reason
 from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.properties.padding import place_of
+from clearhead.checks.properties.base import Property, Seen, compared
 from clearhead.checks.subject import Batch, Ids
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CANNOT = (
-    "not implemented for",
-    "must have the same dtype",
-    "expected scalar type",
-    "same dtype",
-    "mixed dtype",
-)
+_CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
+
+
+_NOT_FINITE = {  # the usual cause, by what was tried
+    "a row that is all padding": "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may "
+    "see nothing zeros",
+    "one token": "a single token is not handled: a squeeze drops its axis, or a statistic over one value divides by 0",
+    "the input itself": "an ordinary input gives NaN or infinities: usually NaN from an empty row, such as a causal "
+    "mask that hides the first token from itself",
+}
 
 
 class DtypeAgreement(Property):
@@ -41,11 +43,11 @@ class DtypeAgreement(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        exact = lab.out(case.batch())
+        row, exact = lab.first_row(case)
         for name, dtype in NARROW.items():
-            rounded = copy.deepcopy(lab.module).to(dtype)
-            x, source = (_round(t, dtype) for t in (case.x, case.source))
-            batch = Case(x, source).batch() if x is not None else case.batch()
+            rounded = lab.copy().to(dtype)
+            x, source = (_round(t, dtype) for t in (row.x, row.source))
+            batch = Batch(x=x, source=source)
             try:
                 out = lab.out(batch, rounded, dtype).double()
             except Exception as error:
@@ -57,8 +59,7 @@ class DtypeAgreement(Property):
             base = lab.out(batch, widened)
             blur = noise(lambda b=batch, m=widened: lab.out(b, m), base, eps=torch.finfo(dtype).eps)  # type: ignore[misc]
             tolerance = SAFETY * max(blur, lab.tolerance / SAFETY) + difference(base, exact)
-            where = name + place_of(out, exact, lab.per_token)
-            yield Seen(difference=difference(out, exact), tolerance=tolerance, where=where, kind=name)
+            yield compared(lab, out, exact, name, name, tolerance)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
@@ -75,9 +76,6 @@ class Finiteness(Property):
     name = "finiteness"
     done = "ran one token, a row that is all padding, and the largest and smallest inputs"
 
-    def why_not(self, lab: Lab) -> str | None:
-        return None
-
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         module, dtype = lab.own()
 
@@ -88,7 +86,7 @@ class Finiteness(Property):
         if lab.subject.is_sequence:
             yield self._finite("one token", lambda: out(Case(case.x[:, :1], case.source).batch()))
             if lab.subject.pads:
-                yield self._finite("a row that is all padding", lambda: out(_with_empty_row(case)))
+                yield self._finite("a row that is all padding", lambda: out(case.hiding(-1)))
         for name, x in _extremes(lab, case):
             yield self._finite(name, lambda x=x: out(Case(x, case.source).batch()))  # type: ignore[misc]
 
@@ -105,24 +103,8 @@ class Finiteness(Property):
         kind = failed[0].kind
         if not failed[0].where.endswith("not finite"):
             return f"the module does not take this input ({kind}): it raises an error where it should answer"
-        if kind == "a row that is all padding":
-            return "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may see nothing zeros"
-        if kind == "one token":
-            return "a single token is not handled: a squeeze drops its axis, or a statistic over one value divides by 0"
-        if kind == "the input itself":
-            return (
-                "an ordinary input gives NaN or infinities: usually NaN from an empty row, such as a causal mask that "
-                "hides the first token from itself"
-            )
-        return "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
-
-
-def _with_empty_row(case: Case) -> Batch:
-    """A batch whose last row is all padding."""
-    x = case.x if case.source is None else case.source
-    keep = torch.ones(x.shape[:2], dtype=torch.bool)
-    keep[-1] = False
-    return case.batch(keep=keep) if case.source is None else case.batch(source_keep=keep)
+        overflows = "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
+        return _NOT_FINITE.get(kind, overflows)
 
 
 def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
@@ -138,5 +120,5 @@ def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
     yield "zeros", torch.zeros_like(case.x)
 
 
-def _round(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _round(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype).double() if x is not None and x.is_floating_point() else x

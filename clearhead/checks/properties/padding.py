@@ -8,14 +8,16 @@ For an encoder-decoder the source is padded, and the target too where there is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.checks.lab import MOST_PADDING, Case, Lab
 from clearhead.checks.noise import difference
-from clearhead.checks.properties.base import Property, Seen
+from clearhead.checks.properties.base import Property, Seen, compared
 from clearhead.checks.subject import Batch
+from clearhead.checks.witness import SEEN
 
 AMOUNTS = (1, 2, MOST_PADDING)
 _NOTHING = "nothing hidden"
@@ -23,25 +25,24 @@ _NOTHING = "nothing hidden"
 
 def padded(lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Batch:
     """The case with n tokens of random padding in its source (or its `target`), and which tokens are real."""
-    encodes = case.source is not None and not target
-    x = case.source if case.source is not None and encodes else case.x
-    kind = lab.subject.source if encodes else lab.subject.inputs
-    assert kind is not None
+    x, kind = _padded_input(lab, case, target)
     extra = kind.draw(x.shape[0], n, lab.generator)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     none = torch.zeros(extra.shape[:2], dtype=torch.bool)
     longer = torch.cat((extra, x) if left else (x, extra), dim=1)
-    keep = torch.cat((none, real) if left else (real, none), dim=1)
-    if encodes:
-        return Batch(x=case.x, source=longer, source_keep=keep)
-    return Batch(x=longer, keep=keep, source=case.source)
+    return _told(case, longer, torch.cat((none, real) if left else (real, none), dim=1), target)
 
 
-def real_part(out: Tensor, lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Tensor:
-    """The outputs of real tokens."""
-    if not lab.per_token or (case.source is not None and not target):
-        return out
-    return out[:, n:] if left else out[:, : case.length]
+def _padded_input(lab: Lab, case: Case, target: bool) -> tuple[Tensor, Any]:
+    """What is padded, and what it consists of: the source, or the `target` or only input."""
+    return (case.x, lab.subject.inputs) if target or case.source is None else (case.source, lab.subject.source)
+
+
+def _told(case: Case, tokens: Tensor, keep: Tensor, target: bool) -> Batch:
+    """The case with these tokens in place of its own, and which of them are real."""
+    if target or case.source is None:
+        return Batch(x=tokens, keep=keep, source=case.source)
+    return Batch(x=case.x, source=tokens, source_keep=keep)
 
 
 class PaddingInvariance(Property):
@@ -62,7 +63,7 @@ class PaddingInvariance(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        base = lab.out(case.batch())
+        base = lab.plain(case)
         for target in targets(lab):
             yield from self._end(lab, case, base, left=False, target=target)
             if lab.subject.left_target if target else lab.subject.left:
@@ -73,26 +74,24 @@ class PaddingInvariance(Property):
         side = ("target, " if target else "") + ("left" if left else "right")
 
         def out(n: int) -> Tensor:
-            batch = padded(lab, case, n, left=left, target=target)
-            return real_part(lab.out(batch), lab, case, n, left=left, target=target)
+            made = lab.out(padded(lab, case, n, left=left, target=target))
+            if not lab.per_token or (case.source is not None and not target):
+                return made
+            return made[:, n:] if left else made[:, : case.length]  # of the real tokens
 
         if not left:
-            yield self._seen(lab, out(0), base, f"{side}, {_NOTHING}", "a mask that hides nothing against none")
+            yield compared(lab, out(0), base, "a mask that hides nothing against none", f"{side}, {_NOTHING}")
         for n in AMOUNTS:
-            yield self._seen(lab, out(n), base, f"{side}, amount", f"{n} on the {side} against none")
-        most = AMOUNTS[-1]
-        what = f"other tokens in the padding on the {side}"
-        yield self._seen(lab, out(most), out(most), f"{side}, content", what)
-
-    def _seen(self, lab: Lab, out: Tensor, base: Tensor, kind: str, what: str) -> Seen:
-        place = what + place_of(out, base, lab.per_token)
-        return Seen(difference=difference(out, base), tolerance=lab.tolerance, where=place, kind=kind)
+            longer = out(n)
+            yield compared(lab, longer, base, f"{n} on the {side} against none", f"{side}, amount")
+        yield compared(lab, out(n), longer, f"other tokens in the padding on the {side}", f"{side}, content")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         target = all(kind.startswith("target") for kind in kinds)
         content = any("content" in kind for kind in kinds)
-        if inverted(lab, case, target=target):
+        hidden, shown = _polarity(lab, case if case.length > 2 else lab.case, target)
+        if hidden > lab.tolerance >= shown:
             return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding"
         if any(seen.difference == float("inf") for seen in failed):
             return (
@@ -110,7 +109,8 @@ class PaddingInvariance(Property):
                     "count positions from the first real token"
                 )
             return "the amount of padding counts though its content does not: a mean, norm or position includes it"
-        if not lab.per_token and not any("attention" in name.lower() for name in _kinds(lab.module)):
+        attends = any("attention" in type(part).__name__.lower() for part in lab.parts.values())
+        if not lab.per_token and not attends:
             return "padding is pooled with the real tokens: divide by the number of real tokens, and leave the rest out"
         if case.source is not None and not target:
             return _source_cause(lab, case)
@@ -135,56 +135,41 @@ class MaskPolarity(Property):
         if case.length < 3:
             return
         for target in targets(lab):
-            hidden, shown = _polarity(lab, case, target=target)
-            wrong = hidden > lab.tolerance and shown <= lab.tolerance
+            hidden, shown = _polarity(lab, case, target)
             token = "token of the target" if target else "token"
-            yield Seen(
-                difference=hidden if wrong else 0.0,
-                tolerance=lab.tolerance,
-                where=f"the hidden {token} changes an output by {hidden:.3g}, the shown one by {shown:.3g}",
-            )
+            where = f"the hidden {token} changes an output by {hidden:.3g}, the shown one by {shown:.3g}"
+            gap = hidden if hidden > lab.tolerance >= shown else 0.0
+            yield Seen(difference=gap, tolerance=lab.tolerance, where=where)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding (pass ~mask)"
 
 
-def _polarity(lab: Lab, case: Case, *, target: bool = False) -> tuple[float, float]:
+def _polarity(lab: Lab, case: Case, target: bool) -> tuple[float, float]:
     """How much a hidden token, and a shown one, change the last output."""
     case = case.rows(slice(0, 1))
-    encodes = case.source is not None and not target
-    x = case.source if case.source is not None and encodes else case.x
+    x, kind = _padded_input(lab, case, target)
     keep = torch.ones(x.shape[:2], dtype=torch.bool)
     keep[:, 0] = False
 
     def out(tokens: Tensor) -> Tensor:
-        if encodes:
-            return lab.out(Batch(x=case.x, source=tokens, source_keep=keep))
-        result = lab.out(Batch(x=tokens, keep=keep, source=case.source))
-        return result[:, -1] if lab.per_token else result
+        result = lab.out(_told(case, tokens, keep, target))
+        return result[:, -1] if lab.per_token and x is case.x else result
 
     base = out(x)
     sizes = []
     for j in (0, 1):
         changed = x.clone()
-        changed[:, j] = lab.another(x[:, j], lab.subject.source if encodes else None)
+        changed[:, j] = lab.another(x[:, j], kind)
         sizes.append(difference(out(changed), base))
     return sizes[0], sizes[1]
 
 
-def inverted(lab: Lab, case: Case, *, target: bool = False) -> bool:
-    """Whether hidden tokens count and shown ones do not."""
-    if case.length < 3:
-        case = lab.case
-    hidden, shown = _polarity(lab, case, target=target)
-    return hidden > lab.tolerance >= shown
-
-
 def _seen_cause(lab: Lab, target: bool) -> str:
     """How self-attention comes to see padding."""
-    facts = lab.facts
-    if facts.binary_added:
-        return "a 0/1 mask is added to the scores, which shifts them by 1 and hides nothing: add −inf, or masked_fill"
-    if facts.masked_after:
+    if lab.facts.binary_added:
+        return SEEN["binary_added"]
+    if lab.facts.masked_after:
         return "the mask is applied after the softmax: the padding is still in its sum; mask the scores before it"
     if not lab.per_token:
         return "padding is seen: it is not hidden in attention, or it is pooled with the real tokens"
@@ -218,20 +203,3 @@ def _source_cause(lab: Lab, case: Case) -> str:
             "looks at the padding's places in it; pass the source's padding mask to the decoder too"
         )
     return "the source's padding is seen in the encoder's self-attention: its padding mask does not arrive there"
-
-
-def _kinds(module: object) -> list[str]:
-    return [type(m).__name__ for m in module.modules()] if isinstance(module, nn.Module) else []
-
-
-def place_of(a: Tensor, b: Tensor, per_token: bool) -> str:
-    """Where two outputs differ most, in words."""
-    if a.shape != b.shape:
-        return f": shapes {tuple(a.shape)} and {tuple(b.shape)}"
-    if a.numel() == 0 or a.dim() < 2:
-        return ""
-    gap = (a.double() - b.double()).abs().nan_to_num(float("inf")).flatten(1)
-    row, rest = divmod(int(gap.argmax()), gap.shape[1])
-    if per_token:
-        return f": row {row}, output {rest // (gap.shape[1] // a.shape[1])}"
-    return f": row {row}"

@@ -19,9 +19,7 @@ class ScoreScale(Property):
     shrinks = False
 
     def why_not(self, lab: Lab) -> str | None:
-        if not lab.facts.scales:
-            return "no product of queries and keys was seen"
-        return None
+        return None if lab.facts.scales else "no product of queries and keys was seen"
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         for n, (factor, D, H) in enumerate(lab.facts.scales):

@@ -30,36 +30,28 @@ KEYS = (
 
 def solve(source: Source) -> Solved:
     setting = read(source)
-    heads = [_head(source, setting, h) for h in range(setting.heads)]
+    numbers = [f"{h + 1}" for h in range(setting.heads)] if setting.heads > 1 else [""]
+    heads = [_head(source, setting, h, number) for h, number in enumerate(numbers)]
     steps = _given(source, setting)
-    for h, head in enumerate(heads):
-        steps += _head_steps(setting, head, f"{h + 1}" if setting.heads > 1 else "")
-    joined = beside([head.z for head in heads])
-    names = _features("z", len(joined[0]))
+    for head, number in zip(heads, numbers, strict=True):
+        steps += _head_steps(setting, head, number)
+    joined, labels = beside([head.z for head in heads]), setting.labels
     if setting.heads > 1:
         joined = source.own("concat", joined)
-        steps.append(
-            Step(
-                "concat", "The heads' outputs side by side", Grid.of(joined, setting.labels, names), "Z",
-                "Z = [" + ", ".join(f"Z{h + 1}" for h in range(setting.heads)) + "]",
-                "Z = [" + ", ".join(f"Z_{{{h + 1}}}" for h in range(setting.heads)) + "]",
-            )
-        )  # fmt: skip
+        grid = Grid.of(joined, labels, _features("z", joined))
+        plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
+        steps.append(Step("concat", "The heads' outputs side by side", grid, "Z", f"Z = [{plain}]", f"Z = [{latex}]"))
     r = joined
     if "O" in setting.weights:
         r = source.own("r", times(joined, setting.weights["O"]))
-        steps.append(
-            Step("r", "Output projection", Grid.of(r, setting.labels, _features("r", len(r[0]))), "R",
-                 "R = Z·W_O", "R = Z W_O")
-        )  # fmt: skip
+        grid = Grid.of(r, labels, _features("r", r))
+        steps.append(Step("r", "Output projection", grid, "R", "R = Z·W_O", "R = Z W_O"))
     logits: Matrix = []
     if "U" in setting.weights:
         logits = source.own("logits", times(r, setting.weights["U"]))
         tied = source.values.get("unembedding") == "tied"
-        steps.append(
-            Step("logits", "Logits", Grid.of(logits, setting.labels, setting.vocabulary), "L",
-                 "L = R·Eᵀ" if tied else "L = R·U", r"L = R E^{\top}" if tied else "L = R U")
-        )  # fmt: skip
+        plain, latex = ("L = R·Eᵀ", r"L = R E^{\top}") if tied else ("L = R·U", "L = R U")
+        steps.append(Step("logits", "Logits", Grid.of(logits, labels, setting.vocabulary), "L", plain, latex))
     for loss in setting.losses:
         steps += loss_steps(source, loss, logits, setting.labels, setting.vocabulary)
     remarks = _remarks(setting)
@@ -92,8 +84,7 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     return made
 
 
-def _head(source: Source, setting: Setting, h: int) -> Head:
-    number = f"{h + 1}" if setting.heads > 1 else ""
+def _head(source: Source, setting: Setting, h: int, number: str) -> Head:
     x = source.own("x", setting.x)
 
     def part(name: str) -> Matrix:
@@ -114,39 +105,37 @@ def _masked(scores: Matrix, allowed: list[list[bool]]) -> Matrix:
     return [[x if may else -sympy.oo for x, may in zip(*row, strict=True)] for row in zip(scores, allowed, strict=True)]
 
 
-def _features(letter: str, number: int) -> list[str]:
-    return [f"{letter}{i + 1}" for i in range(number)]
+def _features(letter: str, matrix: Matrix) -> list[str]:
+    """Names for the columns of a matrix."""
+    return [f"{letter}{i + 1}" for i in range(len(matrix[0]))]
 
 
 def _given(source: Source, setting: Setting) -> list[Step]:
     """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
-    width = _features("x", len(setting.x[0]))
+    width = _features("x", setting.x)
     steps = []
     if not setting.direct and "x" not in source.values:
         vectors = {name: source.table("embeddings").vector(name) for name in source.table("embeddings").values}
         grid = Grid.of(list(vectors.values()), list(vectors), width)
         steps.append(Step("E", "Embeddings", grid, "E", given=True))
     inputs = {} if setting.direct else {"Q": width, "K": width, "V": width}
-    inputs["O"] = _features("z", len(setting.weights["V"][0]))
+    inputs["O"] = _features("z", setting.weights["V"])
     for name, rows in inputs.items():
         if name in setting.weights:
             matrix = setting.weights[name]
-            grid = Grid.of(matrix, rows, _features(name.lower() if name != "O" else "r", len(matrix[0])))
+            grid = Grid.of(matrix, rows, _features(name.lower() if name != "O" else "r", matrix))
             steps.append(Step(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True))
     if "U" in setting.weights and "unembedding" not in source.values:
         matrix = setting.weights["U"]
-        rows = _features("r", len(matrix))
-        steps.append(Step("U", "The unembedding U", Grid.of(matrix, rows, setting.vocabulary), "U", given=True))
+        grid = Grid.of(matrix, _features("r", transpose(matrix)), setting.vocabulary)
+        steps.append(Step("U", "The unembedding U", grid, "U", given=True))
     if setting.direct:
         return steps
     grid = Grid.of(setting.x, setting.labels, width)
     if "x" in source.values:
         return [*steps, Step("x", "The inputs", grid, "X", given=True)]
     formula = "row i of X is the embedding of token i"
-    return [
-        *steps,
-        Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}"),
-    ]
+    return [*steps, Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}")]
 
 
 def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
@@ -156,51 +145,36 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
     steps = []
     for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
         big = key.upper()
-        columns_ = f"[its columns of head {h}]" if h else ""
-        grid = Grid.of(made, labels if key == "q" else keys, _features(key, len(made[0])))
-        if setting.direct:
-            steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", given=True))
-            continue
-        steps.append(
-            Step(f"{key}{h}", name + of, grid, f"{big}{h}",
-                 f"{big}{h} = X·W_{big}{columns_}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}")
-        )  # fmt: skip
-    steps.append(
-        Step(f"scores{h}", "Scores" + of, Grid.of(head.scores, labels, keys), f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
-             rf"S{sub} = Q{sub} K{sub}^{{\top}}")
-    )  # fmt: skip
-    if not all(may for row in setting.allowed for may in row):
-        hidden = _masked(head.scores, setting.allowed)
-        steps.append(
-            Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", Grid.of(hidden, labels, keys), f"S{h}",
-                 "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j")
-        )  # fmt: skip
-    formula, latex = _softmax_formula(T)
-    steps.append(
-        Step(f"weights{h}", "Attention weights" + of, Grid.of(head.weights, labels, keys), f"P{h}",
-             formula.format(h=h), latex.replace("SUB", sub))
-    )  # fmt: skip
-    steps.append(
-        Step(f"z{h}", "Weighted sums of the values" + of, Grid.of(head.z, labels, _features("z", len(head.z[0]))),
-             f"Z{h}", f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}")
-    )  # fmt: skip
-    return steps
+        formulas = f"{big}{h} = X·W_{big}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}"
+        if h:
+            formulas = f"{formulas[0]}[its columns of head {h}]", formulas[1]
+        grid = Grid.of(made, labels if key == "q" else keys, _features(key, made))
+        said = ("", "") if setting.direct else formulas
+        steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", *said, given=setting.direct))
+    scores, weights = Grid.of(head.scores, labels, keys), Grid.of(head.weights, labels, keys)
+    sums, (formula, latex) = Grid.of(head.z, labels, _features("z", head.z)), _softmax_formula(T)
+    steps += [
+        Step(f"scores{h}", "Scores" + of, scores, f"S{h}", f"S{h} = Q{h}·K{h}ᵀ", rf"S{sub} = Q{sub} K{sub}^{{\top}}"),
+        Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}",
+             Grid.of(_masked(head.scores, setting.allowed), labels, keys), f"S{h}",
+             "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j"),
+        Step(f"weights{h}", "Attention weights" + of, weights, f"P{h}", formula.format(h=h), latex.replace("SUB", sub)),
+        Step(f"z{h}", "Weighted sums of the values" + of, sums, f"Z{h}",
+             f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}"),
+    ]  # fmt: skip
+    hides = not all(may for row in setting.allowed for may in row)
+    return [step for step in steps if hides or step.key != f"masked{h}"]
 
 
 def _softmax_formula(T: Number) -> tuple[str, str]:
+    softmax = r"\operatorname{softmax}(SSUB / T)"
     if T == 0:
-        return (
-            "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it",
-            r"PSUB = \lim_{T \to 0^{+}} \operatorname{softmax}(SSUB / T)",
-        )
+        plain = "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it"
+        return plain, r"PSUB = \lim_{T \to 0^{+}} " + softmax
     if T.is_infinite:
-        return (
-            "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed",
-            r"PSUB = \lim_{T \to \infty} \operatorname{softmax}(SSUB / T)",
-        )
-    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", (
-        rf"PSUB = \operatorname{{softmax}}(SSUB / T), \quad T = {sympy.latex(T)}"
-    )
+        plain = "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed"
+        return plain, r"PSUB = \lim_{T \to \infty} " + softmax
+    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", rf"PSUB = {softmax}, \quad T = {sympy.latex(T)}"
 
 
 def _remarks(setting: Setting) -> list[str]:

@@ -37,10 +37,8 @@ def read_losses(source: Source, length: int, vocabulary: list[str], has_logits: 
             if not position.isdecimal() or not 1 <= int(position) <= length:
                 block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
             if word not in vocabulary:
-                block.fail(
-                    "targets",
-                    f"the target {word!r} is not in the vocabulary {', '.join(map(repr, vocabulary))}",
-                )
+                known = ", ".join(map(repr, vocabulary))
+                block.fail("targets", f"the target {word!r} is not in the vocabulary {known}")
             targets[int(position) - 1] = word
         name = block.text("name", "loss")
         if any(loss.name == name for loss in losses):

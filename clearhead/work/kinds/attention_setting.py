@@ -71,10 +71,8 @@ def read(source: Source) -> Setting:
     vocabulary = source.names("vocabulary") or list(vectors)
     if "unembedding" in source.values:
         if source.text("unembedding") != "tied" or not vectors:
-            source.fail(
-                "unembedding",
-                "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]",
-            )
+            what = "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]"
+            source.fail("unembedding", what)
         if "U" in weights:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
         vocabulary = list(vectors)
@@ -120,21 +118,15 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
         source.need("tokens", "embeddings")
         if not tokens:
             source.fail("tokens", "tokens is an empty list; expected at least one token")
-        widths = {token: len(vector) for token, vector in vectors.items()}
-        for token, width in widths.items():
-            first = next(iter(widths))
-            if width != widths[first]:
-                source.fail(
-                    ("embeddings", token),
-                    f"the embedding of {token!r} has {width} numbers and that of {first!r} has {widths[first]}; "
-                    "give each as many",
-                )
+        for token, vector in vectors.items():
+            first, wanted = next((name, len(other)) for name, other in vectors.items())
+            if len(vector) != wanted:
+                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {wanted}"
+                source.fail(("embeddings", token), f"the embedding of {both}; give each as many")
         for i, token in enumerate(tokens):
             if token not in vectors:
-                source.fail(
-                    ("tokens", i),
-                    f"the token {token!r} has no embedding; known are {', '.join(map(repr, vectors))}",
-                )
+                known = ", ".join(map(repr, vectors))
+                source.fail(("tokens", i), f"the token {token!r} has no embedding; known are {known}")
         x, names = [vectors[token] for token in tokens], tokens
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
@@ -152,10 +144,8 @@ def _chain(
         if len(weights[name]) != width:
             table.fail(name, f"W_{name} is {size(name)} and X has width {width}; give W_{name} {width} rows")
         if len(weights[name][0]) % heads:
-            table.fail(
-                name,
-                f"W_{name} is {size(name)} and there are {heads} heads; its columns must divide among them",
-            )
+            shared = f"there are {heads} heads; its columns must divide among them"
+            table.fail(name, f"W_{name} is {size(name)} and {shared}")
     if len(weights["Q"][0]) != len(weights["K"][0]):
         table.fail("K", f"W_Q is {size('Q')} and W_K is {size('K')}; give them as many columns")
     out = len(weights["V"][0])

@@ -19,7 +19,7 @@ from clearhead.work.source import Source
 
 KEYS = ("input", "layer")
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
-Pair = tuple[int, int]
+Pair = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -91,47 +91,37 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     for layer in source.values["layer"]:
         kernel = near(layer["kernel"], 2) if "kernel" in layer else 0
         new = {"kernel": kernel, "filters": draw.whole(2, 24), "outputs": draw.whole(4, 20)}
-        new |= {
-            "padding": draw.whole(0, 2),
-            "stride": kernel if "pool" in layer["type"] else near(layer.get("stride", 1), 1),
-        }
+        new["padding"] = draw.whole(0, 2)
+        new["stride"] = kernel if "pool" in layer["type"] else near(layer.get("stride", 1), 1)
         layers.append({key: new.get(key, value) for key, value in layer.items()})
-    return {
-        "input": [channels, size, size if high == wide else draw.whole(wide - wide // 4, wide + wide // 2)],
-        "layer": layers,
-    }
+    width = size if high == wide else draw.whole(wide - wide // 4, wide + wide // 2)
+    return {"input": [channels, size, width], "layer": layers}
 
 
 def _described(layers: list[Source], names: list[str]) -> Grid:
     """The layers as the file states them."""
     keys = ("type", "filters", "kernel", "stride", "padding", "outputs")
     used = [key for key in keys if any(key in layer.values for layer in layers)]
-    cells = [[_stated(layer.values.get(key, "-")) for key in used] for layer in layers]
+    stated = [[layer.values.get(key, "-") for key in used] for layer in layers]
+    cells = [["×".join(map(str, x)) if isinstance(x, list) else str(x) for x in row] for row in stated]
     return Grid.of(cells, names, used)
-
-
-def _stated(value: object) -> str:
-    return "×".join(str(n) for n in value) if isinstance(value, list) else str(value)
 
 
 def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
     layer.only("type", "name", "filters", "kernel", "stride", "padding", "outputs", "bias")
     kind = layer.choice("type", _LAYERS)
     name = layer.text("name", f"{kind} {i + 1}")
-    bias = layer.values.get("bias", True)
-    if not isinstance(bias, bool):
-        layer.fail("bias", "bias must be true or false")
+    bias = layer.flag("bias", True)
     if kind == "flatten":
         size = before.channels * before.size[0] * before.size[1]
-        flat = Stage(name, size, (1, 1), field=_whole_field(before), jump=before.jump, flat=True)
-        return flat, nn.Flatten()
+        # What all outputs together see: the first one's field and a jump for each further one.
+        field = tuple(r + (n - 1) * j for r, n, j in zip(before.field, before.size, before.jump, strict=True))
+        return Stage(name, size, (1, 1), field=field, jump=before.jump, flat=True), nn.Flatten()
     if kind == "linear":
         outputs = layer.whole("outputs", most=10**6)
         if before.size != (1, 1):
-            layer.fail(
-                None,
-                f"a linear layer follows {before.name}, whose output is not flat; put a flatten layer between",
-            )
+            slip = f"follows {before.name}, whose output is not flat"
+            layer.fail(None, f"a linear layer {slip}; put a flatten layer between")
         # A map of 1 × 1 is as good as flat.
         made = nn.Sequential(nn.Flatten(), nn.Linear(before.channels, outputs, bias=bias, device="meta"))
         weights = outputs * (before.channels + bias)
@@ -151,13 +141,12 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
     )
     field = tuple(r + (k - 1) * j for r, k, j in zip(before.field, kernel, before.jump, strict=True))
     jump = tuple(j * s for j, s in zip(before.jump, stride, strict=True))
-    after = Stage(name, before.channels, (sizes[0], sizes[1]), 0, (field[0], field[1]), (jump[0], jump[1]), worked)
+    after = Stage(name, before.channels, tuple(sizes), 0, field, jump, worked)
     if kind == "convolution":
         filters = layer.whole("filters", most=10**6)
-        made_conv = nn.Conv2d(before.channels, filters, kernel, stride, padding, bias=bias, device="meta")
-        return replace(
-            after, channels=filters, weights=filters * (kernel[0] * kernel[1] * before.channels + bias)
-        ), made_conv
+        weights = filters * (kernel[0] * kernel[1] * before.channels + bias)
+        convolution = nn.Conv2d(before.channels, filters, kernel, stride, padding, bias=bias, device="meta")
+        return replace(after, channels=filters, weights=weights), convolution
     for n, k in zip(padding, kernel, strict=True):
         if 2 * n > k:
             layer.fail("padding", f"padding {n} is more than half of the kernel {k}; a pooling layer cannot take it")
@@ -165,13 +154,7 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
     return after, pool
 
 
-def _whole_field(before: Stage) -> Pair:
-    """What all outputs together see: the first one's field and a jump for each further one."""
-    high, wide = (r + (n - 1) * j for r, n, j in zip(before.field, before.size, before.jump, strict=True))
-    return high, wide
-
-
-def _pair(layer: Source, key: str, default: int | None) -> Pair:
+def _pair(layer: Source, key: str, default: int | None) -> tuple[int, int]:
     if default is None:
         layer.need(key)
     value = layer.values.get(key, default)

@@ -24,7 +24,7 @@ def solve(source: Source) -> Solved:
     d, h = source.whole("d_model", most=10**6), source.whole("heads", 1, most=10**6)
     if d % h:
         source.fail("heads", f"d_model is {d} and there are {h} heads; the heads must share it evenly")
-    bias, output = _flag(source, "bias", False), _flag(source, "output", True)
+    bias, output = source.flag("bias", False), source.flag("output", True)
     size = source.whole("bytes", 4, most=16)
     n = sympy.Integer(source.whole("tokens")) if "tokens" in source.values else N
     head = source.own("d_head", sympy.Integer(d // h))
@@ -78,13 +78,6 @@ def _sum(source: Source, key: str, rows: list[list[object]]) -> sympy.Expr:
 
 def _column(rows: list[list[object]], name: str) -> Grid:
     return Grid.of([[row[1]] for row in rows], [str(row[0]) for row in rows], [name])
-
-
-def _flag(source: Source, key: str, default: bool) -> bool:
-    value = source.values.get(key, default)
-    if not isinstance(value, bool):
-        source.fail(key, f"{key} must be true or false")
-    return value
 
 
 def _checks(

@@ -24,9 +24,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import sympy
-import torch
 
-from clearhead.work.algebra import Matrix, floats
+from clearhead.work.algebra import Matrix, tensor
 from clearhead.work.doubles import Doubles
 from clearhead.work.draw import Draw
 from clearhead.work.exact import DIGITS, Exact, is_above, scalar
@@ -43,12 +42,13 @@ _STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "co
          "at_most")  # fmt: skip
 _COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b: is_above(b, a), ">": is_above}
 _FUNCTIONS = set(Exact().functions)
+_CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
 
 
 def solve(source: Source) -> Solved:
     given, blocks, trees = _read(source)
     exact: Run[Matrix] = Run(trees, given, Exact())
-    doubles = Run(trees, {name: _tensor(value) for name, value in given.items()}, Doubles())
+    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, Doubles())
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
     lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
     if not source.answered:
@@ -60,7 +60,7 @@ def solve(source: Source) -> Solved:
         used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
         steps += [waiting.pop(name) for name in list(waiting) if name in used]
         with _blamed(block, "is"):
-            cells = (lettered if _flag(block) else exact).name(key)
+            cells = (lettered if block.flag("letters", False) else exact).name(key)
             worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
         own = source.own(key, cells)
         if own is not cells:
@@ -72,13 +72,15 @@ def solve(source: Source) -> Solved:
     if "model" in source.values:
         model = MODELS[source.choice("model", MODELS)]
         found = model.run({name: doubles.name(name) for name in (*given, *trees)})
-        wrong = max(difference([[x.subs(numbers) for x in row] for row in _cells(steps, key)], value)
-                    for key, value in found.items())  # fmt: skip
-        checks.append(Check(model.name, wrong))
+        worst = max(
+            difference([[x.subs(numbers) for x in row] for row in step.grid.cells], found[step.key])
+            for step in steps if step.key in found
+        )  # fmt: skip
+        checks.append(Check(model.name, worst))
     remarks = []
     if proved:
         remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
-    if any(x.has(sympy.Float) for step in steps for row in step.grid.cells for x in row):
+    if any(x.has(sympy.Float) for step in steps for x in step.grid.flat):
         remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
     return Solved(tuple(steps), tuple(checks), tuple(remarks))
 
@@ -108,9 +110,8 @@ def _map(value: Any, function: Any) -> Any:
 
 
 def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
-    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1)) * made.get(
-        rule.get("times", ""), 1
-    )
+    number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1))
+    number *= made.get(rule.get("times", ""), 1)
     return int(number) if number.is_Integer else f"{number.p}/{number.q}"
 
 
@@ -178,7 +179,7 @@ def _needed(source: Source, run: Run[Matrix]) -> None:
 def _claims(source: Source, block: Source, run: Run[Matrix]) -> list[str]:
     """Refuses a step that is not what it says it equals; gives the key of one that sympy shows for all numbers."""
     key, known = block.text("key"), set(run.given) | set(run.steps)
-    for claim in ("equals", "always", "at_most"):
+    for claim in _CLAIMS:
         if claim not in block.values:
             continue
         tree, runs = _parse(block, claim, block.text(claim), known), [run]
@@ -234,11 +235,7 @@ def _step(
     # What a step comes to belongs to its solution: a blank sheet has no notes.
     notes = [block.text("note")]
     known = set(trees) | set(source.table("given").values)
-    for claim, says in (
-        ("equals", "It is {}."),
-        ("always", "It is {}, whatever the numbers."),
-        ("at_most", "It is at most {}."),
-    ):
+    for claim, says in _CLAIMS.items():
         if claim in block.values:
             notes.append(says.format(shown(_parse(block, claim, block.text(claim), known), symbols)))
     return Step(key, block.text("title", symbol), _grid(source, block, cells), symbol, plain,
@@ -262,9 +259,8 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
     if isinstance(block.values[key], str):
         name = block.text(key)
         values = source.table("given").values.get(name)
-        labels = [
-            f"{name} = {text(read_number(value))}" for value in (values if isinstance(values, list) else [values])
-        ]
+        values = values if isinstance(values, list) else [values]
+        labels = [f"{name} = {text(read_number(value))}" for value in values]
     else:
         labels = block.names(key)
     if len(labels) != number:
@@ -272,20 +268,5 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
     return labels
 
 
-def _cells(steps: list[Step], key: str) -> Sequence[Sequence[Number]]:
-    return next(step.grid.cells for step in steps if step.key == key)
-
-
 def _is_number(value: Matrix) -> bool:
     return len(value) == len(value[0]) == 1
-
-
-def _flag(block: Source) -> bool:
-    value = block.values.get("letters", False)
-    if not isinstance(value, bool):
-        block.fail("letters", "letters must be true or false")
-    return value
-
-
-def _tensor(matrix: Matrix) -> torch.Tensor:
-    return torch.tensor(floats(matrix), dtype=torch.float64)

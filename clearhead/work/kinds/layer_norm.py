@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 
-from clearhead.work.algebra import tidy
+from clearhead.work.algebra import tensor, tidy
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.numbers import Number, as_float, same
@@ -33,10 +33,7 @@ def solve(source: Source) -> Solved:
     centred = source.own("centred", [tidy(value - mean) for value in x])
     variance = source.own("variance", tidy(sympy.Add(*[value**2 for value in centred]) / d))
     if same(variance + eps, sympy.Integer(0)):
-        source.fail(
-            "x",
-            "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them",
-        )
+        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
     sigma = sympy.sqrt(variance + eps)
     z = source.own("z", [tidy(value / sigma) for value in centred])
     y = source.own("y", [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
@@ -64,16 +61,8 @@ def solve(source: Source) -> Solved:
     remarks = []
     if all(same(g, gamma[0]) for g in gamma):
         promised = abs(gamma[0]) * sympy.sqrt(d)
-        steps.append(
-            Step(
-                "promised",
-                "What the identity says",
-                Grid.one(promised),
-                "|γ|√d",
-                "|γ|·√d",
-                r"\lvert\gamma\rvert \sqrt{d}",
-            )
-        )
+        said = "What the identity says"
+        steps.append(Step("promised", said, Grid.one(promised), "|γ|√d", "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"))
         remarks.append(_verdict(same(length, promised), eps, gamma[0]))
     else:
         remarks.append("γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply.")
@@ -95,17 +84,11 @@ def _each(source: Source, key: str, d: int, default: int) -> list[Number]:
     if isinstance(source.values.get(key), list):
         values = source.vector(key)
         if len(values) != d:
-            source.fail(
-                key,
-                f"{key} has {len(values)} numbers and x has {d}; give one number, or one for each feature",
-            )
+            source.fail(key, f"{key} has {len(values)} numbers and x has {d}; give one number, or one for each feature")
         return values
     return [source.number(key, sympy.Integer(default))] * d
 
 
 def _check(x: list[Number], gamma: list[Number], beta: list[Number], eps: Number, y: list[Number]) -> Check:
-    def tensor(values: list[Number]) -> torch.Tensor:
-        return torch.tensor([as_float(value) for value in values], dtype=torch.float64)
-
-    made = torch.nn.functional.layer_norm(tensor(x), [len(x)], tensor(gamma), tensor(beta), as_float(eps))
-    return Check("torch's layer_norm in float64", difference([y], made[None]))
+    made = torch.nn.functional.layer_norm(tensor([x]), [len(x)], tensor([gamma])[0], tensor([beta])[0], as_float(eps))
+    return Check("torch's layer_norm in float64", difference([y], made))

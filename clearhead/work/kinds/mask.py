@@ -22,9 +22,7 @@ def solve(source: Source) -> Solved:
     n = source.whole("length", most=MAX_SIDE)
     source.need("expression")
     mask = _parse(source, "expression", source.text("expression"))
-    dense = mask.dense(n)
-    cells = [[sympy.Integer(int(may)) for may in row] for row in dense.tolist()]
-    cells = source.own("mask", cells)
+    cells = source.own("mask", [[sympy.Integer(int(may)) for may in row] for row in mask.dense(n).tolist()])
     each = source.own("keys", [sympy.Add(*row) for row in cells])
     whole = source.own("allowed", sympy.Add(*each))
     density = source.own("density", whole / sympy.Integer(n * n))
@@ -42,14 +40,10 @@ def solve(source: Source) -> Solved:
     ]  # fmt: skip
     others = source.names("also")
     if others:
-        rows = []
-        for i, text in enumerate(others):
-            count = sympy.Integer(_parse(source, ("also", i), text).count(n))
-            rows.append([count, 1 - count / sympy.Integer(n * n)])
-        grid = Grid.of(rows, others, ["pairs", "saving"])
-        steps.append(
-            Step("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
-        )
+        counts = [sympy.Integer(_parse(source, ("also", i), text).count(n)) for i, text in enumerate(others)]
+        grid = Grid.of([[count, 1 - count / (n * n)] for count in counts], others, ["pairs", "saving"])
+        formulas = "the same count", r"A, \quad 1 - A / n^2"
+        steps.append(Step("also", "Other readings of the question", grid, "", *formulas))
     counted = torch.tensor([[float(mask.count(n))]], dtype=torch.float64)
     return Solved(tuple(steps), (Check("the closed-form count of masks", difference([[whole]], counted)),))
 

@@ -38,7 +38,6 @@ def _layer(given: Values, bias: bool = False) -> MultiHeadAttention:
 
 def _heads(given: Values) -> Values:
     layer, biased = _layer(given), _layer(given, bias=True)
-    shapes: list[list[int]] = []
     x, y = (torch.empty(1, int(given[name]), int(given["d"]), device="meta") for name in "nm")
     q, k, v = (
         getattr(layer, f"{name}_proj")(z).unflatten(-1, (int(given["h"]), -1)).transpose(1, 2)
@@ -46,10 +45,9 @@ def _heads(given: Values) -> Values:
     )
     scores = q @ k.mT
     head = scores.softmax(-1) @ v
-    for made in (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y)):
-        shapes.append(list(made.shape[-2:]))
+    made = (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y))
     return {
-        "shapes": _table(*shapes),
+        "shapes": _table(*[list(one.shape[-2:]) for one in made]),
         "total": _table([sum(p.numel() for p in layer.parameters())]),
         "biased": _table([sum(p.numel() for p in biased.parameters())]),
         "weights": _table([scores.numel()]),
@@ -111,19 +109,18 @@ def _encoder_decoder(given: Values) -> Values:
     )  # fmt: skip
     model = EncoderDecoder(config).double()
     scale = config.d_head**0.5 / max(float(given["T"]), _COLD) if config.d_head else 1.0
-    parts = {
-        "e": "encoder.blocks.0.attention",
-        "d": "decoder.blocks.0.attention",
-        "c": "decoder.blocks.0.cross_attention",
-    }
+    blocks = {"e": "encoder.blocks.0", "d": "decoder.blocks.0"}
+    parts = {side: f"{path}.attention" for side, path in blocks.items()} | {"c": "decoder.blocks.0.cross_attention"}
     state = {"encoder.embedding.weight": given["E_s"], "decoder.embedding.weight": given["E_t"]}
     for side, path in parts.items():
         state |= {f"{path}.{name.lower()}_proj.weight": given[f"{name}_{side}"].T for name in "QKVO"}
         state[f"{path}.q_proj.weight"] = state[f"{path}.q_proj.weight"] * scale
-    for side, path in (("e", "encoder"), ("d", "decoder")):
-        state[f"{path}.blocks.0.feed_forward.up.weight"] = given[f"A_{side}"].T
-        state[f"{path}.blocks.0.feed_forward.down.weight"] = given[f"B_{side}"].T
-        state |= {name: given["pos"] for name, _ in model.named_parameters() if name.startswith(f"{path}.positions")}
+    for side, path in blocks.items():
+        state[f"{path}.feed_forward.up.weight"] = given[f"A_{side}"].T
+        state[f"{path}.feed_forward.down.weight"] = given[f"B_{side}"].T
+    state |= {
+        name: given["pos"] for name, _ in model.named_parameters() if name.partition(".")[2].startswith("positions")
+    }
     model.load_state_dict(state, strict=False)
     source, target, asked = (given[name].long() - 1 for name in ("read", "write", "next"))
     with torch.no_grad():

@@ -21,7 +21,7 @@ def solve(source: Source) -> Solved:
     d = source.whole("d_model", least=2, most=10**6)
     if d % 2:
         source.fail("d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency")
-    positions, pairs = wholes(source, "positions", 10**6), wholes(source, "pairs", d // 2 - 1)
+    positions, pairs = source.wholes("positions", 10**6), source.wholes("pairs", d // 2 - 1)
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):
         source.fail("base", "base must be above 1")
@@ -61,14 +61,3 @@ def _over(position: int, divisor: Number) -> Number:
     if divisor.is_Rational:
         return position / divisor
     return sympy.Mul(position, sympy.Pow(divisor, -1, evaluate=False), evaluate=False)
-
-
-def wholes(source: Source, key: str, most: int) -> list[int]:
-    source.need(key)
-    values = source.values[key]
-    if not isinstance(values, list) or not 1 <= len(values) <= 64:
-        source.fail(key, f"{key} must be a list of 1 to 64 whole numbers")
-    for i, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            source.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
-    return list(values)

@@ -12,7 +12,6 @@ import torch
 
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference
-from clearhead.work.kinds.position import wholes
 from clearhead.work.numbers import N
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.source import Source
@@ -22,7 +21,7 @@ _TRIED = 20_000
 
 
 def solve(source: Source) -> Solved:
-    heads = wholes(source, "heads", 1000)
+    heads = source.wholes("heads", 1000)
     layers = source.whole("layers", most=16)
     tokens = source.whole("tokens", 0, least=0)
     names = [f"{k} head{'' if k == 1 else 's'}" for k in heads]
@@ -37,21 +36,17 @@ def solve(source: Source) -> Solved:
         Step("sizes", "In numbers", Grid.of(sizes, names, columns), "r", "r = (k + 1)^n", "r_n = (k + 1)^n"),
     ]  # fmt: skip
     if tokens:
-        capped = [[min(size, sympy.Integer(tokens)) for size in row] for row in sizes]
-        steps.append(
-            Step("capped", f"Among {tokens:,} tokens", Grid.of(capped, names, columns), "r", "min((k + 1)^n, tokens)",
-                 r"\min\left((k + 1)^n, T\right)")
-        )  # fmt: skip
+        capped = Grid.of([[min(size, sympy.Integer(tokens)) for size in row] for row in sizes], names, columns)
+        formulas = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
+        steps.append(Step("capped", f"Among {tokens:,} tokens", capped, "r", *formulas))
     remarks = (
         "This is the most that can be seen: heads that choose the same node, or nodes already seen, see fewer.",
         "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
     )
     tried = [[size for size in row if size <= _TRIED] for row in sizes]
     built = [[_reach(k, i + 1) for i in range(len(row))] for k, row in zip(heads, tried, strict=True)]
-    worst = max(
-        [difference([a], torch.tensor([b], dtype=torch.float64)) for a, b in zip(tried, built, strict=True) if a],
-        default=0.0,
-    )
+    rows = [(a, torch.tensor([b], dtype=torch.float64)) for a, b in zip(tried, built, strict=True) if a]
+    worst = max((difference([a], b) for a, b in rows), default=0.0)
     return Solved(tuple(steps), (Check("following an attention graph that reaches the bound", worst),), remarks)
 
 

@@ -8,7 +8,7 @@ import sympy
 
 from clearhead.work.numbers import Number
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing, is_plain
+from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing
 
 _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \usepackage{amsmath}
@@ -41,7 +41,7 @@ def latex(work: Work, style: Style | None = None) -> str:
         lines.append(rf"From: {words(work.source)}\par")
     if work.question:
         lines.append(rf"{words(' '.join(work.question.split()))}\par")
-    for block in blocks(work, style, _number, _word):
+    for block in blocks(work, style, number_in_latex, _word):
         step = block.step
         given = ", given" if step.given else ""
         lines.append(rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}")
@@ -79,7 +79,7 @@ def symbol_in_latex(name: str) -> str:
     return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
 
 
-def _number(x: Number) -> str:
+def number_in_latex(x: Number) -> str:
     return str(sympy.latex(x))
 
 
@@ -98,7 +98,7 @@ def _cell(text: str, exact: bool) -> str:
 
 
 def _body(block: Block) -> list[str]:
-    if is_plain(block.step.grid):
+    if block.step.grid.is_one:
         exact = _cell(block.exact[0][0], True)
         return [rf"= {exact}" + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")]
     parts = [_array(block, block.exact, True)]

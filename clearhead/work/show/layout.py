@@ -58,7 +58,7 @@ def blocks(
                 [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row] for row in grid.cells
             ]
         note = "" if hide else step.note
-        shown = zip([x for row in grid.cells for x in row], [x for row in exact for x in row], strict=True)
+        shown = zip(grid.flat, [form for row in exact for form in row], strict=True)
         if any(form == TOO_LONG and not x.is_Float for x, form in shown):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
         made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
@@ -73,17 +73,10 @@ def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
     if work.remarks:
         sections.append(("Remarks", list(work.remarks)))
     if work.comparisons:
-        sentences = [
-            ("Agrees. " if found.agrees else "Differs. ") + " ".join(found.sentences) for found in work.comparisons
-        ]
-        sections.append(("What the document says", sentences))
+        verdicts = [("Agrees." if found.agrees else "Differs.", *found.sentences) for found in work.comparisons]
+        sections.append(("What the document says", [" ".join(verdict) for verdict in verdicts]))
     sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in work.checks]))
     return sections
-
-
-def is_plain(grid: Grid) -> bool:
-    """A single number: set in a line instead of a table."""
-    return grid.is_one
 
 
 def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:

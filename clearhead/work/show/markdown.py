@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import Block, Style, blocks, closing, is_plain
+from clearhead.work.show.layout import Block, Style, blocks, closing
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 
@@ -40,7 +40,7 @@ def _escape(text: str) -> str:
 
 
 def _body(block: Block) -> list[str]:
-    if is_plain(block.step.grid):
+    if block.step.grid.is_one:
         exact = _escape(block.exact[0][0])
         rounded = "" if block.decimals is None else f" ≈ {block.decimals[0][0]}"
         return [f"{_escape(block.step.symbol)} = {exact or '…………'}{rounded}".strip()]

@@ -6,7 +6,7 @@ import textwrap
 from functools import partial
 
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing, is_plain
+from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing
 
 _INDENT = 3
 
@@ -51,7 +51,7 @@ def wrapped(width: int, text: str, indent: str = "", bullet: str = "") -> list[s
 
 
 def _body(block: Block, width: int) -> list[str]:
-    if is_plain(block.step.grid):
+    if block.step.grid.is_one:
         exact, name = block.exact[0][0] or "________", block.step.symbol
         rounded = "" if block.decimals is None else f"≈ {block.decimals[0][0]}"
         line = " ".join(part for part in (f"{name} = {exact}".strip(), rounded) if part)
