@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Move, Row, Shape, fits
 
-__all__ = ["Family", "Keys"]
+__all__ = ["Family", "Field", "Fields", "Keys"]
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
@@ -61,9 +62,10 @@ class Keys:
             raise StorageError(f"{name} is {value!r}, which clearhead cannot express; expected {expected}")
         return value
 
-    def word(self, name: str, words: Mapping[str, Any], default: str) -> Any:
-        """The choice of ours that a word of theirs stands for."""
-        return words[self.only(name, *words, default=default)]
+    def expect(self, **values: Any) -> None:
+        """Keys that are understood for one value each, which is also what leaving them out means."""
+        for name, value in values.items():
+            self.only(name, value)
 
     def refuse_rest(self, harmless: Iterable[str]) -> None:
         """Raise for the first keys that were not asked for and are not harmless."""
@@ -75,38 +77,70 @@ class Keys:
             )
 
 
+@dataclass(frozen=True)
+class Field:
+    """A field of ours that has a key of theirs; `default` is what its maker's code takes where the key is left out.
+
+    Values differ too where theirs is one of some `words` (of those that mean the same the first is written), or the
+    small number in a norm of this kind."""
+
+    name: str
+    default: Any = _REQUIRED
+    words: Mapping[Any, Any] | None = None
+    norm: Callable[..., Any] | None = None
+
+    def read(self, keys: Keys, key: str) -> Any:
+        if self.words is not None:
+            return self.words[keys.only(key, *self.words, default=self.default)]
+        value = keys(key, self.default)
+        return value if self.norm is None else self.norm(eps=value)
+
+    def write(self, value: Any) -> Any:
+        if self.words is None:
+            return value if self.norm is None else value.eps
+        found = next((word for word, meaning in self.words.items() if meaning == value), None)
+        if found is None:
+            raise StorageError(f"there is no word for {value} in a transformers configuration")
+        return found
+
+
+Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One maker's way to write one kind of model.
 
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
-    second with what is meant where the key is left out. `read` gives the other fields, `write` the other keys. `rows`
-    gives the table of names, spelt as the maker exports them; `prefix` is what its models without a head leave out, and
-    `aliases` are older spellings, replaced in this order. `constants` are tensors that are stored and yet no weights:
-    what is read is compared with them, and they are written again.
+    second with what is meant where the key is left out, or a `Field` where values differ too. `read` gives the other
+    fields, `write` the other keys. `rows` gives the table of names, spelt as the maker exports them; `prefix` is what
+    its models without a head leave out, and `aliases` are older spellings, replaced in this order. `constants` are
+    tensors that are stored and yet no weights: what is read is compared with them, and they are written again.
     """
 
     name: str  # model_type
     architecture: str  # the class that transformers loads an export into
     kind: type[Config]
-    fields: Mapping[str, str | tuple[str, Any]]
-    read: Callable[[Keys], dict[str, Any]]
-    write: Callable[[Any], dict[str, Any]]
+    fields: Fields
     rows: Callable[[Any], tuple[Row, ...]]
+    read: Callable[[Keys], dict[str, Any]] = lambda keys: {}
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
     harmless: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
 
+    @cached_property
+    def _fields(self) -> dict[str, Field]:
+        given = {key: (field,) if isinstance(field, str) else field for key, field in self.fields.items()}
+        return {key: field if isinstance(field, Field) else Field(*field) for key, field in given.items()}
+
     def config(self, keys: Keys) -> Config:
         """Our configuration for theirs; every key is used, harmless, or refused."""
         try:
-            same = {}
-            for key, field in self.fields.items():
-                name, *default = (field,) if isinstance(field, str) else field
-                same[name] = keys(key, *default)
-            keys.only("pruned_heads", {})
+            same = {field.name: field.read(keys, key) for key, field in self._fields.items()}
+            keys.expect(pruned_heads={})
             fields = same | self.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)
@@ -120,9 +154,7 @@ class Family:
     def keys(self, config: Config) -> dict[str, Any]:
         """Their configuration for ours, whose own defaults are written out first."""
         config = spelt_out(config)
-        same = {
-            key: getattr(config, field if isinstance(field, str) else field[0]) for key, field in self.fields.items()
-        }
+        same = {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()}
         return {"model_type": self.name, "architectures": [self.architecture], **same, **self.write(config)}
 
     def why_not(self, config: Config) -> str | None:

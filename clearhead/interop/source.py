@@ -121,10 +121,8 @@ class Folder(Source):
             return file.read_text(encoding="utf-8")
         found = read_json(settings).get("chat_template") if settings.is_file() else None
         if isinstance(found, list):  # several, each with a name
-            found = next(
-                (item.get("template") for item in found if isinstance(item, dict) and item.get("name") == "default"),
-                None,
-            )
+            named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+            found = named.get("default")
         return found if isinstance(found, str) else None
 
     @contextmanager
@@ -148,30 +146,32 @@ class Folder(Source):
 
 
 def _no_weights(folder: Path) -> str:
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    pickles = sorted(file for file in folder.iterdir() if file.suffix in _PICKLES)
     if not pickles:
         return f"{folder} has {CONFIG} but no weights; expected {WEIGHTS}, or {INDEX} with its shards"
-    convert = _CONVERT.format(old=folder / pickles[0], new=folder / WEIGHTS)
-    return (
-        f"{folder} has its weights as {pickles[0]}, a pickle, which can run code when it is read; convert it: {convert}"
-    )
+    return f"{folder} has its weights as {pickles[0].name}, {_a_pickle(pickles[0])}"
 
 
 def refuse_pickle(path: Path) -> None:
     """Raise for a file that would have to be unpickled."""
     if path.suffix in _PICKLES:
-        convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
-        raise StorageError(f"{path} is a pickle, which can run code when it is read; convert it: {convert}")
+        raise StorageError(f"{path} is {_a_pickle(path)}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def _a_pickle(path: Path) -> str:
+    convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
+    return f"a pickle, which can run code when it is read; convert it: {convert}"
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or list) in a JSON file."""
     if not path.is_file():
         raise StorageError(f"there is no {path}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise StorageError(f"{path} holds a {type(data).__name__}; expected an object")
+    if not isinstance(data, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise StorageError(f"{path} holds a {type(data).__name__}; expected {expected}")
     return data

@@ -8,8 +8,7 @@ loses information has none, and `back` says so.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -18,107 +17,61 @@ from torch import Tensor
 
 from clearhead.errors import StorageError
 
-__all__ = ["Fold", "Join", "Lift", "Move", "Row", "Split", "SplitHeads", "Squeeze", "Transform", "Turn", "fits"]
-
 Shape = tuple[int, ...]
 
 
-class Transform(ABC):
-    """One step from the maker's tensors to ours, and back; one that loses information has no `back`."""
-
-    @abstractmethod
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        """Ours, whose shapes will be `shapes`, from theirs."""
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        """Theirs from ours."""
-        raise StorageError(f"{self} loses information, so it has no way back: such a model cannot be exported")
-
-
 @dataclass(frozen=True)
-class Turn(Transform):
-    """A matrix kept as (inputs, outputs), as GPT-2 does, is turned to (outputs, inputs); a bias stays."""
+class Transform:
+    """One step from the maker's tensors to ours (whose shapes it is told), and back; one that loses information has no
+    way back."""
 
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [tensor.T if tensor.dim() == 2 else tensor for tensor in theirs]
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return self.into(ours, [])
+    into: Callable[[list[Tensor], list[Shape]], list[Tensor]]
+    back: Callable[[list[Tensor]], list[Tensor]] | None = None
 
 
-@dataclass(frozen=True)
-class Split(Transform):
-    """One tensor whose rows are those of several of ours, stacked: (q, k, v), or (gate, up)."""
-
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return list(theirs[0].split([shape[0] for shape in shapes]))
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(ours)]
+def _each(into: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Transform:
+    """A transform of every tensor by itself."""
+    return Transform(lambda theirs, shapes: list(map(into, theirs)), lambda ours: list(map(back, ours)))
 
 
-@dataclass(frozen=True)
-class SplitHeads(Transform):
+def _turned(x: Tensor) -> Tensor:
+    return x.T if x.dim() == 2 else x
+
+
+# A matrix kept as (inputs, outputs), as GPT-2 does, is turned to (outputs, inputs); a bias stays.
+TURN = _each(_turned, _turned)
+# One tensor whose rows are those of several of ours, stacked: (q, k, v), or (gate, up).
+SPLIT = Transform(
+    lambda theirs, shapes: list(theirs[0].split([shape[0] for shape in shapes])), lambda ours: [torch.cat(ours)]
+)
+# Tensors of one row each that are the rows of one of ours.
+JOIN = Transform(lambda theirs, shapes: [torch.cat(theirs)], lambda ours: list(ours[0].split(1)))
+# A leading dimension of size 1 goes: (1, T, M) to (T, M).
+SQUEEZE = _each(lambda x: x[0] if x.shape[0] == 1 else x, lambda x: x[None])
+# A vector is the only row of ours: (M,) to (1, M).
+LIFT = _each(lambda x: x[None], lambda x: x[0])
+
+
+def split_heads(n: int) -> Transform:
     """q, k and v in one tensor whose rows go head by head: (q, k, v) of the first head, of the second, …"""
 
-    n_heads: int
+    def into(theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in theirs[0].unflatten(0, (n, 3, -1)).unbind(1)]
 
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        parts = theirs[0].unflatten(0, (self.n_heads, 3, -1)).unbind(1)
-        return [part.flatten(0, 1) for part in parts]
+    def back(ours: list[Tensor]) -> list[Tensor]:
+        return [torch.stack([part.unflatten(0, (n, -1)) for part in ours], dim=1).flatten(0, 2)]
 
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return [torch.stack([part.unflatten(0, (self.n_heads, -1)) for part in ours], dim=1).flatten(0, 2)]
-
-
-@dataclass(frozen=True)
-class Join(Transform):
-    """Tensors of one row each that are the rows of one of ours."""
-
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [torch.cat(theirs)]
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return list(ours[0].split(1))
+    return Transform(into, back)
 
 
-@dataclass(frozen=True)
-class Squeeze(Transform):
-    """A leading dimension of size 1 goes: (1, T, M) to (T, M)."""
-
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [tensor[0] if tensor.shape[0] == 1 else tensor for tensor in theirs]
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return [tensor[None] for tensor in ours]
-
-
-@dataclass(frozen=True)
-class Lift(Transform):
-    """A vector is the only row of ours: (M,) to (1, M)."""
-
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [tensor[None] for tensor in theirs]
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return [tensor[0] for tensor in ours]
-
-
-@dataclass(frozen=True)
-class Fold(Transform):
+def fold(channels: int) -> Transform:
     """A strided convolution's kernel (M, C, p, p), flattened, is the linear map (M, C·p·p) over flattened patches."""
 
-    channels: int
+    def kernel(x: Tensor) -> Tensor:
+        side = round((x.shape[-1] / channels) ** 0.5)
+        return x.unflatten(1, (channels, side, side)) if x.dim() == 2 else x
 
-    def into(self, theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [tensor.flatten(1) if tensor.dim() == 4 else tensor for tensor in theirs]
-
-    def back(self, ours: list[Tensor]) -> list[Tensor]:
-        return [self._kernel(tensor) if tensor.dim() == 2 else tensor for tensor in ours]
-
-    def _kernel(self, tensor: Tensor) -> Tensor:
-        side = round((tensor.shape[1] / self.channels) ** 0.5)
-        return tensor.unflatten(1, (self.channels, side, side))
+    return _each(lambda x: x.flatten(1) if x.dim() == 4 else x, kernel)
 
 
 @dataclass(frozen=True)
@@ -144,6 +97,22 @@ class Row:
         return None
 
 
+# Our names inside of a block, by the words of `block`; a word that is not here stands for itself.
+_INSIDE = {
+    **{x: (f"attention.{x}_proj",) for x in "qkvo"},
+    **{f"cross_{x}": (f"cross_attention.{x}_proj",) for x in "qkvo"},
+    **{x: (f"feed_forward.{x}",) for x in ("gate", "up", "down")},
+    "qkv": tuple(f"attention.{x}_proj" for x in "qkv"),
+    "gate_up": ("feed_forward.gate", "feed_forward.up"),
+}
+
+
+def block(theirs: str, *transforms: Transform, ours: str = "blocks.#", **names: str) -> tuple[Row, ...]:
+    """The rows of a block, part by part, as `q="attn.query", up="mlp.fc1", norm1="ln_1"`: ours is called theirs."""
+    inside = {part: tuple(f"{ours}.{one}.*" for one in _INSIDE.get(part, (part,))) for part in names}
+    return tuple(Row(f"{theirs}.{name}.*", inside[part], transforms) for part, name in names.items())
+
+
 @dataclass(frozen=True)
 class Move:
     """One row with its numbers filled in: these stored tensors are those of ours."""
@@ -163,6 +132,11 @@ class Move:
         """The maker's tensors from ours."""
         tensors = list(ours)
         for transform in reversed(self.transforms):
+            if transform.back is None:
+                raise StorageError(
+                    f"{self.theirs[0]} was read by a step that loses information, so it has no way back: such a model "
+                    "cannot be exported"
+                )
             tensors = transform.back(tensors)
         return tensors
 

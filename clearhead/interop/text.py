@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from clearhead.data.pieces import Pieces
@@ -16,16 +14,8 @@ __all__ = ["companions", "limits_of", "pooling_of", "start_of", "stops_of", "tok
 
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (
-    FILE_NAME,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    GENERATION,
+    *(FILE_NAME, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("vocab.txt", "merges.txt", "chat_template.jinja", "preprocessor_config.json"),
 )
 
 
@@ -122,9 +112,13 @@ def pooling_of(source: Source) -> dict[str, Any]:
     """How sentence-transformers makes one vector of a text, where a folder says so: `first` (token, else the mean),
     `unit` (length), `max_len` (tokens, of which later ones are left out)."""
     path = source.path
-    kinds = [str(part.get("type", "")).rpartition(".")[2] for part in _list(path / "modules.json")]
+    modules = path / "modules.json"
+    parts: list[Any] = read_json(modules, list) if modules.is_file() else []
+    if not all(isinstance(part, dict) for part in parts):
+        raise StorageError(f"{modules} is no list of objects")
+    kinds = [str(part.get("type", "")).rpartition(".")[2] for part in parts]
     if strange := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
-        raise StorageError(f"{path / 'modules.json'} has a {strange[0]}, which is not known here")
+        raise StorageError(f"{modules} has a {strange[0]}, which is not known here")
     pooling = read_json(path / "1_Pooling" / CONFIG) if "Pooling" in kinds else {}
     modes = [mode for mode, chosen in pooling.items() if mode.startswith("pooling_mode_") and chosen is True]
     if modes not in ([], ["pooling_mode_cls_token"], ["pooling_mode_mean_tokens"]):
@@ -135,15 +129,3 @@ def pooling_of(source: Source) -> dict[str, Any]:
         "unit": "Normalize" in kinds,
         "max_len": read_json(limits).get("max_seq_length") if limits.is_file() else None,
     }
-
-
-def _list(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
-        raise StorageError(f"{path} is no list of objects")
-    return data

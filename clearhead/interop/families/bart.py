@@ -5,36 +5,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, word_for
+from clearhead.interop.families.words import activation
 from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, Squeeze
+from clearhead.interop.table import SQUEEZE, Row, block
 from clearhead.layers import LayerNorm, PostNorm
 from clearhead.models import EncoderDecoderConfig
 from clearhead.positions import Learned, Sinusoidal
 
 _SKIPPED = 2  # rows before BART's first position, which no token gets
 
-# Words of the toolkit that these models came from, in older files; transformers never asks them.
-_FORMERLY = {
-    "normalize_before": False,
-    "add_final_layer_norm": False,
-    "is_encoder_decoder": True,
-    "tie_word_embeddings": True,
-    "share_encoder_decoder_embeddings": True,
-}
-
 
 def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
-    for name, value in _FORMERLY.items():
-        keys.only(name, value)
-    keys.only("normalize_embedding", learned)
-    keys.only("static_position_embeddings", not learned)
-    keys.only("decoder_ffn_dim", keys("encoder_ffn_dim"))
-    keys.only("decoder_attention_heads", keys("encoder_attention_heads"))
+    # Words of the toolkit that these models came from, in older files; transformers never asks them.
+    keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
+    keys.expect(normalize_embedding=learned, static_position_embeddings=not learned)
+    read_halves(keys)
     keys.only("decoder_vocab_size", keys("vocab_size"), None)
     longest = keys("max_position_embeddings")
     return {
-        "activation": keys.word("activation_function", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=1e-5),
         "residual": PostNorm(),
         "positions": Learned(max_len=longest, skipped=_SKIPPED) if learned else Sinusoidal(halves=True),
@@ -44,10 +32,15 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     }
 
 
+def read_halves(keys: Keys) -> None:
+    """Both halves of these models are of one size, and share a table."""
+    keys.expect(is_encoder_decoder=True, tie_word_embeddings=True)
+    keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
+
+
 def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
     """What all of these say in the same keys."""
     return {
-        "activation_function": word_for(config.activation, ACTIVATIONS),
         "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
         "decoder_ffn_dim": config.d_ff or 4 * config.d_model,
         "decoder_attention_heads": config.n_heads,
@@ -61,23 +54,19 @@ def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
     """The names of BART's blocks, which Whisper has too."""
     table = [
         Row("model.shared.weight", "encoder.embedding.weight"),
-        Row("final_logits_bias", "decoder.logit_bias", (Squeeze(),)),
+        Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
     ]
     for half in ("encoder", "decoder"):
         ours, theirs = f"{half}.blocks.#", f"model.{half}.layers.#"
+        cross = {f"cross_{x}": f"encoder_attn.{x}_proj" for x in "qkv"}
         table += [
             Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
             Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
-            Row(f"{theirs}.self_attn_layer_norm.*", f"{ours}.norm1.*"),
-            Row(f"{theirs}.encoder_attn_layer_norm.*", f"{ours}.norm_cross.*"),
-            Row(f"{theirs}.final_layer_norm.*", f"{ours}.norm2.*"),
-            Row(f"{theirs}.fc1.*", f"{ours}.feed_forward.up.*"),
-            Row(f"{theirs}.fc2.*", f"{ours}.feed_forward.down.*"),
+            *block(theirs, ours=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
+            *block(theirs, ours=ours, **cross, cross_o="encoder_attn.out_proj"),
+            *block(theirs, ours=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
+            *block(theirs, ours=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
         ]
-        for their_attention, our_attention in (("self_attn", "attention"), ("encoder_attn", "cross_attention")):
-            table.append(Row(f"{theirs}.{their_attention}.out_proj.*", f"{ours}.{our_attention}.o_proj.*"))
-            for x in "qkv":
-                table.append(Row(f"{theirs}.{their_attention}.{x}_proj.*", f"{ours}.{our_attention}.{x}_proj.*"))
     return tuple(table)
 
 
@@ -103,14 +92,15 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "decoder_layers": "n_decoder_layers",
             "encoder_attention_heads": "n_heads",
             "encoder_ffn_dim": "d_ff",
+            "activation_function": activation("gelu"),
             "scale_embedding": ("scaled_embedding", False),
             "dropout": ("dropout", 0.1),
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
+        rows=rows,
         read=partial(_read, learned=learned),
         write=partial(write, learned=learned),
-        rows=rows,
         harmless=HARMLESS,
         # Marian's waves are made anew.
         ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),

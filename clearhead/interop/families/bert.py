@@ -7,62 +7,51 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
+from clearhead.interop.families.words import SIZES, activation, classes, eps, labels
 from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row
+from clearhead.interop.table import Row, block
 from clearhead.layers import LayerNorm, PostNorm
 from clearhead.models import EncoderConfig
 from clearhead.positions import Learned
 
+_OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
-def _read(keys: Keys, *, after_padding: bool) -> dict[str, Any]:
+
+def _read(keys: Keys, *, after_padding: bool = False) -> dict[str, Any]:
     """In RoBERTa the first token's row of positions comes after the one whose number is that of padding."""
     skipped = keys("pad_token_id", 1) + 1 if after_padding else 0
-    keys.only("position_embedding_type", "absolute")
-    keys.only("is_decoder", False)
-    keys.only("add_cross_attention", False)
+    keys.expect(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     longest = keys("max_position_embeddings") - skipped
     # transformers keeps the pooler as an argument of its class, so the tensors say whether there is one.
     heads = ("classifier.weight", "classifier.out_proj.weight")
-    pooler = any(name.endswith(("pooler.dense.weight", "classifier.dense.weight")) for name in keys.shapes)
+    poolers = ("pooler.dense.weight", "classifier.dense.weight")
     return {
         "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
-        "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
-        "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
         "residual": PostNorm(),
         "embedding_norm": True,
         "max_len": longest,
         "positions": Learned(max_len=longest, skipped=skipped),
-        "pooler": pooler,
+        "pooler": any(name.endswith(poolers) for name in keys.shapes),
     }
 
 
-def _write(config: EncoderConfig, *, after_padding: bool) -> dict[str, Any]:
+def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, Any]:
     skipped = config.positions.skipped if isinstance(config.positions, Learned) else 0
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
-    return {
-        **padding,
-        **(labels(config.n_classes) if config.n_classes else {}),
-        "hidden_act": word_for(config.activation, ACTIVATIONS),
-        "layer_norm_eps": config.norm.eps,
-        "max_position_embeddings": config.max_len + skipped,
-    }
+    named = labels(config.n_classes) if config.n_classes else {}
+    return {**padding, **named, "max_position_embeddings": config.max_len + skipped}
 
 
 def _rows(config: EncoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "encoder.layer.#"
-    inner = {"q": "query", "k": "key", "v": "value"}
+    layer = "encoder.layer.#"
     return (
         Row("embeddings.word_embeddings.weight", "embedding.weight"),
         Row("embeddings.position_embeddings.weight", "positions.weight"),
         Row("embeddings.token_type_embeddings.weight", "segments.weight"),
         Row("embeddings.LayerNorm.*", "embedding_norm.*"),
-        *(Row(f"{theirs}.attention.self.{inner[x]}.*", f"{ours}.attention.{x}_proj.*") for x in inner),
-        Row(f"{theirs}.attention.output.dense.*", f"{ours}.attention.o_proj.*"),
-        Row(f"{theirs}.attention.output.LayerNorm.*", f"{ours}.norm1.*"),
-        Row(f"{theirs}.intermediate.dense.*", f"{ours}.feed_forward.up.*"),
-        Row(f"{theirs}.output.dense.*", f"{ours}.feed_forward.down.*"),
-        Row(f"{theirs}.output.LayerNorm.*", f"{ours}.norm2.*"),
+        *block(layer, q="attention.self.query", k="attention.self.key", v="attention.self.value"),
+        *block(layer, o="attention.output.dense", norm1="attention.output.LayerNorm"),
+        *block(layer, up="intermediate.dense", down="output.dense", norm2="output.LayerNorm"),
         Row("pooler.dense.*", "pooler.*"),
         Row("classifier.*", "head.*"),
     )
@@ -74,68 +63,67 @@ def _rows_roberta(config: EncoderConfig) -> tuple[Row, ...]:
     return (*own, *_rows(config)) if config.n_classes else _rows(config)
 
 
-def _family(name: str, architecture: str, *, after_padding: bool) -> Family:
-    return Family(
-        name=name,
-        architecture=architecture,
-        kind=EncoderConfig,
-        fields={
-            "vocab_size": "vocab_size",
-            "hidden_size": "d_model",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
-            "intermediate_size": "d_ff",
-            "type_vocab_size": ("n_segments", 2),
-            "hidden_dropout_prob": ("dropout", 0.1),
-            "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-        },
-        read=partial(_read, after_padding=after_padding),
-        write=partial(_write, after_padding=after_padding),
-        rows=_rows,
-        # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
-        harmless=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
-        # Numbers 0, 1, 2, … that older versions stored, and the heads of pretraining.
-        ignored=("embeddings.position_ids", "cls.*", "lm_head.*"),
-        aliases=((f"{name}.", ""), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
-    )
-
-
 def _rows_shared(config: EncoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.0", "encoder.albert_layer_groups.0.albert_layers.0"
-    inner = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
+    layer, ours = "encoder.albert_layer_groups.0.albert_layers.0", "blocks.0"
+    maps = {"q": "query", "k": "key", "v": "value", "o": "dense", "norm1": "LayerNorm"}
     return (
-        *(Row(f"{theirs}.attention.{name}.*", f"{ours}.attention.{inner[name]}.*") for name in inner),
-        Row(f"{theirs}.attention.LayerNorm.*", f"{ours}.norm1.*"),
-        Row(f"{theirs}.ffn.*", f"{ours}.feed_forward.up.*"),
-        Row(f"{theirs}.ffn_output.*", f"{ours}.feed_forward.down.*"),
-        Row(f"{theirs}.full_layer_layer_norm.*", f"{ours}.norm2.*"),
+        *block(layer, ours=ours, **{part: f"attention.{name}" for part, name in maps.items()}),
+        *block(layer, ours=ours, up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
         Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
         Row("pooler.*", "pooler.*"),
-        *(row for row in _rows(config) if isinstance(row.ours, str) and not row.ours.startswith(("blocks", "pooler"))),
+        *(row for row in _rows(config) if not row.names[1][0].startswith(("blocks", "pooler"))),
     )
 
 
 def _read_shared(keys: Keys) -> dict[str, Any]:
-    keys.only("num_hidden_groups", 1)
-    keys.only("inner_group_num", 1)
-    activation = keys.word("hidden_act", ACTIVATIONS, "gelu_new")
+    keys.expect(num_hidden_groups=1, inner_group_num=1)
     pooler = any(name.endswith("pooler.weight") for name in keys.shapes)
-    same = _read(keys, after_padding=False) | {"activation": activation, "pooler": pooler}
-    return same | {"share_layers": True}
+    return _read(keys) | {"pooler": pooler, "share_layers": True}
 
 
-BERT = _family("bert", "BertModel", after_padding=False)
-ROBERTA = dataclasses.replace(_family("roberta", "RobertaModel", after_padding=True), rows=_rows_roberta)
+BERT = Family(
+    name="bert",
+    architecture="BertModel",
+    kind=EncoderConfig,
+    fields=SIZES
+    | {
+        "type_vocab_size": ("n_segments", 2),
+        "hidden_act": activation("gelu"),
+        "layer_norm_eps": eps(LayerNorm, 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    },
+    rows=_rows,
+    read=_read,
+    write=_write,
+    # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
+    harmless=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
+    # Numbers 0, 1, 2, … that older versions stored, and the heads of pretraining.
+    ignored=("embeddings.position_ids", "cls.*", "lm_head.*"),
+    aliases=(("bert.", ""), *_OLDER),
+)
+ROBERTA = dataclasses.replace(
+    BERT,
+    name="roberta",
+    architecture="RobertaModel",
+    rows=_rows_roberta,
+    read=partial(_read, after_padding=True),
+    write=partial(_write, after_padding=True),
+    aliases=(("roberta.", ""), *_OLDER),
+)
 ALBERT = dataclasses.replace(
-    _family("albert", "AlbertModel", after_padding=False),
-    fields={**BERT.fields, "embedding_size": "d_embedding"},
-    read=_read_shared,
-    write=lambda config: _write(config, after_padding=False) | {"num_hidden_groups": 1, "inner_group_num": 1},
+    BERT,
+    name="albert",
+    architecture="AlbertModel",
+    fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
     rows=_rows_shared,
+    read=_read_shared,
+    write=lambda config: _write(config) | {"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.
     harmless=(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
         *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
     ),
     ignored=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
+    aliases=(("albert.", ""), *_OLDER),
 )

@@ -5,59 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.config import Config
-from clearhead.interop.families.words import ACTIVATIONS, OLD, word_for
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Fold, Lift, Row
+from clearhead.interop.families.words import OLD, activation, eps
+from clearhead.interop.family import Family, Fields, Keys
+from clearhead.interop.table import LIFT, Row, block, fold
 from clearhead.layers import LayerNorm
 from clearhead.masks import causal
 from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
 from clearhead.positions import Learned
 
 
-def _read_half(keys: Keys) -> dict[str, Any]:
-    keys.only("pruned_heads", {})
-    activation = keys.word("hidden_act", ACTIVATIONS, "quick_gelu")
-    return {"activation": activation, "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-5))}
-
-
-def _write_half(config: EncoderConfig | VisionConfig) -> dict[str, Any]:
-    return {"hidden_act": word_for(config.activation, ACTIVATIONS), "layer_norm_eps": config.norm.eps}
-
-
 def _read_text(keys: Keys) -> dict[str, Any]:
     longest = keys("max_position_embeddings", 77)
-    return _read_half(keys) | {"mask": causal(), "max_len": longest, "positions": Learned(max_len=longest)}
+    return {"mask": causal(), "max_len": longest, "positions": Learned(max_len=longest)}
 
 
 def _read_image(keys: Keys) -> dict[str, Any]:
     side = keys("image_size", 224)
-    words = {"n_classes": 0, "embedding_norm": True, "patch_bias": False}
-    return _read_half(keys) | {"image_size": (side, side)} | words
+    return {"image_size": (side, side), "n_classes": 0, "embedding_norm": True, "patch_bias": False}
 
 
-def _half_family(name: str, kind: type[Config], read: Any, write: Any, **fields: Any) -> Family:
+def _half(name: str, kind: type[Config], read: Any, write: Any, **fields: Any) -> Family:
     """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
-    shared = {"num_hidden_layers": ("n_layers", 12), "attention_dropout": ("attention_dropout", 0.0)}
+    shared: Fields = {
+        "num_hidden_layers": ("n_layers", 12),
+        "hidden_act": activation("quick_gelu"),
+        "layer_norm_eps": eps(LayerNorm, 1e-5),
+        "attention_dropout": ("attention_dropout", 0.0),
+    }
     harmless = (*OLD, "dropout", "initializer_factor", "projection_dim")
     how = {"fields": shared | fields, "read": read, "write": write, "rows": lambda config: (), "harmless": harmless}
     return Family(name=name, architecture="", kind=kind, **how)
 
 
-_TEXT = _half_family(
+_TEXT = _half(
     "clip_text_model",
     EncoderConfig,
     _read_text,
-    lambda config: _write_half(config) | {"max_position_embeddings": config.max_len},
+    lambda config: {"max_position_embeddings": config.max_len},
     vocab_size=("vocab_size", 49408),
     hidden_size=("d_model", 512),
     intermediate_size=("d_ff", 2048),
     num_attention_heads=("n_heads", 8),
 )
-_IMAGE = _half_family(
+_IMAGE = _half(
     "clip_vision_model",
     VisionConfig,
     _read_image,
-    lambda config: _write_half(config) | {"image_size": config.image_size[0]},
+    lambda config: {"image_size": config.image_size[0]},
     patch_size=("patch_size", 32),
     num_channels=("n_channels", 3),
     hidden_size=("d_model", 768),
@@ -81,23 +75,23 @@ def _write(config: DualEncoderConfig) -> dict[str, Any]:
 
 
 def _half_rows(ours: str, theirs: str, last: str) -> tuple[Row, ...]:
-    inner = {"self_attn.out_proj": "attention.o_proj", "mlp.fc1": "feed_forward.up", "mlp.fc2": "feed_forward.down"}
-    inner |= {f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkv"} | {
-        f"layer_norm{i}": f"norm{i}" for i in "12"
-    }
-    blocks = (Row(f"{theirs}.encoder.layers.#.{x}.*", f"{ours}.blocks.#.{y}.*") for x, y in inner.items())
-    places = Row(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight")
-    return (*blocks, places, Row(f"{theirs}.{last}.*", f"{ours}.norm.*"))
+    attention = {x: f"self_attn.{x}_proj" for x in "qkv"} | {"o": "self_attn.out_proj"}
+    others = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
+    return (
+        *block(f"{theirs}.encoder.layers.#", ours=f"{ours}.blocks.#", **attention, **others),
+        Row(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight"),
+        Row(f"{theirs}.{last}.*", f"{ours}.norm.*"),
+    )
 
 
 def _rows(config: DualEncoderConfig) -> tuple[Row, ...]:
-    patches, fold = "vision_model.embeddings.patch_embedding.weight", Fold(config.image.n_channels)
+    patches, folded = "vision_model.embeddings.patch_embedding.weight", (fold(config.image.n_channels),)
     return (
         *_half_rows("text", "text_model", "final_layer_norm"),
         *_half_rows("image", "vision_model", "post_layernorm"),
         Row("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
-        Row(patches, "image.embedding.projection.weight", (fold,)),
-        Row("vision_model.embeddings.class_embedding", "image.cls", (Lift(),)),
+        Row(patches, "image.embedding.projection.weight", folded),
+        Row("vision_model.embeddings.class_embedding", "image.cls", (LIFT,)),
         Row("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
         *(Row(f"{x}_projection.weight", f"{y}_proj.weight") for x, y in (("text", "text"), ("visual", "image"))),
         Row("logit_scale", "logit_scale"),
@@ -109,9 +103,9 @@ CLIP = Family(
     architecture="CLIPModel",
     kind=DualEncoderConfig,
     fields={"projection_dim": ("d_shared", 512)},
+    rows=_rows,
     read=_read,
     write=_write,
-    rows=_rows,
     harmless=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
     ignored=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"),  # numbers 0, 1, 2, …
 )

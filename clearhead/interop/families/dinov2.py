@@ -10,10 +10,13 @@ from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.interop.families.vit import FIELDS, read, rows, write
+from clearhead.interop.families.words import activation
 from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, Split, Squeeze
-from clearhead.layers import GELU, SwiGLU
+from clearhead.interop.table import SPLIT, SQUEEZE, Row, block
+from clearhead.layers import SwiGLU
 from clearhead.models import Cls, ClsAndMean, VisionConfig
+
+_PLAIN = activation("gelu")  # where it is not gated
 
 
 def _width(hidden: int, gated: bool) -> int:
@@ -22,7 +25,7 @@ def _width(hidden: int, gated: bool) -> int:
 
 
 def _read(keys: Keys, *, registers: bool) -> dict[str, Any]:
-    gated = keys("use_swiglu_ffn", False)
+    gated, plain = keys("use_swiglu_ffn", False), _PLAIN.read(keys, "hidden_act")
     keys("use_mask_token", True)
     # The model without a head gives its [CLS].
     head = any(name.startswith("classifier.") for name in keys.shapes)
@@ -32,7 +35,7 @@ def _read(keys: Keys, *, registers: bool) -> dict[str, Any]:
         "layer_scale": keys("layerscale_value", 1.0),
         "n_registers": keys("num_register_tokens", 4) if registers else 0,
         "pooling": ClsAndMean() if head else Cls(),
-        **({"activation": SwiGLU()} if gated else {}),
+        "activation": SwiGLU() if gated else plain,
     }
 
 
@@ -43,7 +46,8 @@ def _write(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
         raise StorageError(f"d_ff is {d_ff}, which is no multiple of d_model {config.d_model} as DINOv2 counts them")
     kind = "Dinov2WithRegisters" if registers else "Dinov2"
     return {
-        **write(config.replace(activation=GELU()) if gated else config),
+        **write(config),
+        "hidden_act": "gelu" if gated else _PLAIN.write(config.activation),
         "mlp_ratio": most,
         "use_swiglu_ffn": gated,
         "layerscale_value": config.layer_scale,
@@ -53,15 +57,13 @@ def _write(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
 
 
 def _rows(config: VisionConfig, *, name: str) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", f"{name}.encoder.layer.#"
-    both = (f"{ours}.feed_forward.gate.*", f"{ours}.feed_forward.up.*")
+    layer = f"{name}.encoder.layer.#"
     gated = config.activation == SwiGLU()
     return (
-        Row(f"{theirs}.mlp.weights_in.*", both, (Split(),)) if gated else Row(f"{theirs}.mlp.fc1.*", both[1]),
-        Row(f"{theirs}.mlp.{'weights_out' if gated else 'fc2'}.*", f"{ours}.feed_forward.down.*"),
-        *(Row(f"{theirs}.norm{i}.*", f"{ours}.norm{i}.*") for i in (1, 2)),
-        *(Row(f"{theirs}.layer_scale{i}.lambda1", f"{ours}.after{i}.weight") for i in (1, 2)),
-        Row(f"{name}.embeddings.register_tokens", "registers", (Squeeze(),)),
+        *(block(layer, SPLIT, gate_up="mlp.weights_in") if gated else block(layer, up="mlp.fc1")),
+        *block(layer, down="mlp.weights_out" if gated else "mlp.fc2", norm1="norm1", norm2="norm2"),
+        *(Row(f"{layer}.layer_scale{i}.lambda1", f"blocks.#.after{i}.weight") for i in (1, 2)),
+        Row(f"{name}.embeddings.register_tokens", "registers", (SQUEEZE,)),
         *rows(config, name),
     )
 
@@ -72,9 +74,9 @@ def _family(name: str, *, registers: bool) -> Family:
         architecture="",  # with a head or without: written with the configuration
         kind=VisionConfig,
         fields=FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
+        rows=partial(_rows, name=name),
         read=partial(_read, registers=registers),
         write=partial(_write, registers=registers),
-        rows=partial(_rows, name=name),
         # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
         harmless=("apply_layernorm", "drop_path_rate", "out_*", "reshape_hidden_states", "stage_names", "num_labels"),
         ignored=(f"{name}.embeddings.mask_token",),

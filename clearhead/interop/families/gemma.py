@@ -6,14 +6,15 @@ Gemma 2 has norms on both sides of a branch, scores and logits under a cap, and 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
-from clearhead.attention import Biases, Capped, Scaled
+from clearhead.attention import Capped, Scaled
 from clearhead.interop.families.llama import rows, write_blocks
 from clearhead.interop.families.mistral import MISTRAL
-from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary
+from clearhead.interop.families.words import FULL, SLIDING, eps, read_biases, read_cycle, read_rotary
 from clearhead.interop.family import Keys
-from clearhead.interop.table import Row
+from clearhead.interop.table import Row, block
 from clearhead.layers import GeGLU, RMSNorm, Sandwich
 from clearhead.masks import Window, full, window
 from clearhead.models import DecoderConfig
@@ -26,14 +27,8 @@ def _read(keys: Keys) -> dict[str, Any]:
     keys.only("hidden_act", _TANH, "gelu", None)
     keys.only("hidden_activation", _TANH, None)
     keys.only("use_bidirectional_attention", None, False)
-    bias = keys("attention_bias", False)
-    return {
-        "activation": GeGLU(tanh=True),
-        "norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6), plus_one=True),
-        "positions": read_rotary(keys),
-        "scaled_embedding": True,
-        "bias": Biases(q=bias, k=bias, v=bias, out=bias, ff=False),
-    }
+    bias, rotary = read_biases(keys), read_rotary(keys)
+    return {"activation": GeGLU(tanh=True), "positions": rotary, "scaled_embedding": True, "bias": bias}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -45,7 +40,12 @@ GEMMA = dataclasses.replace(
     MISTRAL,
     name="gemma",
     architecture="GemmaForCausalLM",
-    fields={**MISTRAL.fields, "head_dim": ("d_head", 256), "tie_word_embeddings": ("tied", True)},
+    fields=MISTRAL.fields
+    | {
+        "head_dim": ("d_head", 256),
+        "rms_norm_eps": eps(partial(RMSNorm, plus_one=True), 1e-6),
+        "tie_word_embeddings": ("tied", True),
+    },
     read=_read,
     write=_write,
 )
@@ -77,21 +77,16 @@ def _write_2(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _rows_2(config: DecoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "model.layers.#"
-    norms = {
-        "post_attention_layernorm": "after1",
-        "pre_feedforward_layernorm": "norm2",
-        "post_feedforward_layernorm": "after2",
-    }
+    after = {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"}
     # Before Llama's, whose second norm has the name of the first sandwich's.
-    return (*(Row(f"{theirs}.{name}.weight", f"{ours}.{norms[name]}.weight") for name in norms), *rows(config))
+    return (*block("model.layers.#", norm2="pre_feedforward_layernorm", **after), *rows(config))
 
 
 GEMMA2 = dataclasses.replace(
     GEMMA,
     name="gemma2",
     architecture="Gemma2ForCausalLM",
-    fields={**GEMMA.fields, "final_logit_softcapping": ("logit_cap", 30.0)},
+    fields=GEMMA.fields | {"final_logit_softcapping": ("logit_cap", 30.0)},
     read=_read_2,
     write=_write_2,
     rows=_rows_2,

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.attention import Biases
-from clearhead.interop.families.words import ACTIVATIONS, read_rotary, word_for, write_rotary
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, SplitHeads
+from clearhead.interop.families.words import SIZES, activation, eps, read_biases, read_rotary, write_rotary
+from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.table import Row, block, split_heads
 from clearhead.layers import LayerNorm, Parallel, PreNorm
 from clearhead.models import DecoderConfig
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    bias = keys("attention_bias", True)
-    return {
-        "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
-        "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-5)),
-        "residual": Parallel() if keys("use_parallel_residual", True) else PreNorm(),
-        "positions": read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25)),
-        "bias": Biases(q=bias, k=bias, v=bias, out=bias),
-    }
+    rotary = read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))
+    return {"positions": rotary, "bias": read_biases(keys, ff=True, default=True)}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     rotary = write_rotary(config.positions)
     return {
-        "hidden_act": word_for(config.activation, ACTIVATIONS),
-        "layer_norm_eps": config.norm.eps,
-        "use_parallel_residual": config.residual == Parallel(),
         "attention_bias": config.biases.q,
         "rotary_emb_base": rotary["rope_theta"],
         "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
@@ -37,16 +27,12 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _rows(config: DecoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "gpt_neox.layers.#"
-    qkv = tuple(f"{ours}.attention.{name}_proj.*" for name in "qkv")
+    layer = "gpt_neox.layers.#"
     return (
         Row("gpt_neox.embed_in.weight", "embedding.weight"),
-        Row(f"{theirs}.attention.query_key_value.*", qkv, (SplitHeads(config.n_heads),)),
-        Row(f"{theirs}.attention.dense.*", f"{ours}.attention.o_proj.*"),
-        Row(f"{theirs}.mlp.dense_h_to_4h.*", f"{ours}.feed_forward.up.*"),
-        Row(f"{theirs}.mlp.dense_4h_to_h.*", f"{ours}.feed_forward.down.*"),
-        Row(f"{theirs}.input_layernorm.*", f"{ours}.norm1.*"),
-        Row(f"{theirs}.post_attention_layernorm.*", f"{ours}.norm2.*"),
+        *block(layer, split_heads(config.n_heads), qkv="attention.query_key_value"),
+        *block(layer, o="attention.dense", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
+        *block(layer, norm1="input_layernorm", norm2="post_attention_layernorm"),
         Row("gpt_neox.final_layer_norm.*", "norm.*"),
         Row("embed_out.weight", "head.weight"),
     )
@@ -56,26 +42,22 @@ GPT_NEOX = Family(
     name="gpt_neox",
     architecture="GPTNeoXForCausalLM",
     kind=DecoderConfig,
-    fields={
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "max_len",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "intermediate_size": "d_ff",
+    fields=SIZES
+    | {
+        "hidden_act": activation("gelu"),
+        "layer_norm_eps": eps(LayerNorm, 1e-5),
+        "use_parallel_residual": Field("residual", True, words={True: Parallel(), False: PreNorm()}),
         "hidden_dropout": ("dropout", 0.0),
         "attention_dropout": ("attention_dropout", 0.0),
         "tie_word_embeddings": ("tied", False),
     },
+    rows=_rows,
     read=_read,
     write=_write,
-    rows=_rows,
     harmless=("classifier_dropout", "is_decoder"),
     # The causal mask and the angles, which older versions stored, and the output matrix where it is the embedding.
     ignored=(
-        "gpt_neox.layers.#.attention.bias",
-        "gpt_neox.layers.#.attention.masked_bias",
-        "gpt_neox.layers.#.attention.rotary_emb.inv_freq",
+        *(f"gpt_neox.layers.#.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
         "embed_out.weight",
     ),
     prefix="gpt_neox.",

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.attention import Biases
-from clearhead.interop.families.words import read_rotary, write_rotary
+from clearhead.interop.families.words import SIZES, eps, read_biases, read_rotary, write_rotary
 from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row
+from clearhead.interop.table import Row, block
 from clearhead.layers import RMSNorm, SwiGLU
 from clearhead.models import DecoderConfig
-
-# Keys that Llama and its relatives share with our fields.
-FIELDS: dict[str, str | tuple[str, Any]] = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_len",
-    "hidden_size": "d_model",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "num_key_value_heads": ("n_kv_heads", None),
-    "head_dim": ("d_head", None),
-    "intermediate_size": "d_ff",
-    "attention_dropout": ("attention_dropout", 0.0),
-    "tie_word_embeddings": ("tied", False),
-}
 
 
 def read_blocks(keys: Keys) -> dict[str, Any]:
     """What the blocks of Llama and its relatives have in common."""
-    keys.only("hidden_act", "silu")
-    return {
-        "activation": SwiGLU(),
-        "norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6)),
-        "positions": read_rotary(keys),
-    }
+    keys.expect(hidden_act="silu")
+    return {"activation": SwiGLU(), "positions": read_rotary(keys), "bias": False}
 
 
 def write_blocks(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm.eps,
-        **write_rotary(config.positions),
-    }
+    return {"hidden_act": "silu", **write_rotary(config.positions)}
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    attention, ff = keys("attention_bias", False), keys("mlp_bias", False)
-    return read_blocks(keys) | {"bias": Biases(q=attention, k=attention, v=attention, out=attention, ff=ff)}
+    return read_blocks(keys) | {"bias": read_biases(keys, ff=keys("mlp_bias", False))}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -54,31 +30,35 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def rows(config: DecoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "model.layers.#"
+    layer = "model.layers.#"
     return (
         Row("model.embed_tokens.weight", "embedding.weight"),
-        *(Row(f"{theirs}.self_attn.{name}_proj.*", f"{ours}.attention.{name}_proj.*") for name in "qkvo"),
-        *(Row(f"{theirs}.self_attn.{name}_norm.weight", f"{ours}.attention.{name}_norm.weight") for name in "qk"),
-        *(Row(f"{theirs}.mlp.{name}_proj.*", f"{ours}.feed_forward.{name}.*") for name in ("gate", "up", "down")),
-        Row(f"{theirs}.input_layernorm.weight", f"{ours}.norm1.weight"),
-        Row(f"{theirs}.post_attention_layernorm.weight", f"{ours}.norm2.weight"),
+        *block(layer, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
+        *(Row(f"{layer}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
+        *block(layer, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+        *block(layer, norm1="input_layernorm", norm2="post_attention_layernorm"),
         Row("model.norm.weight", "norm.weight"),
         Row("lm_head.weight", "head.weight"),
     )
 
 
-# Angles that older versions stored, and the output matrix where it is the embedding.
-IGNORED = ("model.layers.#.self_attn.rotary_emb.inv_freq", "lm_head.weight")
-
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
     kind=DecoderConfig,
-    fields=FIELDS,
+    fields=SIZES
+    | {
+        "num_key_value_heads": ("n_kv_heads", None),
+        "head_dim": ("d_head", None),
+        "rms_norm_eps": eps(RMSNorm, 1e-6),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "tie_word_embeddings": ("tied", False),
+    },
+    rows=rows,
     read=_read,
     write=_write,
-    rows=rows,
     harmless=("pretraining_tp",),  # how the same products are cut up
-    ignored=IGNORED,
+    # Angles that older versions stored, and the output matrix where it is the embedding.
+    ignored=("model.layers.#.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
     prefix="model.",
 )

@@ -16,19 +16,18 @@ def read_window(width: int | None) -> Mask:
     return causal() if width is None else causal() & window(width - 1, 0)
 
 
-def write_window(mask: Mask, longest: int) -> int | None:
-    """The width whose mask is this one for a text of the model's longest length; None where it is plain causal."""
-    if mask == causal():
-        return None
-    return int(mask.dense(1, longest, offset=longest - 1).sum())
+def write_window(config: DecoderConfig) -> int | None:
+    """The width whose mask is the model's for a text of its longest length; None where it is plain causal."""
+    longest = config.max_len
+    return None if config.mask == causal() else int(config.mask.dense(1, longest, offset=longest - 1).sum())
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    return read_blocks(keys) | {"bias": False, "mask": read_window(keys("sliding_window", 4096))}
+    return read_blocks(keys) | {"mask": read_window(keys("sliding_window", 4096))}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | {"sliding_window": write_window(config.mask, config.max_len)}
+    return write_blocks(config) | {"sliding_window": write_window(config)}
 
 
 MISTRAL = dataclasses.replace(

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.interop.families.llama import rows
 from clearhead.interop.families.mistral import MISTRAL, read_window
-from clearhead.interop.families.words import read_rotary
+from clearhead.interop.families.words import eps, read_rotary
 from clearhead.interop.family import Keys
 from clearhead.interop.table import Row
 from clearhead.layers import Experts, RMSNorm
@@ -19,7 +19,6 @@ def _read(keys: Keys) -> dict[str, Any]:
         "experts": Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2)),
         "mask": read_window(keys("sliding_window", None)),
         "positions": read_rotary(keys, base=1e6),
-        "norm": RMSNorm(eps=keys("rms_norm_eps", 1e-5)),
     }
 
 
@@ -42,6 +41,7 @@ MIXTRAL = dataclasses.replace(
     MISTRAL,
     name="mixtral",
     architecture="MixtralForCausalLM",
+    fields=MISTRAL.fields | {"rms_norm_eps": eps(RMSNorm, 1e-5)},
     read=_read,
     write=_write,
     rows=_rows,

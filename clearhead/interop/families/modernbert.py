@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.attention import Biases
-from clearhead.interop.families.words import FULL, SLIDING, read_cycle, read_rotary, word_for, write_rotary
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, Split
+from clearhead.interop.families.words import FULL, SIZES, SLIDING, read_biases, read_cycle, read_rotary, write_rotary
+from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.table import SPLIT, Row, block
 from clearhead.layers import GeGLU, LayerNorm, SwiGLU
 from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
@@ -26,11 +25,9 @@ def _read(keys: Keys) -> dict[str, Any]:
     half = keys("local_attention", 128) // 2
     seen = {FULL: full(), SLIDING: window(half, half)}
     cycle = read_cycle(keys, lambda i: SLIDING if i % every else FULL)
-    attention, ff = keys("attention_bias", False), keys("mlp_bias", False)
     return {
-        "activation": keys.word("hidden_activation", _GATES, "gelu"),
         "norm": LayerNorm(eps=keys("norm_eps", 1e-5), bias=keys("norm_bias", False)),
-        "bias": Biases(q=attention, k=attention, v=attention, out=attention, ff=ff),
+        "bias": read_biases(keys, ff=keys("mlp_bias", False)),
         "positions": turns[cycle[0]],
         "embedding_norm": True,
         "first_norm": False,
@@ -46,7 +43,6 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
     angles |= {kind: turns[i % len(turns)] for i, kind in enumerate(kinds)}
     written = {kind: write_rotary(rotary)["rope_parameters"] for kind, rotary in angles.items()}
     return {
-        "hidden_activation": word_for(config.activation, _GATES),
         "norm_eps": config.norm.eps,
         "norm_bias": getattr(config.norm, "bias", False),
         "attention_bias": config.biases.q,
@@ -62,16 +58,12 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 
 
 def _rows(config: EncoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "layers.#"
+    layer = "layers.#"
     return (
         Row("embeddings.tok_embeddings.weight", "embedding.weight"),
         Row("embeddings.norm.*", "embedding_norm.*"),
-        Row(f"{theirs}.attn.Wqkv.*", tuple(f"{ours}.attention.{x}_proj.*" for x in "qkv"), (Split(),)),
-        Row(f"{theirs}.attn.Wo.*", f"{ours}.attention.o_proj.*"),
-        Row(f"{theirs}.attn_norm.*", f"{ours}.norm1.*"),
-        Row(f"{theirs}.mlp.Wi.*", tuple(f"{ours}.feed_forward.{name}.*" for name in ("gate", "up")), (Split(),)),
-        Row(f"{theirs}.mlp.Wo.*", f"{ours}.feed_forward.down.*"),
-        Row(f"{theirs}.mlp_norm.*", f"{ours}.norm2.*"),
+        *block(layer, SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
+        *block(layer, o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
         Row("final_norm.*", "norm.*"),
     )
 
@@ -80,20 +72,16 @@ MODERNBERT = Family(
     name="modernbert",
     architecture="ModernBertModel",
     kind=EncoderConfig,
-    fields={
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "max_len",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "intermediate_size": "d_ff",
+    fields=SIZES
+    | {
+        "hidden_activation": Field("activation", "gelu", words=_GATES),
         "embedding_dropout": ("dropout", 0.0),
         "attention_dropout": ("attention_dropout", 0.0),
         "mlp_dropout": ("feed_forward_dropout", 0.0),
     },
+    rows=_rows,
     read=_read,
     write=_write,
-    rows=_rows,
     # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.
     harmless=(
         *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),

@@ -8,30 +8,24 @@ from typing import Any
 from clearhead.interop.families.llama import read_blocks, rows, write_blocks
 from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
 from clearhead.interop.family import Keys
-from clearhead.interop.table import Row, Split
+from clearhead.interop.table import SPLIT, Row, block
 from clearhead.models import DecoderConfig
 
 
 def _read(keys: Keys) -> dict[str, Any]:
     keys("embd_pdrop", 0.0)  # training only
-    return read_blocks(keys) | {"bias": False, "mask": read_window(keys("sliding_window", None))}
+    return read_blocks(keys) | {"mask": read_window(keys("sliding_window", None))}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     blocks = write_blocks(config)
     # transformers wants the fraction of each head that is turned, also where it is all of it.
     fraction = {"partial_rotary_factor": 1.0, **blocks["rope_parameters"]}
-    return blocks | {"rope_parameters": fraction, "sliding_window": write_window(config.mask, config.max_len)}
+    return blocks | {"rope_parameters": fraction, "sliding_window": write_window(config)}
 
 
 def _rows(config: DecoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#", "model.layers.#"
-    qkv = tuple(f"{ours}.attention.{name}_proj.weight" for name in "qkv")
-    gated = (f"{ours}.feed_forward.gate.weight", f"{ours}.feed_forward.up.weight")
-    fused = (
-        Row(f"{theirs}.self_attn.qkv_proj.weight", qkv, (Split(),)),
-        Row(f"{theirs}.mlp.gate_up_proj.weight", gated, (Split(),)),
-    )
+    fused = block("model.layers.#", SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
     return (*fused, *rows(config))  # the first row that fits counts
 
 

@@ -8,12 +8,11 @@ from typing import Any
 from clearhead.attention import Biases
 from clearhead.interop.families.llama import read_blocks, write_blocks
 from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
-from clearhead.interop.families.words import FULL, SLIDING, read_cycle
+from clearhead.interop.families.words import FULL, SLIDING, read_biases, read_cycle
 from clearhead.interop.family import Keys
+from clearhead.layers import RMSNorm
 from clearhead.masks import causal
 from clearhead.models import DecoderConfig
-
-_QKV = Biases(out=False, ff=False)
 
 
 def _read_mask(keys: Keys) -> dict[str, Any]:
@@ -27,32 +26,27 @@ def _read_mask(keys: Keys) -> dict[str, Any]:
 
 
 def _write_mask(config: DecoderConfig) -> dict[str, Any]:
-    width = write_window(config.mask, config.max_len)
+    width = write_window(config)
     kind = FULL if width is None else SLIDING
     window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
     return window | {"max_window_layers": config.n_layers if width is None else 0}
 
 
 def _read2(keys: Keys) -> dict[str, Any]:
-    return read_blocks(keys) | _read_mask(keys) | {"bias": _QKV}
-
-
-def _read3(keys: Keys) -> dict[str, Any]:
-    blocks = read_blocks(keys)
-    bias = keys("attention_bias", False)
-    return (
-        blocks
-        | _read_mask(keys)
-        | {"qk_norm": blocks["norm"], "bias": Biases(q=bias, k=bias, v=bias, out=bias, ff=False)}
-    )
+    return read_blocks(keys) | _read_mask(keys) | {"bias": Biases(out=False, ff=False)}
 
 
 def _write2(config: DecoderConfig) -> dict[str, Any]:
     return write_blocks(config) | _write_mask(config)
 
 
+def _read3(keys: Keys) -> dict[str, Any]:
+    norms = RMSNorm(eps=keys("rms_norm_eps", 1e-6))
+    return read_blocks(keys) | _read_mask(keys) | {"qk_norm": norms, "bias": read_biases(keys)}
+
+
 def _write3(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | _write_mask(config) | {"attention_bias": config.biases.q}
+    return _write2(config) | {"attention_bias": config.biases.q}
 
 
 QWEN2 = dataclasses.replace(MISTRAL, name="qwen2", architecture="Qwen2ForCausalLM", read=_read2, write=_write2)

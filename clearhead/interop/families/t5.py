@@ -7,9 +7,9 @@ from typing import Any
 from clearhead.attention import Dot
 from clearhead.errors import StorageError
 from clearhead.interop.families.bart import HARMLESS
-from clearhead.interop.families.words import ACTIVATIONS, word_for
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row
+from clearhead.interop.families.words import ACTIVATIONS, eps
+from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.table import Row, block
 from clearhead.layers import GeGLU, RMSNorm, SwiGLU
 from clearhead.models import EncoderDecoderConfig
 from clearhead.positions import RelativeBias
@@ -20,13 +20,11 @@ _BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    keys.only("is_encoder_decoder", True)
+    keys.expect(is_encoder_decoder=True)
     tie = keys("tie_word_embeddings", True)
     scaled = keys("scale_decoder_outputs", tie)  # transformers 5 says it so; before, the ties did
     return {
         "n_decoder_layers": keys("num_decoder_layers", None) or keys("num_layers"),
-        "activation": keys.word("feed_forward_proj", _ACTIVATIONS, "relu"),
-        "norm": RMSNorm(eps=keys("layer_norm_epsilon", 1e-6)),
         "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
         "bias": False,
         "scores": Dot(),
@@ -43,8 +41,6 @@ def _write(config: EncoderDecoderConfig) -> dict[str, Any]:
         raise StorageError(f"positions are {config.positions}; expected RelativeBias")
     return {
         "num_decoder_layers": config.n_decoder_layers,
-        "feed_forward_proj": word_for(config.activation, _ACTIVATIONS),
-        "layer_norm_epsilon": config.norm.eps,
         _BUCKETS: config.positions.n_buckets,
         _DISTANCE: config.positions.max_distance,
         "is_encoder_decoder": True,
@@ -54,25 +50,15 @@ def _write(config: EncoderDecoderConfig) -> dict[str, Any]:
 
 def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
     rows = [Row("shared.weight", "encoder.embedding.weight"), Row("lm_head.weight", "decoder.head.weight")]
-    halves = {
-        "encoder": (("SelfAttention", "attention", "norm1"),),
-        "decoder": (("SelfAttention", "attention", "norm1"), ("EncDecAttention", "cross_attention", "norm_cross")),
-    }
     up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
-    for half, attentions in halves.items():
-        ours, theirs = f"{half}.blocks.#", f"{half}.block.#.layer"
+    attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
+    cross = {f"cross_{x}": f"1.EncDecAttention.{x}" for x in "qkvo"} | {"norm_cross": "1.layer_norm"}
+    for half, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
+        inner = {ours: f"{last}.DenseReluDense.{theirs}" for ours, theirs in (up | {"down": "wo"}).items()}
+        parts = parts | inner | {"norm2": f"{last}.layer_norm"}
         table = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rows += [Row(table, f"{half}.positions.weight"), Row(f"{half}.final_layer_norm.weight", f"{half}.norm.weight")]
-        for i, (attention, our_attention, norm) in enumerate(attentions):
-            rows.append(Row(f"{theirs}.{i}.layer_norm.weight", f"{ours}.{norm}.weight"))
-            rows += [
-                Row(f"{theirs}.{i}.{attention}.{x}.weight", f"{ours}.{our_attention}.{x}_proj.weight") for x in "qkvo"
-            ]
-        last = len(attentions)
-        rows.append(Row(f"{theirs}.{last}.layer_norm.weight", f"{ours}.norm2.weight"))
-        for our_map, their_map in (up | {"down": "wo"}).items():
-            their_map = f"{theirs}.{last}.DenseReluDense.{their_map}.weight"
-            rows.append(Row(their_map, f"{ours}.feed_forward.{our_map}.weight"))
+        rows += block(f"{half}.block.#.layer", ours=f"{half}.blocks.#", **parts)
     return tuple(rows)
 
 
@@ -88,11 +74,13 @@ T5 = Family(
         "d_ff": "d_ff",
         "num_layers": "n_encoder_layers",
         "num_heads": "n_heads",
+        "feed_forward_proj": Field("activation", "relu", words=_ACTIVATIONS),
+        "layer_norm_epsilon": eps(RMSNorm, 1e-6),
         "dropout_rate": ("dropout", 0.1),
     },
+    rows=_rows,
     read=_read,
     write=_write,
-    rows=_rows,
     # dense_act_fn and is_gated_act are feed_forward_proj once more.
     harmless=(*HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
     ignored=(

@@ -11,7 +11,7 @@ from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Fold, Row, Split, Squeeze
+from clearhead.interop.table import SPLIT, SQUEEZE, Row, block, fold
 from clearhead.layers import GELU, LayerNorm
 from clearhead.models import Cls, Mean, VisionConfig
 
@@ -81,17 +81,12 @@ def _write(config: VisionConfig) -> dict[str, Any]:
 
 
 def _rows(config: VisionConfig) -> tuple[Row, ...]:
-    qkv = tuple(f"blocks.#.attention.{name}_proj.*" for name in "qkv")
     return (
-        Row("cls_token", "cls", (Squeeze(),)),
-        Row("pos_embed", "positions.weight", (Squeeze(),)),
-        Row("patch_embed.proj.*", "embedding.projection.*", (Fold(config.n_channels),)),
-        Row("blocks.#.attn.qkv.*", qkv, (Split(),)),
-        Row("blocks.#.attn.proj.*", "blocks.#.attention.o_proj.*"),
-        Row("blocks.#.mlp.fc1.*", "blocks.#.feed_forward.up.*"),
-        Row("blocks.#.mlp.fc2.*", "blocks.#.feed_forward.down.*"),
-        Row("blocks.#.norm1.*", "blocks.#.norm1.*"),
-        Row("blocks.#.norm2.*", "blocks.#.norm2.*"),
+        Row("cls_token", "cls", (SQUEEZE,)),
+        Row("pos_embed", "positions.weight", (SQUEEZE,)),
+        Row("patch_embed.proj.*", "embedding.projection.*", (fold(config.n_channels),)),
+        *block("blocks.#", SPLIT, qkv="attn.qkv"),
+        *block("blocks.#", o="attn.proj", up="mlp.fc1", down="mlp.fc2", norm1="norm1", norm2="norm2"),
         Row("norm.*", "norm.*"),
         Row("head.*", "head.*"),
     )
@@ -102,8 +97,8 @@ TIMM_VIT = Family(
     architecture="VisionTransformer",
     kind=VisionConfig,
     fields={},
+    rows=_rows,
     read=_read,
     write=_write,
-    rows=_rows,
     harmless=("pretrained_cfg",),
 )

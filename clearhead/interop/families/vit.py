@@ -9,9 +9,9 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import ACTIVATIONS, classes, labels, word_for
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Fold, Join, Row, Squeeze
+from clearhead.interop.families.words import activation, classes, eps, labels
+from clearhead.interop.family import Family, Fields, Keys
+from clearhead.interop.table import JOIN, SQUEEZE, Row, block, fold
 from clearhead.layers import LayerNorm
 from clearhead.models import Distilled, VisionConfig
 
@@ -19,42 +19,27 @@ from clearhead.models import Distilled, VisionConfig
 def read(keys: Keys) -> dict[str, Any]:
     """What ViT and its relatives say alike."""
     size = keys("image_size", 224)
-    keys.only("qkv_bias", True)
-    return {
-        "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
-        "n_classes": classes(keys),
-        "activation": keys.word("hidden_act", ACTIVATIONS, "gelu"),
-        "norm": LayerNorm(eps=keys("layer_norm_eps", 1e-12)),
-    }
+    keys.expect(qkv_bias=True)
+    return {"image_size": tuple(size) if isinstance(size, list | tuple) else (size, size), "n_classes": classes(keys)}
 
 
 def write(config: VisionConfig) -> dict[str, Any]:
     height, width = config.image_size
-    return {
-        "image_size": height if height == width else [height, width],
-        **labels(config.n_classes),
-        "hidden_act": word_for(config.activation, ACTIVATIONS),
-        "layer_norm_eps": config.norm.eps,
-        "qkv_bias": True,
-    }
+    size = height if height == width else [height, width]
+    return {"image_size": size, **labels(config.n_classes), "qkv_bias": True}
 
 
 def rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
     """What ViT and its relatives store alike, under the name of the family."""
-    ours, theirs = "blocks.#", f"{name}.encoder.layer.#"
-    fold = (Fold(config.n_channels),)
-    inner = {"q": "query", "k": "key", "v": "value"}
+    layer = f"{name}.encoder.layer.#"
     return (
-        Row(f"{name}.embeddings.position_embeddings", "positions.weight", (Squeeze(),)),
-        Row(f"{name}.embeddings.patch_embeddings.projection.*", "embedding.projection.*", fold),
-        *(Row(f"{theirs}.attention.attention.{inner[x]}.*", f"{ours}.attention.{x}_proj.*") for x in inner),
-        Row(f"{theirs}.attention.output.dense.*", f"{ours}.attention.o_proj.*"),
-        Row(f"{theirs}.intermediate.dense.*", f"{ours}.feed_forward.up.*"),
-        Row(f"{theirs}.output.dense.*", f"{ours}.feed_forward.down.*"),
-        Row(f"{theirs}.layernorm_before.*", f"{ours}.norm1.*"),
-        Row(f"{theirs}.layernorm_after.*", f"{ours}.norm2.*"),
+        Row(f"{name}.embeddings.position_embeddings", "positions.weight", (SQUEEZE,)),
+        Row(f"{name}.embeddings.patch_embeddings.projection.*", "embedding.projection.*", (fold(config.n_channels),)),
+        *block(layer, q="attention.attention.query", k="attention.attention.key", v="attention.attention.value"),
+        *block(layer, o="attention.output.dense", up="intermediate.dense", down="output.dense"),
+        *block(layer, norm1="layernorm_before", norm2="layernorm_after"),
         Row(f"{name}.layernorm.*", "norm.*"),
-        Row(f"{name}.embeddings.cls_token", "cls", (Squeeze(),)),
+        Row(f"{name}.embeddings.cls_token", "cls", (SQUEEZE,)),
         Row("classifier.*", "head.*"),
     )
 
@@ -62,15 +47,16 @@ def rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
 def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
     tokens = ("deit.embeddings.cls_token", "deit.embeddings.distillation_token")
     heads = (Row("cls_classifier.*", "head.*"), Row("distillation_classifier.*", "teacher_head.*"))
-    return (Row(tokens, "cls", (Squeeze(), Join())), *heads, *rows(config, "deit"))
+    return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *rows(config, "deit"))
 
 
-FIELDS: dict[str, str | tuple[str, Any]] = {
+FIELDS: Fields = {
     "patch_size": ("patch_size", 16),
     "num_channels": ("n_channels", 3),
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
+    "layer_norm_eps": eps(LayerNorm, 1e-12),
     "hidden_dropout_prob": ("dropout", 0.0),
     "attention_probs_dropout_prob": ("attention_dropout", 0.0),
 }
@@ -79,10 +65,10 @@ VIT = Family(
     name="vit",
     architecture="ViTForImageClassification",
     kind=VisionConfig,
-    fields=FIELDS | {"intermediate_size": "d_ff"},
+    fields=FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
+    rows=partial(rows, name="vit"),
     read=read,
     write=write,
-    rows=partial(rows, name="vit"),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",

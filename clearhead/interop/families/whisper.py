@@ -10,8 +10,7 @@ from torch import Tensor
 
 from clearhead.attention.config import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.families.bart import BART, HARMLESS, rows, write
-from clearhead.interop.families.words import ACTIVATIONS
+from clearhead.interop.families.bart import BART, HARMLESS, read_halves, rows, write
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PreNorm
@@ -22,16 +21,12 @@ _SLOWEST = 10_000  # the last wave is so many times as long as the first
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    keys.only("is_encoder_decoder", True)
-    keys.only("tie_word_embeddings", True)
-    keys.only("scale_embedding", False)
-    keys.only("decoder_ffn_dim", keys("encoder_ffn_dim"))
-    keys.only("decoder_attention_heads", keys("encoder_attention_heads"))
+    read_halves(keys)
+    keys.expect(scale_embedding=False)
     waves = keys("d_model") // 2
     if waves < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
     return {
-        "activation": keys.word("activation_function", ACTIVATIONS, "gelu"),
         "norm": LayerNorm(eps=1e-5),
         "residual": PreNorm(),
         "bias": Biases(k=False),
@@ -71,13 +66,12 @@ WHISPER = Family(
         "max_target_positions": "max_len",
         "dropout": ("dropout", 0.0),
     },
+    rows=_rows,
     read=_read,
     write=lambda config: write(config) | {"max_source_positions": config.encoder.max_len},
-    rows=_rows,
     # How to search and train, and words of other heads.
     harmless=(
-        *HARMLESS,
-        *("apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
+        *(*HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
         *("suppress_tokens", "begin_suppress_tokens"),
     ),
     ignored=("proj_out.weight",),

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from clearhead.attention import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.family import Keys
+from clearhead.interop.family import Field, Fields, Keys
 from clearhead.layers import GELU, ReLU, SiLU
 from clearhead.positions import Linear, Llama3, Positions, Rotary, Stretch, Yarn
 
-# Several words may mean one thing; the first is the one that is written.
+# The sizes of a model of text, by the words of most families.
+SIZES: Fields = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_len",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "d_ff",
+}
 ACTIVATIONS = {
     "gelu_new": GELU(tanh=True),
     "gelu_pytorch_tanh": GELU(tanh=True),
@@ -21,6 +30,22 @@ ACTIVATIONS = {
     "swish": SiLU(),
     "quick_gelu": SiLU(slope=1.702),
 }
+
+
+def activation(default: str) -> Field:
+    """The activation, by its word; `default` is the word that is meant where there is none."""
+    return Field("activation", default, words=ACTIVATIONS)
+
+
+def eps(norm: Callable[..., Any], default: float) -> Field:
+    """The norms, by the small number in them."""
+    return Field("norm", default, norm=norm)
+
+
+def read_biases(keys: Keys, *, ff: bool = False, default: bool = False) -> Biases:
+    """Biases of all four maps of attention, or of none; those of the feed-forward are said elsewhere."""
+    attention = keys("attention_bias", default)
+    return Biases(q=attention, k=attention, v=attention, out=attention, ff=ff)
 
 
 def classes(keys: Keys) -> int:
@@ -34,26 +59,11 @@ def labels(n: int) -> dict[str, Any]:
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-def word_for(choice: object, words: Mapping[str, Any]) -> str:
-    """The word that stands for a choice of ours."""
-    for word, meaning in words.items():
-        if meaning == choice:
-            return word
-    raise StorageError(f"there is no word for {choice} in a transformers configuration")
-
-
 # What older versions of transformers wrote into every part of a configuration, for generation and other models.
 OLD = (
     *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
-    *(
-        "cross_attention_hidden_size",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "early_stopping",
-        "encoder_no_repeat_*",
-    ),
-    *("exponential_decay_length_penalty", "finetuning_task", "forced_*", "is_encoder_decoder"),
+    *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping"),
+    *("encoder_no_repeat_*", "exponential_decay_length_penalty", "finetuning_task", "forced_*", "is_encoder_decoder"),
     *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_return_sequences"),
     *("output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
     *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "tf_legacy_loss", "tie_*"),
@@ -76,27 +86,11 @@ def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
 
 
 # The keys of each way to stretch rotary angles, and our fields for them.
+_SCALED = {"factor": "factor", "original_max_position_embeddings": "trained_len"}
 _STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
     "linear": (Linear, {"factor": "factor"}),
-    "llama3": (
-        Llama3,
-        {
-            "factor": "factor",
-            "low_freq_factor": "low",
-            "high_freq_factor": "high",
-            "original_max_position_embeddings": "trained_len",
-        },
-    ),
-    "yarn": (
-        Yarn,
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "trained_len",
-            "beta_fast": "fast",
-            "beta_slow": "slow",
-            "attention_factor": "lengthened",
-        },
-    ),
+    "llama3": (Llama3, _SCALED | {"low_freq_factor": "low", "high_freq_factor": "high"}),
+    "yarn": (Yarn, _SCALED | {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "lengthened"}),
 }
 
 
