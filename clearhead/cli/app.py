@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from clearhead._version import __version__
+from clearhead.cli.options import option
 
 app = typer.Typer(
     name="clearhead",
@@ -66,7 +67,7 @@ def _version(wanted: bool) -> bool:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool, option("Print the version and stop.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Transformers with nothing hidden: the textbook, the laboratory and the engine."""

@@ -8,8 +8,8 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, inputs_of, named
-from clearhead.cli.output import A_MODEL, Json, console, say, show_json, table
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import A_FACTORY, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.output import console, say, show_json, table
 
 if TYPE_CHECKING:
     from clearhead.checks import Report
@@ -17,22 +17,18 @@ if TYPE_CHECKING:
 
 @app.command()
 def check(
-    model: Annotated[
-        str,
-        typer.Argument(help=f"{A_MODEL} Or package.module:factory, which is imported and called."),
-    ],
-    only: Annotated[list[str] | None, typer.Option(help="Test only this property; may be given again.")] = None,
+    model: Annotated[str, argument(A_FACTORY)],
+    only: Annotated[list[str] | None, option("Test only this property; may be given again.")] = None,
     ids: MaybeIds = None,
     embeddings: MaybeEmbeddings = None,
     values: MaybeValues = None,
     causal: Annotated[
-        bool | None,
-        typer.Option("--causal/--not-causal", help="Whether it must not look ahead, as a language model, or may."),
+        bool | None, option("Whether it must not look ahead, as a language model, or may.", "--causal/--not-causal")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of the inputs that are tried.")] = 0,
-    length: Annotated[int, typer.Option(help="Tokens in an input.", min=1)] = 11,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    seed: Annotated[int, option("The seed of the inputs that are tried.")] = 0,
+    length: Annotated[int, option("Tokens in an input.", min=1)] = 11,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Test a model for future leaks, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
@@ -71,16 +67,11 @@ def _show(model: str, report: Report) -> None:
         if f.verdict is not Verdict.NOT_APPLICABLE
     ]
     console.print(
-        table(
-            ("property", "verdict", "largest difference", "rounding explains"),
-            rows,
-            title=f"{model}: {report.name}",
-        )
+        table(("property", "verdict", "largest difference", "rounding explains"), rows, title=f"{model}: {report.name}")
     )
     for finding in report:
         if finding.verdict is Verdict.NOT_APPLICABLE:
-            line = f"not applicable: {finding.property}: {finding.cause}"
-            say(line, style="dim")
+            say(f"not applicable: {finding.property}: {finding.cause}", style="dim")
     for finding in report.failures:
         say(f"\n{finding}")
     for finding in report.undecided:

@@ -10,7 +10,8 @@ import typer
 from rich.text import Text
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, say, show_json, show_picture, table, writing
+from clearhead.cli.options import Json, argument, option
+from clearhead.cli.output import console, say, show_json, show_picture, table, tell, writing
 
 if TYPE_CHECKING:
     from clearhead.claims import Claim, Outcome
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 claims = typer.Typer(help="Statements of courses and exams about attention, each tried by code, with a verdict.")
 app.add_typer(claims, name="claims")
 
-Seed = Annotated[int, typer.Option(help="Where chance begins; the same seed gives the same outcome.", min=0)]
+Seed = Annotated[int, option("Where chance begins; the same seed gives the same outcome.", min=0)]
 
 _COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red", "misprint": "magenta"}
 
@@ -34,7 +35,7 @@ def overview(context: typer.Context) -> None:
 
 @claims.command()
 def run(
-    ids: Annotated[list[str] | None, typer.Argument(help="Which claims; all if none is named.", metavar="ID")] = None,
+    ids: Annotated[list[str] | None, argument("Which claims; all if none is named.", metavar="ID")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -48,9 +49,9 @@ def run(
 
 @claims.command()
 def show(
-    id: Annotated[str, typer.Argument(help="The claim.", metavar="ID")],
+    id: Annotated[str, argument("The claim.", metavar="ID")],
     seed: Seed = 0,
-    svg: Annotated[Path | None, typer.Option(help="Also write its drawing to this SVG file.")] = None,
+    svg: Annotated[Path | None, option("Also write its drawing to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
     """One claim: the statement, how it was tried, the evidence and its drawing."""
@@ -63,25 +64,24 @@ def show(
         with writing(svg):
             svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
-        show_json(o.to_dict())
-        return
+        return show_json(o.to_dict())
     _print_one(o)
 
 
 @claims.command()
-def report(out: Annotated[Path, typer.Argument(help="The HTML file to write.")], seed: Seed = 0) -> None:
+def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed = 0) -> None:
     """Write all claims as one HTML page that needs no network."""
     from clearhead.claims import report as page
 
     with writing(out):
         outcomes = _run([], seed)
         out.write_text(page(outcomes, seed), encoding="utf-8")
-    console.print(f"{len(outcomes)} claims written to {out}", markup=False, soft_wrap=True)
+    tell(f"{len(outcomes)} claims written to {out}")
 
 
 @claims.command()
 def coverage(
-    document: Annotated[str | None, typer.Argument(help="One document, 000 to 004; all if none is named.")] = None,
+    document: Annotated[str | None, argument("One document, 000 to 004; all if none is named.")] = None,
     json: Json = False,
 ) -> None:
     """What the documents assert, sentence by sentence, and how much of it is tried."""
@@ -94,12 +94,10 @@ def coverage(
     lists = [ledger_of(document)] if document else every()
     if json:
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
-        show_json({"documents": [one.to_dict() for one in lists]} | detail)
-        return
+        return show_json({"documents": [one.to_dict() for one in lists]} | detail)
     for a in lists[0].assertions if document else ():
-        told = ", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})"
         say(f"{a.place}. {a.says}")
-        say(told, indent=2)
+        say(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
     found = [one.to_dict() for one in lists]
     names = [name for name in found[0] if name not in ("document", "source", "share")]
     rows = [[name, *(d[name] for d in found), sum(d[name] for d in found)] for name in names]
@@ -113,8 +111,8 @@ def coverage(
 
 @claims.command()
 def quiz(
-    n: Annotated[int, typer.Option("-n", "--questions", help="How many statements.", min=1)] = 10,
-    document: Annotated[str | None, typer.Option("--from", help="From one document only, 000 to 004.")] = None,
+    n: Annotated[int, option("How many statements.", "-n", "--questions", min=1)] = 10,
+    document: Annotated[str | None, option("From one document only, 000 to 004.", "--from")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -165,11 +163,9 @@ def _run(ids: list[str], seed: int) -> list[Outcome]:
 
     from clearhead.claims import find
 
-    chosen: list[Claim] = find(ids)
     errors = Console(stderr=True)  # progress is not part of the answer
-    return [
-        c.run(seed) for c in track(chosen, "trying", console=errors, transient=True, disable=not errors.is_terminal)
-    ]
+    chosen = track(find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
+    return [claim.run(seed) for claim in chosen]
 
 
 def _print_tables(outcomes: list[Outcome]) -> None:

@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
-from clearhead.cli.where import FLOAT32, Dtype, dtype_of
+from clearhead.cli.options import A_MODEL, Dtype, Json, argument, device_here, dtype_of, option
+from clearhead.cli.output import answer, console, show_json, show_picture
+from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from clearhead.costs import Cost, Machine
@@ -22,46 +21,37 @@ _DEFAULTS = (False, 1, "float32", False, "auto", False) + (None,) * 8
 @app.command()
 def cost(
     model: Annotated[
-        str | None,
-        typer.Argument(help=f"A preset (gpt2). {A_MODEL} Or a TOML file, or package.module:factory."),
+        str | None, argument(f"A preset (gpt2). {A_MODEL} Or a TOML file, or package.module:factory.")
     ] = None,
-    d_model: Annotated[int | None, typer.Option(help="Instead of a model: one attention layer of this width.")] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Its heads.")] = None,
-    n_kv_heads: Annotated[int | None, typer.Option(help="Its key/value heads, if fewer.")] = None,
-    d_head: Annotated[int | None, typer.Option(help="Its heads' width, if not d_model / n_heads.")] = None,
-    bias: Annotated[bool, typer.Option("--bias/--no-bias", help="Whether its projections have biases.")] = False,
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", "-n", help="Length of the sequence (of the target).")
-    ] = None,
-    source: Annotated[int | None, typer.Option(help="Length of the source, if not the same.")] = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time (on each GPU).")] = 1,
-    dtype: Dtype = FLOAT32,
-    train: Annotated[
-        bool, typer.Option("--train", help="A training step with AdamW instead of a forward pass.")
-    ] = False,
+    d_model: Annotated[int | None, option("Instead of a model: one attention layer of this width.")] = None,
+    n_heads: Annotated[int | None, option("Its heads.")] = None,
+    n_kv_heads: Annotated[int | None, option("Its key/value heads, if fewer.")] = None,
+    d_head: Annotated[int | None, option("Its heads' width, if not d_model / n_heads.")] = None,
+    bias: Annotated[bool, option("Whether its projections have biases.", "--bias/--no-bias")] = False,
+    tokens: Annotated[int | None, option("Length of the sequence (of the target).", "--tokens", "-n")] = None,
+    source: Annotated[int | None, option("Length of the source, if not the same.")] = None,
+    batch: Annotated[int, option("Sequences at a time (on each GPU).", "--batch", "-b")] = 1,
+    dtype: Dtype = "float32",
+    train: Annotated[bool, option("A training step with AdamW instead of a forward pass.", "--train")] = False,
     recompute: Annotated[
-        str | None, typer.Option(help="blocks: keep each block's input alone, and run it again on the way back.")
+        str | None, option("blocks: keep each block's input alone, and run it again on the way back.")
     ] = None,
-    mask: Annotated[str | None, typer.Option(help="A mask, such as 'causal() & window(256, 0)'.")] = None,
-    impl: Annotated[str, typer.Option(help="How attention is computed: auto, fused, gathered or reference.")] = "auto",
+    mask: Annotated[str | None, option("A mask, such as 'causal() & window(256, 0)'.")] = None,
+    impl: Annotated[str, option("How attention is computed: auto, fused, gathered or reference.")] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="cuda, cpu, or a machine whose time is wanted: h200, or a --machine-out file.")
+        str | None, option("cuda, cpu, or a machine whose time is wanted: h200, or a --machine-out file.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs share a training step.")] = None,
-    parallel: Annotated[str | None, typer.Option(help="How they share it: ddp or fsdp.")] = None,
-    link: Annotated[str | None, typer.Option(help="What each can send, such as 450GB/s; for the time.")] = None,
+    gpus: Annotated[int | None, option("How many GPUs share a training step.")] = None,
+    parallel: Annotated[str | None, option("How they share it: ddp or fsdp.")] = None,
+    link: Annotated[str | None, option("What each can send, such as 450GB/s; for the time.")] = None,
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure", help="Run it here too, and show the ratio; without a model: all that the project answers for."
-        ),
+        option("Run it here too, and show the ratio; without a model: all that the project answers for.", "--measure"),
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Without a model: the results file; written after every row.")
-    ] = None,
-    machine_out: Annotated[Path | None, typer.Option(help="Measure this machine and store its description.")] = None,
-    fit: Annotated[str | None, typer.Option(help="Largest batch and length that fit, in 24GiB say.")] = None,
-    formulas: Annotated[bool, typer.Option("--formulas", help="Show the formulas beside the numbers.")] = False,
+    out: Annotated[Path | None, option("Without a model: the results file; written after every row.")] = None,
+    machine_out: Annotated[Path | None, option("Measure this machine and store its description.")] = None,
+    fit: Annotated[str | None, option("Largest batch and length that fit, in 24GiB say.")] = None,
+    formulas: Annotated[bool, option("Show the formulas beside the numbers.", "--formulas")] = False,
     json: Json = False,
 ) -> None:
     """Parameters, operations, bytes, memory and kernels of any module, before anything is computed.
@@ -70,25 +60,21 @@ def cost(
     """
     from clearhead.cli import cost_text as text
     from clearhead.costs import cost as predict
-    from clearhead.errors import ConfigError
 
     alone = model is None and d_model is None and n_heads is None and tokens is None
     if machine_out is not None:
         if not alone or measure:
             raise ConfigError("--machine-out measures this machine and nothing else; leave the model and --measure out")
-        _measure_machine(device, machine_out, json)
-        return
-    everything = measure and alone
-    if out is not None and not everything:
+        return _measure_machine(device, machine_out, json)
+    if out is not None and not (measure and alone):
         raise ConfigError("--out is for --measure without a model and sizes, which measures every model")
-    if everything:
+    if measure and alone:
         others = (n_kv_heads, d_head, source, mask, fit, recompute, gpus, parallel)
         if (bias, batch, dtype, train, impl, formulas, *others) != _DEFAULTS:
             raise ConfigError(
                 "--measure without a model has its own sizes, dtypes, modes; give a model, or only --device and --out"
             )
-        _measure_everything(device, out, json)
-        return
+        return _measure_everything(device, out, json)
     if source is not None and tokens is None:
         raise ConfigError("--source is the length of what is read; give --tokens, that of what is written, too")
     subject = _subject(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
@@ -105,8 +91,7 @@ def cost(
     if measure:
         document["measure"] = _measure(subject, found, length, batch, how)
     if json:
-        show_json(document)
-        return
+        return show_json(document)
     text.show(found, model or "one attention layer", formulas, is_layer=model is None)
     shows = {"time": text.show_time, "share": text.show_share, "fit": text.show_fit, "measure": text.show_measured}
     for key, show in shows.items():
@@ -117,7 +102,6 @@ def cost(
 def _subject(model: str | None, d_model: int | None, n_heads: int | None, others: dict[str, Any]) -> Any:
     """A model's name, or one attention layer by its sizes."""
     from clearhead.costs import AttentionSizes
-    from clearhead.errors import ConfigError
 
     if model is not None:
         if d_model is not None or n_heads is not None or any(others.values()):
@@ -134,7 +118,6 @@ def _named(name: str) -> Any:
 
     from clearhead import interop, pretrained
     from clearhead.costs import preset
-    from clearhead.errors import ConfigError
     from clearhead.models import Config
 
     path = Path(name) if name not in pretrained.names() else pretrained.BOX / name
@@ -184,48 +167,22 @@ def _how(
         "training": train,
         "mask": None if mask is None else masks.parse(mask),
         "impl": impl,
-        "device": _device(device, measure=measure) if machine is None else machine.device,
+        # Predictions are for a GPU unless said otherwise; what is measured is measured here.
+        "device": machine.device if machine else device_here(device) if measure else device or "cuda",
     }
     return how, machine
 
 
-def _device(device: str | None, *, measure: bool) -> str:
-    """Predictions are for a GPU unless said otherwise; what is measured is measured here."""
-    import torch
-
-    from clearhead.errors import ConfigError
-
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    device = (here if measure else "cuda") if device is None else device
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {device!r}; expected cpu or cuda, where something is measured")
-    if measure and device == "cuda" and here == "cpu":
-        raise ConfigError(
-            "--measure on cuda needs a GPU, and there is none here; leave --device out to measure the CPU"
-        )
-    return device
-
-
 def _time(found: Cost, machine: Machine) -> dict[str, Any]:
-    took = found.time(machine)
-    parts = [
-        {"part": name, "seconds": seconds, "ceiling": ceiling}
-        for name, (seconds, ceiling) in found.ceilings(machine).items()
-    ]
-    return {
-        "machine": machine.name,
-        "seconds": took.seconds,
-        "limit": took.limit,
-        "waiting": took.waiting,
-        "parts": parts,
-    }
+    took, parts = found.time(machine), found.ceilings(machine).items()
+    told = {"machine": machine.name, "seconds": took.seconds, "limit": took.limit, "waiting": took.waiting}
+    return told | {"parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts]}
 
 
 def _share(
     found: Cost, gpus: int | None, parallel: str | None, link: str | None, machine: Machine | None
 ) -> dict[str, Any]:
     from clearhead.costs.parallel import link_of, share
-    from clearhead.errors import ConfigError
 
     if gpus is None or parallel is None:
         raise ConfigError("--gpus and --parallel go together, such as --gpus 64 --parallel fsdp")
@@ -238,14 +195,8 @@ def _fit(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]
     from clearhead.costs.fit import bytes_of, fit
 
     found = fit(subject, bytes_of(budget), tokens=tokens, batch=batch, **how)
-    return {
-        "budget": found.budget,
-        "tokens": tokens,
-        "largest_batch": found.batch,
-        "batch": batch,
-        "longest": found.tokens,
-        "longest_is_models": found.at_end,
-    }
+    batches = {"budget": found.budget, "tokens": tokens, "largest_batch": found.batch, "batch": batch}
+    return batches | {"longest": found.tokens, "longest_is_models": found.at_end}
 
 
 def _measure(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
@@ -262,13 +213,10 @@ def _measure_machine(device: str | None, path: Path, json: bool) -> None:
 
     from clearhead.bench.machine import machine_here
 
-    where = _device(device, measure=True)
+    where = device_here(device)
     machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
     machine.write(path)
-    if json:
-        show_json(machine.to_dict())
-    else:
-        console.print(f"{machine.name}: written to {path}; predict for it with --device {path}", markup=False)
+    answer(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")
 
 
 def _measure_everything(device: str | None, out: Path | None, json: bool) -> None:
@@ -278,7 +226,7 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     from clearhead.bench.cost import FOREIGN, cases, document_of, line, missing, worst, write
     from clearhead.bench.machine import machine_here
 
-    where = _device(device, measure=True)
+    where = device_here(device)
     which = cases("full" if where == "cuda" else "small")
     if not json:
         console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
@@ -293,9 +241,6 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
             write(document, out)
 
     document = document_of(which, machine, on_row=keep)
-    if json:
-        show_json(document)
-        return
     off = worst(document)
     last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
-    console.print(last + ("" if out is None else f"; written to {out}"), markup=False, soft_wrap=True)
+    answer(json, document, last + ("" if out is None else f"; written to {out}"))

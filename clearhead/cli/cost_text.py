@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.cli.output import console, fits, say, table
-
-if TYPE_CHECKING:
-    from clearhead.costs import Cost
-    from clearhead.costs.result import Part
+from clearhead.costs import Cost
+from clearhead.costs.formulas import Amount
+from clearhead.costs.result import Part, readable_bytes, readable_count
 
 
 def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
-    from clearhead.costs.result import readable_bytes, readable_count
-
     sizes = ", ".join(f"{letter}={value:,}" for letter, value in found.sizes.items())
     what = "training step" if found.training else "forward pass"
     dtype = str(found.dtype).removeprefix("torch.")
@@ -57,8 +54,6 @@ def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
 
 def _products(found: Cost) -> list[Part]:
     """The parts of one attention layer, with its two products apart, as the equation has them."""
-    from clearhead.costs.formulas import Amount
-
     here, none, rows = {look.path for look in found.log.looks}, Amount(0), []
     for part in found.parts:
         if part.name in here and part.forward:
@@ -93,17 +88,12 @@ def _columns(found: Cost, formulas: bool) -> list[str]:
 
 
 def _cells(part: Part, found: Cost, formulas: bool, count: Callable[[int], str]) -> list[str]:
-    from clearhead.costs.result import readable_bytes
-
     def told(n: int, how: Callable[[int], str]) -> str:
         return how(n) if n else ""
 
     share = part.forward.value / max(1, found.forward.value)
-    cells = [
-        told(part.parameters.value, count),
-        told(part.forward.value, count),
-        f"{100 * share:.1f} %" if share else "",
-    ]
+    counts = [told(amount.value, count) for amount in (part.parameters, part.forward)]
+    cells = [*counts, f"{100 * share:.1f} %" if share else ""]
     if found.training:
         cells += [told(part.backward.value, count), told(part.kept.value, readable_bytes)]
     cells.append(told(part.traffic.value, readable_bytes))
@@ -132,13 +122,11 @@ def _show_attention(found: Cost) -> None:
 def show_time(found: dict[str, Any]) -> None:
     console.print()
     whole = found["seconds"]
-    parts = {part["part"]: part for part in found["parts"]}
-    rows = []
-    for label, path in tree(parts):
-        took = parts.get(path, {"seconds": 0.0, "ceiling": ""})
-        seconds = took["seconds"]
-        told = (f"{1e3 * seconds:.3f} ms", f"{100 * seconds / whole:.1f} %") if path in parts else ("", "")
-        rows.append((label, *told, took["ceiling"]))
+    parts = {
+        part["part"]: (f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / whole:.1f} %", part["ceiling"])
+        for part in found["parts"]
+    }
+    rows = [(label, *parts.get(path, ("", "", ""))) for label, path in tree(parts)]
     rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["limit"]))
     console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
     if found["waiting"]:
@@ -146,8 +134,6 @@ def show_time(found: dict[str, Any]) -> None:
 
 
 def show_share(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
     console.print()
     kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
     rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
@@ -161,8 +147,6 @@ def show_share(found: dict[str, Any]) -> None:
 
 
 def show_fit(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
     console.print()
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
     say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
@@ -172,8 +156,6 @@ def show_fit(found: dict[str, Any]) -> None:
 
 
 def show_measured(found: dict[str, Any]) -> None:
-    from clearhead.costs.result import readable_bytes
-
     sides = (found["predicted"], found["measured"])
     peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
     times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]

@@ -12,7 +12,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json
+from clearhead.cli.options import Json, argument, option
+from clearhead.cli.output import answer, console, progress, show_json
 
 if TYPE_CHECKING:
     from clearhead.data import DataSet
@@ -48,106 +49,62 @@ def known_sets(context: typer.Context, json: Json = False) -> None:
 
 @data.command("fetch")
 def fetch_set(
-    name: Annotated[str, typer.Argument(help="The data set (`clearhead data NAME` does the same).")],
-    out: Annotated[Path, typer.Option(help="The folder to put it in.")] = Path("data"),
+    name: Annotated[str, argument("The data set (`clearhead data NAME` does the same).")],
+    out: Annotated[Path, option("The folder to put it in.")] = Path("data"),
     json: Json = False,
 ) -> None:
     """Fetch a data set, where there is a network.
 
     A fetch goes on where it broke off, is checked, and appears under its name only when it is whole.
     """
+    from rich.progress import DownloadColumn
+
     from clearhead.data import fetch, find
 
     item = find(name)
-    from rich.progress import DownloadColumn, Progress
-
-    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console, disable=json) as bars:
-        bar = bars.add_task(item.name, total=None)
-        paths = fetch(item, out, progress=lambda done, total: bars.update(bar, completed=done, total=total))
-    if json:
-        show_json({"name": item.name, "paths": [str(path) for path in paths]})
-        return
-    for path in paths:
-        console.print(f"{item.name}: {path}", markup=False, soft_wrap=True)
+    with progress(item.name, DownloadColumn(), hidden=json, transient=False) as told:
+        paths = [str(path) for path in fetch(item, out, progress=told)]
+    answer(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))
 
 
 @data.command("tokenize")
 def tokenize_files(
-    files: Annotated[list[Path], typer.Argument(help="Text files in UTF-8, or .jsonl with a text in each line.")],
-    tokenizer: Annotated[Path, typer.Option(help="Its folder, or tokenizer.json (see `train-tokenizer`).")],
-    out: Annotated[Path, typer.Option(help="The folder for the shards.")],
-    separator: Annotated[
-        str | None, typer.Option(help="Lines that are this part documents; without it, a file is one.")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="By default as many as there are processors.", min=1)] = None,
+    files: Annotated[list[Path], argument("Text files in UTF-8, or .jsonl with a text in each line.")],
+    tokenizer: Annotated[Path, option("Its folder, or tokenizer.json (see `train-tokenizer`).")],
+    out: Annotated[Path, option("The folder for the shards.")],
+    separator: Annotated[str | None, option("Lines that are this part documents; without it, a file is one.")] = None,
+    processes: Annotated[int | None, option("By default as many as there are processors.", min=1)] = None,
     json: Json = False,
 ) -> None:
     """Tokenize text once, for `clearhead train text --data SHARDS`; what was interrupted goes on where it stopped."""
-    from rich.progress import Progress
-
     from clearhead.data import load_tokenizer, tokenize
 
-    with Progress(console=console, disable=json) as bars:
-        bar = bars.add_task("tokenizing", total=None)
-        shards = tokenize(
-            files,
-            load_tokenizer(tokenizer),
-            out,
-            separator=separator,
-            processes=processes,
-            progress=lambda done, total: bars.update(bar, completed=done, total=total),
-        )
-    if json:
-        show_json(
-            {
-                "folder": str(out),
-                "tokens": len(shards),
-                "documents": shards.n_documents,
-                "shards": len(shards.names),
-                "dtype": shards.dtype,
-            }
-        )
-        return
-    console.print(
-        f"{len(shards):,} tokens of {shards.n_documents:,} documents in {len(shards.names):,} shards: {out}",
-        markup=False,
-        soft_wrap=True,
-    )
+    with progress("tokenizing", hidden=json, transient=False) as told:
+        how: dict[str, Any] = {"separator": separator, "processes": processes, "progress": told}
+        shards = tokenize(files, load_tokenizer(tokenizer), out, **how)
+    counts = {"tokens": len(shards), "documents": shards.n_documents, "shards": len(shards.names)}
+    shown = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
+    answer(json, {"folder": str(out), **counts, "dtype": shards.dtype}, shown)
 
 
 def _list(known: Iterable[DataSet], json: bool) -> None:
     if json:
-        show_json(
-            [
-                {
-                    "name": item.name,
-                    "about": item.description,
-                    "licence": item.licence,
-                    "bytes": item.size,
-                    "checked by": item.verified,
-                    "from": item.origin,
-                }
-                for item in known
-            ]
-        )
-        return
+        names = {"name": "name", "about": "description", "licence": "licence", "bytes": "size"}
+        names |= {"checked by": "verified", "from": "origin"}
+        return show_json([{key: getattr(item, name) for key, name in names.items()} for item in known])
     for item in known:
-        console.print(f"[bold]{item.name}[/bold]  {item.task}, {_size(item)}{item.licence}")
+        size = f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""  # to download, where that is known
+        console.print(f"[bold]{item.name}[/bold]  {item.task}, {size}{item.licence}")
         source = f"from {item.origin}; checked by {item.verified}" if item.remotes else item.origin
         for text in (item.description, source):
             console.print(Padding(Text(text), (0, 0, 0, 2)))
 
 
-def _size(item: DataSet) -> str:
-    """How much there is to download, where that is known."""
-    return f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""
-
-
 @app.command("train-tokenizer")
 def train_tokenizer(
-    files: Annotated[list[Path], typer.Argument(help="Text files in UTF-8.")],
-    out: Annotated[Path, typer.Option(help="The folder for tokenizer.json.")],
-    vocab_size: Annotated[int, typer.Option(help="How many tokens.", min=260)] = 8000,
+    files: Annotated[list[Path], argument("Text files in UTF-8.")],
+    out: Annotated[Path, option("The folder for tokenizer.json.")],
+    vocab_size: Annotated[int, option("How many tokens.", min=260)] = 8000,
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text files and store it as tokenizer.json."""
@@ -155,7 +112,5 @@ def train_tokenizer(
 
     tokenizer = train_bpe(files, vocab_size)
     path = tokenizer.save(out)
-    if json:
-        show_json({"path": str(path), "vocab_size": tokenizer.vocab_size})
-        return
-    console.print(f"{tokenizer.vocab_size:,} tokens in {path}", markup=False, soft_wrap=True)
+    size = tokenizer.vocab_size
+    answer(json, {"path": str(path), "vocab_size": size}, f"{size:,} tokens in {path}")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
+from clearhead.cli.options import argument
 from clearhead.cli.output import console, show_picture, table
 
 SENTENCES = ("Hello world", "Where is the library?", "I have two cats and a dog.")
 
 
 @app.command(hidden=True)
-def demo(
-    text: Annotated[list[str] | None, typer.Argument(help="Sentences to translate after Hello world.")] = None,
-) -> None:
+def demo(text: Annotated[list[str] | None, argument("Sentences to translate after Hello world.")] = None) -> None:
     """Draw and count a mask, then translate "Hello world" and two more sentences and show who looks at whom."""
     from clearhead import masks, pretrained
     from clearhead.cli.translate import cross_attention

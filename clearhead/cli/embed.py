@@ -6,26 +6,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, Json, console, show_json, table, writing
+from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.output import answer, table, writing
 from clearhead.cli.translate import texts_of
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
 
 _SHOWN = 60  # characters of a text in the table
 
 
 @app.command()
 def embed(
-    file: Annotated[Path, typer.Argument(help="A text a line; - reads standard input.")],
-    model: Annotated[str, typer.Option(help=A_MODEL)],
-    pairs: Annotated[int, typer.Option(help="How many of the nearest pairs to show.", min=0)] = 10,
+    file: Annotated[Path, argument("A text a line; - reads standard input.")],
+    model: Annotated[str, option(A_MODEL)],
+    pairs: Annotated[int, option("How many of the nearest pairs to show.", min=0)] = 10,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the vectors: .npz (with the texts) or .safetensors.")
+        Path | None, option("Write the vectors: .npz (with the texts) or .safetensors.", "--out", "-o")
     ] = None,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Make a vector of each line with an encoder, pooled as its folder says, and show the lines that are nearest to
@@ -43,10 +41,8 @@ def embed(
         elif out is not None:
             save_tensors(out, {"vectors": vectors}, {})
     near = pretrained.nearest(vectors, pairs)
-    if json:
-        rows = [{"similarity": similarity, "a": texts[i], "b": texts[j]} for similarity, i, j in near]
-        show_json({"model": model, "texts": len(texts), "width": vectors.shape[1], "pairs": rows})
-        return
+    rows = [{"similarity": similarity, "a": texts[i], "b": texts[j]} for similarity, i, j in near]
     shown = [(f"{similarity:.3f}", texts[i][:_SHOWN], texts[j][:_SHOWN]) for similarity, i, j in near]
-    console.print(table(("similarity", "one", "other"), shown))
-    console.print(f"{len(texts):,} vectors of {vectors.shape[1]} numbers" + (f" in {out}" if out else ""), markup=False)
+    last = f"{len(texts):,} vectors of {vectors.shape[1]} numbers" + (f" in {out}" if out else "")
+    document = {"model": model, "texts": len(texts), "width": vectors.shape[1], "pairs": rows}
+    answer(json, document, table(("similarity", "one", "other"), shown), last)

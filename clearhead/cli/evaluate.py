@@ -5,26 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.how import BeamWidth, LengthPenalty, searching
-from clearhead.cli.output import Json, console, show_json, table
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import BeamWidth, Device, Dtype, Json, Penalty, argument, option, placed, searching
+from clearhead.cli.output import answer, progress, table
 
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model in the box, or the folder of a run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data lie: the task's folder or file.")] = None,
+    model: Annotated[str, argument("A model in the box, or the folder of a run.")],
+    data: Annotated[Path | None, option("Where the data lie: the task's folder or file.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first examples.", min=1)] = None,
-    streams: Annotated[
-        bool, typer.Option("--streams", help="For speech: streams of digits rather than single ones.")
-    ] = False,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    length_penalty: Penalty = None,
+    limit: Annotated[int | None, option("Only the first examples.", min=1)] = None,
+    streams: Annotated[bool, option("For speech: streams of digits rather than single ones.", "--streams")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Loss, perplexity and accuracy on data that the model has not seen; BLEU and chrF for translation.
@@ -32,28 +27,15 @@ def evaluate(
     For translation a file of pairs is used whole; a folder's dev part otherwise. For speech: single recordings, or
     streams of 3 to 12 with their digit error rate and latency.
     """
-    from rich.progress import Progress
-
     from clearhead import pretrained
     from clearhead.generation import Greedy
 
     trained = pretrained.load(model, **placed(device, dtype))
     how = searching(beam, length_penalty, Greedy())
-    with Progress(console=console, transient=True, disable=json) as progress:
-        bar = progress.add_task("evaluating", total=None)
-        result = pretrained.evaluate(
-            trained,
-            data,
-            how=how,
-            limit=limit,
-            streams=streams,
-            on_done=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-    if json:
-        show_json(result.to_dict())
-        return
+    with progress("evaluating", hidden=json) as told:
+        result = pretrained.evaluate(trained, data, how=how, limit=limit, streams=streams, on_done=told)
     rows = [(name.replace("_", " "), _shown(value)) for name, value in result.to_dict().items()]
-    console.print(table(("", ""), rows))
+    answer(json, result.to_dict(), table(("", ""), rows))
 
 
 def _shown(value: object) -> str:

@@ -5,28 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, writing
+from clearhead.cli.options import Json, option
+from clearhead.cli.output import answer, writing
 
 
 @app.command()
 def exam(
     questions: Annotated[
-        str,
-        typer.Option("--from", help="A document by its number (000 to 004), or a .toml file with sheets and points."),
+        str, option("A document by its number (000 to 004), or a .toml file with sheets and points.", "--from")
     ],
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The question paper: .pdf, .typ, .tex or .md; the booklet stands beside it."),
+        Path, option("The question paper: .pdf, .typ, .tex or .md; the booklet stands beside it.", "--out", "-o")
     ] = Path("exam.pdf"),
     seed: Annotated[
-        int | None, typer.Option(help="New numbers of the same difficulty; the same seed, the same exam.", min=0)
+        int | None, option("New numbers of the same difficulty; the same seed, the same exam.", min=0)
     ] = None,
-    variants: Annotated[
-        int, typer.Option(help="How many variants, named A, B, C; each has its own numbers.", min=1, max=26)
-    ] = 1,
+    variants: Annotated[int, option("How many variants, named A, B, C; each has its own numbers.", min=1, max=26)] = 1,
     json: Json = False,
 ) -> None:
     """Write an exam: a question paper and a solution booklet for each variant.
@@ -38,8 +33,5 @@ def exam(
     with writing(out):
         chosen = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from(questions)
         written = write_exam(chosen, out, seed=seed, variants=variants)
-    if json:
-        sheets = [{"sheet": task.sheet, "points": task.points} for task in chosen.tasks]
-        show_json({"title": chosen.title, "questions": sheets, "files": [str(path) for path in written]})
-    else:
-        console.print("written: " + ", ".join(map(str, written)), markup=False, soft_wrap=True)
+    sheets, files = [{"sheet": task.sheet, "points": task.points} for task in chosen.tasks], list(map(str, written))
+    answer(json, {"title": chosen.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")

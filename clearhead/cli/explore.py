@@ -8,24 +8,22 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, console
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
+from clearhead.cli.output import console
 
 
 @app.command()
 def explore(
-    models: Annotated[list[str] | None, typer.Argument(help=f"{A_MODEL} Without any: all in the box.")] = None,
-    port: Annotated[int, typer.Option(help="Where it listens; 0 takes any free port.", min=0, max=65535)] = 8642,
-    host: Annotated[str, typer.Option(help="The address it listens on: this machine only, unless told.")] = "127.0.0.1",
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
-    secret_file: Annotated[
-        Path | None, typer.Option(help="Keep the address's secret here, so that bookmarks stay good.")
-    ] = None,
-    runs: Annotated[int, typer.Option(help="How many requests are computed at the same time.", min=1, max=64)] = 2,
-    seconds: Annotated[float, typer.Option(help="The longest that one may take.", min=1)] = 60.0,
-    memory: Annotated[str, typer.Option(help="What one may take beyond the models.")] = "4GiB",
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    models: Annotated[list[str] | None, argument(f"{A_MODEL} Without any: all in the box.")] = None,
+    port: Annotated[int, option("Where it listens; 0 takes any free port.", min=0, max=65535)] = 8642,
+    host: Annotated[str, option("The address it listens on: this machine only, unless told.")] = "127.0.0.1",
+    open_: Annotated[bool, option("Open the browser.", "--open/--no-open")] = True,
+    secret_file: Annotated[Path | None, option("Keep the address's secret here, so that bookmarks stay good.")] = None,
+    runs: Annotated[int, option("How many requests are computed at the same time.", min=1, max=64)] = 2,
+    seconds: Annotated[float, option("The longest that one may take.", min=1)] = 60.0,
+    memory: Annotated[str, option("What one may take beyond the models.")] = "4GiB",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
 ) -> None:
     """A live page: run and change a model, masks, attention by hand, costs, claims and sheets.
 

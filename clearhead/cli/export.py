@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, Json, say, show_json
+from clearhead.cli.options import Json, Model, option
+from clearhead.cli.output import say, show_json
 
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help=A_MODEL)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; it must be new or empty.")],
+    model: Model,
+    out: Annotated[Path, option("The folder to write; it must be new or empty.", "--out", "-o")],
     family: Annotated[
-        str | None, typer.Option(help="As which family, such as gpt2; by default the first that can hold the model.")
+        str | None, option("As which family, such as gpt2; by default the first that can hold the model.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -31,6 +30,5 @@ def export(
     chosen = pretrained.export(trained, out, family=family)
     files = sorted(path.name for path in out.iterdir())
     if json:
-        show_json({"model": model, "family": chosen, "folder": str(out), "files": files})
-        return
+        return show_json({"model": model, "family": chosen, "folder": str(out), "files": files})
     say(f"{model} is written as {chosen} to {out}: {', '.join(files)}")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.how import MinP, Seed, Temperature, TopK, TopP, sampling
-from clearhead.cli.output import A_MODEL, Json, show_json
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.output import show_json
 from clearhead.errors import DataError
 
 _WANTED = 300  # tokens, where nobody says how many
@@ -18,30 +15,32 @@ _WANTED = 300  # tokens, where nobody says how many
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The beginning; for sort-dedup the letters, such as 'D A A'.")],
-    model: Annotated[str, typer.Option(help=A_MODEL)] = "shakespeare",
+    prompt: Annotated[str, argument("The beginning; for sort-dedup the letters, such as 'D A A'.")],
+    model: Annotated[str, option(A_MODEL)] = "shakespeare",
     max_new: Annotated[
-        int | None,
-        typer.Option(help="How many tokens at most; by default 300, or fewer where the model ends.", min=1),
+        int | None, option("How many tokens at most; by default 300, or fewer where the model ends.", min=1)
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is what a user says; the model answers, by its chat template.")
+        bool, option("The prompt is what a user says; the model answers, by its chat template.", "--chat")
     ] = False,
     slide: Annotated[
-        bool, typer.Option("--slide", help="With learned positions, go on beyond them, over the last tokens.")
+        bool, option("With learned positions, go on beyond them, over the last tokens.", "--slide")
     ] = False,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    temperature: Annotated[float | None, option("Sample at this temperature instead of greedily.")] = None,
+    top_k: Annotated[int | None, option("Sample among the k likeliest.")] = None,
+    top_p: Annotated[float | None, option("Sample among the likeliest that hold this probability.")] = None,
+    min_p: Annotated[
+        float | None, option("Sample among those at least this many times as likely as the likeliest.")
+    ] = None,
+    seed: Annotated[int, option("The seed of sampling.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
     likeliest token."""
     from clearhead import pretrained
+    from clearhead.generation import Greedy, Sample
     from clearhead.pretrained.speak import pieces, room_for
 
     trained = pretrained.load(model, **placed(device, dtype))
@@ -53,7 +52,9 @@ def generate(
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
     room, longest = room_for(trained, len(ids), _WANTED if max_new is None else max_new, slide=slide)
-    how: dict[str, Any] = {"how": sampling(temperature, top_k, top_p, min_p, seed), "max_new": room, "slide": slide}
+    asked: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    chance = {name: value for name, value in asked.items() if value is not None}
+    how = {"how": Sample(**chance, seed=seed) if chance else Greedy(), "max_new": room, "slide": slide}
     alone = trained.task == "sort-dedup"  # there the answer stands for itself
     made: list[int] = []
     text = ""
@@ -66,8 +67,8 @@ def generate(
             sys.stdout.flush()
     finished = bool(made) and made[-1] in trained.stops
     if json:
-        show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
-        return
+        told = {"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished}
+        return show_json(told)
     sys.stdout.write("\n")
     if not finished and max_new is not None and room < max_new:
         sys.stderr.write(f"({model} reads at most {longest:,} tokens, which is where this ends; --slide goes on)\n")

@@ -11,11 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import A_MODEL, console, show_picture
-from clearhead.cli.where import FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
+from clearhead.cli.output import colour, console, show_picture, tell
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,17 +26,17 @@ _SHOWN = 60.0  # seconds that are looked into at most
 
 @app.command()
 def listen(
-    sound: Annotated[str, typer.Argument(help="A WAV or FLAC file, or - for standard input: WAV, or bare samples.")],
-    model: Annotated[str, typer.Option(help=A_MODEL)] = "spoken-digits",
-    rate: Annotated[int | None, typer.Option(help="Hz of bare samples; the model's own unless given.")] = None,
-    kind: Annotated[str, typer.Option(help="Of bare samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
-    channels: Annotated[int, typer.Option(help="Of bare samples.")] = 1,
-    beam: Annotated[int, typer.Option(help="Prefix beam search of this width; 1 is greedy.")] = 1,
-    look: Annotated[bool, typer.Option("--look", help="Show what each digit attended to, below the sound.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the page with all layers and heads here.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: a line a digit, and one at the end.")] = False,
+    sound: Annotated[str, argument("A WAV or FLAC file, or - for standard input: WAV, or bare samples.")],
+    model: Annotated[str, option(A_MODEL)] = "spoken-digits",
+    rate: Annotated[int | None, option("Hz of bare samples; the model's own unless given.")] = None,
+    kind: Annotated[str, option("Of bare samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
+    channels: Annotated[int, option("Of bare samples.")] = 1,
+    beam: Annotated[int, option("Prefix beam search of this width; 1 is greedy.")] = 1,
+    look: Annotated[bool, option("Show what each digit attended to, below the sound.", "--look")] = False,
+    html: Annotated[Path | None, option("Write the page with all layers and heads here.")] = None,
+    json: Annotated[bool, option("Print JSON: a line a digit, and one at the end.", "--json")] = False,
     device: Device = "cpu",
-    dtype: Dtype = FLOAT32,
+    dtype: Dtype = "float32",
 ) -> None:
     """Print spoken digits as they are recognised: when each ended, how late it was told, and how sure that is.
 
@@ -111,7 +109,7 @@ class _Ear:
             return
         took = f"{self.seconds:.2f} s of sound took {self.computing:.2f} s of one core: real-time factor {factor:.3f}"
         for line in (took, *(f"note: {note}" for note in notes)):
-            console.print(line, style="dim", markup=False, soft_wrap=True)
+            tell(line, style="dim")
 
 
 def _look(trained: Trained, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
@@ -123,8 +121,8 @@ def _look(trained: Trained, samples: Tensor, name: str, html: Path | None, *, dr
     if html is not None:
         save_page(album, html)
     if drawn and album.image is not None:
-        picture, colour = album.first, console.is_terminal and not console.no_color
+        picture = album.first
         said = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
         weights, names = picture.weights()[said], [picture.rows[n] for n in said]
-        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, colour=colour))
+        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, colour=colour()))
         show_picture(f"\n{name_of(picture, None)}: the sound, and where each digit looked when it was recognised")

@@ -2,94 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.table import Table
 
 from clearhead.cli.app import app
-from clearhead.cli.how import BeamWidth, LengthPenalty, searching
 from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, is_factory
-from clearhead.cli.output import A_MODEL, Json, console, say, show_json, show_picture, table
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import (
+    A_FACTORY,
+    BeamWidth,
+    Device,
+    Dtype,
+    Json,
+    Penalty,
+    argument,
+    option,
+    placed,
+    searching,
+)
+from clearhead.cli.output import colour, console, say, show_json, show_picture, table, tell
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from clearhead.look.album import Album
     from clearhead.look.picture import Picture
 
-
-class View(StrEnum):
-    """What is drawn."""
-
-    heatmap = "heatmap"
-    heads = "heads"
-    lines = "lines"
-    measures = "measures"
-    contributions = "contributions"
-    rollout = "rollout"
-    norms = "norms"
-    patches = "patches"
-    lens = "lens"
-    attribution = "attribution"
-    patching = "patching"
-    ablation = "ablation"
-    induction = "induction"
-    vectors = "vectors"
-
-
+# What is drawn; the last six ask further.
+View = StrEnum(
+    "View",
+    "heatmap heads lines measures contributions rollout norms patches "
+    "lens attribution patching ablation induction vectors",
+)
 DEEPER = (View.lens, View.attribution, View.patching, View.ablation, View.induction, View.vectors)
 
 
 @app.command()
 def look(
-    model: Annotated[str, typer.Argument(help=f"{A_MODEL} Or package.module:factory, which is imported and called.")],
+    model: Annotated[str, argument(A_FACTORY)],
     given: Annotated[
         str | None,
-        typer.Argument(
-            metavar="INPUT",
-            help="A sentence, a beginning, letters, the file of a picture; for a factory, token numbers.",
+        argument(
+            "A sentence, a beginning, letters, the file of a picture; for a factory, token numbers.", metavar="INPUT"
         ),
     ] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Its number, or a module path such as encoder.blocks.2.attention.")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(help="One head; by default the mean of all, as lines each of them.", min=0)
-    ] = None,
-    row: Annotated[
-        int | None, typer.Option(help="The query, or the position of the answer, that is meant.", min=0)
-    ] = None,
+    layer: Annotated[str | None, option("Its number, or a module path such as encoder.blocks.2.attention.")] = None,
+    head: Annotated[int | None, option("One head; by default the mean of all, as lines each of them.", min=0)] = None,
+    row: Annotated[int | None, option("The query, or the position of the answer, that is meant.", min=0)] = None,
     view: Annotated[
-        View | None,
-        typer.Option(metavar="VIEW", help=f"What is drawn, by default heatmap or patches: {', '.join(View)}."),
+        View | None, option(f"What is drawn, by default heatmap or patches: {', '.join(View)}.", metavar="VIEW")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page with all layers and heads here.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a figure: .png, .svg or .pdf.")] = None,
+    html: Annotated[Path | None, option("Write the page with all layers and heads here.")] = None,
+    out: Annotated[Path | None, option("Draw a figure: .png, .svg or .pdf.", "--out", "-o")] = None,
     answer: Annotated[
-        str | None, typer.Option(help="The token asked about, or its number; else the model's first choice.")
+        str | None, option("The token asked about, or its number; else the model's first choice.")
     ] = None,
-    versus: Annotated[str | None, typer.Option(help="A token that the answer is compared with.")] = None,
-    patch: Annotated[
-        str | None, typer.Option(help="A corrupted input of the same length, into which the run is patched.")
-    ] = None,
-    over: Annotated[
-        str | None, typer.Option(help="What is patched or ablated, one by one: positions, heads or whole.")
-    ] = None,
-    paths: Annotated[str | None, typer.Option(help="The modules that are patched or ablated: a pattern.")] = None,
+    versus: Annotated[str | None, option("A token that the answer is compared with.")] = None,
+    patch: Annotated[str | None, option("A corrupted input of the same length, into which the run is patched.")] = None,
+    over: Annotated[str | None, option("What is patched or ablated, one by one: positions, heads or whole.")] = None,
+    paths: Annotated[str | None, option("The modules that are patched or ablated: a pattern.")] = None,
     ids: MaybeIds = None,
     embeddings: MaybeEmbeddings = None,
     values: MaybeValues = None,
-    seed: Annotated[int, typer.Option(help="The seed of an input that is drawn.")] = 0,
-    length: Annotated[int, typer.Option(help="Tokens of an input that is drawn.", min=1)] = 11,
-    data: Annotated[Path | None, typer.Option(help="Pictures by number: where they are.")] = None,
+    seed: Annotated[int, option("The seed of an input that is drawn.")] = 0,
+    length: Annotated[int, option("Tokens of an input that is drawn.", min=1)] = 11,
+    data: Annotated[Path | None, option("Pictures by number: where they are.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = None,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    length_penalty: Penalty = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Look inside a run: a translation, a text, a sorting, or a picture, with what attends to what.
@@ -98,7 +85,7 @@ def look(
     lens (what each layer would say), attribution (what each head and layer added to the answer), patching (with
     --patch), ablation, induction, vectors (the token embeddings in two dimensions)."""
     from clearhead.cli.look_into import into, module_asked, trained_asked
-    from clearhead.look import save_page
+    from clearhead.look import figures, save_page
     from clearhead.pretrained.translate import DEFAULT
 
     if is_factory(model):
@@ -114,8 +101,7 @@ def look(
         if (patch is None) == (view is View.patching):
             raise ConfigError("patching needs a second input of the same length, --patch, and no other view takes one")
         told = {"row": row, "answer": answer, "versus": versus, "patch": patch, "over": over, "paths": paths}
-        into(asked, view.value, told, html=html, out=out, json=json)
-        return
+        return into(asked, view, told, html=html, out=out, json=json)
     album = asked.album()
     picture = choose(album, layer)
     if head is not None:
@@ -124,15 +110,13 @@ def look(
     if html is not None:
         save_page(album, html)
     if out is not None:
-        draw(album, picture, view, head, row, out)
+        figures.save(_drawings(album, picture, view, head, row)[2](), out)
     if json:
         shown = {"path": picture.path, "head": head, "weights": picture.weights(head).tolist()}
-        show_json(album.to_dict() | {"shown": shown})
-        return
+        return show_json(album.to_dict() | {"shown": shown})
     say(album.title)
-    for path in (html, out):
-        if path is not None:
-            console.print(f"written to {path}", markup=False, soft_wrap=True)
+    for path in filter(None, (html, out)):
+        tell(f"written to {path}")
     if html is None and out is None:
         show(album, picture, view, head, row)
 
@@ -159,41 +143,16 @@ def name_of(picture: Picture, head: int | None, together: str = "mean of") -> st
 
 def show(album: Album, picture: Picture, view: View, head: int | None, row: int | None) -> None:
     """One view in the terminal, under a line that says what it is."""
-    from clearhead.look import terminal
-
-    wide, colour = console.width, console.is_terminal and not console.no_color
-    title = name_of(picture, head)
-    match view:
-        case View.heatmap:
-            weights = picture.weights(head)
-            _text(title, terminal.heatmap(weights, picture.rows, picture.columns, width=wide, colour=colour))
-        case View.heads:
-            _text(f"{picture.title}, layer {picture.layer}", terminal.head_grid(picture, width=wide))
-        case View.lines:
-            weights = picture.everything() if head is None else picture.weights(head)
-            _text(name_of(picture, head, "all"), terminal.link_list(weights, picture.rows, picture.columns))
-        case View.contributions:
-            rows = terminal.contribution_table(_contributions(picture, row), picture.columns)
-            _text(_contributed(picture, row), "")
-            console.print(table(("key", "head", "weight", "share"), rows))
-        case View.rollout:
-            first, matrix = _rollout(album, picture)
-            drawn = terminal.heatmap(matrix / matrix.max(), first.rows, first.rows, width=wide, colour=colour)
-            _text(_rolled(first), drawn)
-        case View.norms:
-            _text(
-                "Length of the residual stream: mean (shortest … longest)",
-                terminal.norm_bars(album.norms, width=wide),
-            )
-        case View.patches:
-            grey, grid, found = _patches(album, picture, row)
-            chosen = found.mean(0) if head is None else found[head]
-            _text(title, terminal.patch_map(grey, chosen, grid, colour=colour))
-    if view in (View.heatmap, View.measures, View.patches):
+    title, text, _ = _drawings(album, picture, view, head, row)
+    say(f"\n{title}\n")
+    drawn = text()
+    if isinstance(drawn, str):
+        show_picture(drawn)
+    else:
+        console.print(drawn)
+    if view in (View.heatmap, View.patches):
         console.print()
-        if view is View.measures:
-            console.print(f"{picture.title}, layer {picture.layer}\n", markup=False)
-        console.print(table(("head", "pattern", "score", "entropy", "distance"), terminal.head_table(picture)))
+        console.print(_measures(picture))
     if picture.difference is not None and view not in (View.rollout, View.norms):
         say(
             f"\nrecomputed weights × values differ from what the run produced by {picture.difference:.1g} at most "
@@ -202,65 +161,69 @@ def show(album: Album, picture: Picture, view: View, head: int | None, row: int 
         )
 
 
-def _text(title: str, drawn: str) -> None:
-    say(f"\n{title}\n")
-    if drawn:
-        show_picture(drawn)
+def _drawings(
+    album: Album, picture: Picture, view: View, head: int | None, row: int | None
+) -> tuple[str, Callable[[], str | Table], Callable[[], Figure]]:
+    """A view in words, and what draws it: in the terminal, and as a figure."""
+    from clearhead.look import figures, terminal
 
-
-def _contributed(picture: Picture, row: int | None) -> str:
-    i = _row(picture, row)
-    token = picture.rows[i].strip() or picture.rows[i]
-    return f"{picture.title}, layer {picture.layer}: what adds most to {token} ({i})"
-
-
-def _rolled(first: Picture) -> str:
-    return f"Rollout through all layers: {first.title} (shades relative to the largest)"
-
-
-def draw(album: Album, picture: Picture, view: View, head: int | None, row: int | None, out: Path) -> None:
-    """One view as a figure."""
-    from clearhead.look import figures
-
-    title = f"{name_of(picture, head)}"
+    p, layer, wide = picture, f"{picture.title}, layer {picture.layer}", console.width
     match view:
         case View.heatmap:
-            figure = figures.heat(picture.weights(head), picture.rows, picture.columns, title=title)
+            title, grid = name_of(p, head), (p.weights(head), p.rows, p.columns)
+            drawn = partial(terminal.heatmap, *grid, width=wide, colour=colour())
+            return title, drawn, partial(figures.heat, *grid, title=title)
         case View.heads:
-            stack = album.groups[picture.group]
-            figure = figures.head_grid(stack, title=picture.title)
+            stack = partial(figures.head_grid, album.groups[p.group], title=p.title)
+            return layer, partial(terminal.head_grid, p, width=wide), stack
         case View.lines:
-            weights = picture.everything() if head is None else picture.weights(head)
-            figure = figures.arcs(weights, picture.rows, picture.columns, title=name_of(picture, head, "all"))
+            weights, title = p.everything() if head is None else p.weights(head), name_of(p, head, "all")
+            drawn = partial(terminal.link_list, weights, p.rows, p.columns)
+            return title, drawn, partial(figures.arcs, weights, p.rows, p.columns, title=title)
         case View.measures:
-            figure = figures.measures(album.pictures, title=album.title)
+            return layer, partial(_measures, p), partial(figures.measures, album.pictures, title=album.title)
         case View.contributions:
-            found, told = _contributions(picture, row), _contributed(picture, row)
-            figure = figures.contribution_bars(found, picture.columns, title=told)
+            found, title = _contributions(p, row)
+            rows = terminal.contribution_table(found, p.columns)
+            bars = partial(figures.contribution_bars, found, p.columns, title=title)
+            return title, partial(table, ("key", "head", "weight", "share"), rows), bars
         case View.rollout:
-            first, matrix = _rollout(album, picture)
-            figure = figures.rollout_map(matrix, first.rows, title=f"Rollout: {first.title}")
+            first, matrix = _rollout(album, p)
+            shades = (matrix / matrix.max(), first.rows, first.rows)
+            title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
+            drawn = partial(terminal.heatmap, *shades, width=wide, colour=colour())
+            return title, drawn, partial(figures.rollout_map, matrix, first.rows, title=f"Rollout: {first.title}")
         case View.norms:
-            figure = figures.norms(album.norms, title=album.title)
-        case View.patches:
-            grey, grid, weights = _patches(album, picture, row)
-            chosen = None if row is None else row - (len(picture.rows) - grid[0] * grid[1])
-            figure = figures.patches(
-                grey, weights, grid, chosen=chosen, title=f"{picture.title}, layer {picture.layer}"
+            title, norms = "Length of the residual stream: mean (shortest … longest)", album.norms
+            return (
+                title,
+                partial(terminal.norm_bars, norms, width=wide),
+                partial(figures.norms, norms, title=album.title),
             )
-    figures.save(figure, out)
+        case _:
+            grey, grid, weights = _patches(album, p, row)
+            shown = weights.mean(0) if head is None else weights[head]
+            chosen = None if row is None else row - (len(p.rows) - grid[0] * grid[1])
+            drawn = partial(terminal.patch_map, grey, shown, grid, colour=colour())
+            return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=chosen, title=layer)
 
 
-def _row(picture: Picture, row: int | None) -> int:
-    return len(picture.rows) - 1 if row is None else row
+def _measures(picture: Picture) -> Table:
+    from clearhead.look.terminal import head_table
+
+    return table(("head", "pattern", "score", "entropy", "distance"), head_table(picture))
 
 
-def _contributions(picture: Picture, row: int | None) -> list[Any]:
+def _contributions(picture: Picture, row: int | None) -> tuple[list[Any], str]:
+    """What each key and head adds to one query, and that in words."""
     from clearhead.look.measures import contributions
 
     if picture.written is None:
         raise ConfigError(f"what {picture.path} adds is not known: its output projection is none that we can read")
-    return contributions(picture.row(_row(picture, row)), picture.written)
+    i = len(picture.rows) - 1 if row is None else row
+    found = contributions(picture.row(i), picture.written)
+    token = picture.rows[i].strip() or picture.rows[i]
+    return found, f"{picture.title}, layer {picture.layer}: what adds most to {token} ({i})"
 
 
 def _rollout(album: Album, picture: Picture) -> tuple[Picture, Tensor]:

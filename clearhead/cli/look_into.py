@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.output import console, say, show_json, show_picture
+from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,15 +124,13 @@ def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None,
     if out is not None:
         figures.save(figures.chart(charts[0]), out)
     if json:
-        show_json({"title": title, "view": view, **document})
-        return
+        return show_json({"title": title, "view": view, **document})
     say(title)
     for path in filter(None, (html, out)):
-        console.print(f"written to {path}", markup=False, soft_wrap=True)
-    colour = console.is_terminal and not console.no_color
+        tell(f"written to {path}")
     for chart in charts if html is None and out is None else ():
         say(f"\n{chart.title}\n")
-        show_picture(chart.text(width=console.width, colour=colour))
+        show_picture(chart.text(width=console.width, colour=colour()))
         if note := getattr(chart, "note", ""):
             console.print(f"\n{note}", markup=False, style="dim")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, say, show_json, show_picture, writing
+from clearhead.cli.options import Json, argument, option
+from clearhead.cli.output import console, say, show_json, show_picture, tell, writing
+from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from clearhead.attention.plan import Plan
@@ -17,18 +17,15 @@ if TYPE_CHECKING:
 
 @app.command()
 def mask(
-    expression: Annotated[str, typer.Argument(help="For example: 'causal() & (window(256, 0) | every(64))'")],
-    n: Annotated[int, typer.Option("--n", "-n", help="How many queries (and keys).", min=0)] = 16,
-    keys: Annotated[int | None, typer.Option(help="How many keys, if not as many as queries.", min=0)] = None,
-    offset: Annotated[int | None, typer.Option(help="Position of the first query among the keys.", min=0)] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also write the drawing to this SVG file.")] = None,
+    expression: Annotated[str, argument("For example: 'causal() & (window(256, 0) | every(64))'")],
+    n: Annotated[int, option("How many queries (and keys).", "--n", "-n", min=0)] = 16,
+    keys: Annotated[int | None, option("How many keys, if not as many as queries.", min=0)] = None,
+    offset: Annotated[int | None, option("Position of the first query among the keys.", min=0)] = None,
+    svg: Annotated[Path | None, option("Also write the drawing to this SVG file.")] = None,
     plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Also say and draw how it would run: what is computed, what skipped."),
+        bool, option("Also say and draw how it would run: what is computed, what skipped.", "--plan")
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="Plan for cpu or cuda; by default a GPU where there is one.")
-    ] = None,
+    device: Annotated[str | None, option("Plan for cpu or cuda; by default a GPU where there is one.")] = None,
     json: Json = False,
 ) -> None:
     """Draw a mask, count the pairs it allows, and say what it saves.
@@ -48,19 +45,12 @@ def mask(
             svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
     made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
-        document: dict[str, Any] = {
-            "expression": str(parsed),
-            "queries": n,
-            "keys": S,
-            "allowed": allowed,
-            "density": density,
-            "saving": 1.0 - density,
-        }
+        document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
+        document |= {"density": density, "saving": 1.0 - density}
         if made is not None:
             counts = {"dense": made.dense_pairs, "gathered": made.gathered_pairs, "computed": made.computed}
             document["plan"] = {**counts, "density": made.density, "words": words}
-        show_json(document)
-        return
+        return show_json(document)
     show_picture(parsed.draw(n, S, offset=offset).text(console.width))
     saving = 100 * (1 - density)
     saved = f"{saving:.4g}" if 99.95 <= saving < 100 else f"{saving:.1f}"  # what is allowed is never rounded away
@@ -70,7 +60,7 @@ def mask(
             say(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
         show_picture(made.draw().text(console.width))
     if svg is not None:
-        console.print(f"drawing written to {svg}", markup=False, soft_wrap=True)
+        tell(f"drawing written to {svg}")
 
 
 def _plan(mask: Mask, n: int, S: int, offset: int | None, device: str | None) -> tuple[Plan, str]:
@@ -79,7 +69,6 @@ def _plan(mask: Mask, n: int, S: int, offset: int | None, device: str | None) ->
 
     from clearhead.attention.plan import plan, usual_blocking
     from clearhead.attention.planning.cost import rates_of
-    from clearhead.errors import ConfigError
 
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.options import Json, argument
+from clearhead.cli.output import answer, console, show_json, table
 
 
 @app.command()
-def models(
-    name: Annotated[str | None, typer.Argument(help="Show this model's whole card.")] = None,
-    json: Json = False,
-) -> None:
+def models(name: Annotated[str | None, argument("Show this model's whole card.")] = None, json: Json = False) -> None:
     """List the trained models that come with clearhead, or show one's card."""
     from clearhead import pretrained
     from clearhead.errors import StorageError
@@ -26,8 +22,7 @@ def models(
         if not card:
             raise StorageError(f"{folder} has no card; measure the model with: clearhead evaluate {name}")
         if json:
-            show_json(card)
-            return
+            return show_json(card)
         tables = {"": {key: value for key, value in card.items() if not isinstance(value, dict)}}
         tables |= {f"measured, {how}": metrics for how, metrics in card.get("metrics", {}).items()}
         for title, values in tables.items():
@@ -35,20 +30,11 @@ def models(
             console.print()
         return
     cards = pretrained.cards()
-    if json:
-        show_json(cards)
-        return
     lines = [
-        (
-            name,
-            card.get("task", ""),
-            f"{card.get('weights', 0):,}",
-            card.get("about", ""),
-            card.get("headline", ""),
-        )
+        (name, card.get("task", ""), f"{card.get('weights', 0):,}", card.get("about", ""), card.get("headline", ""))
         for name, card in cards.items()
     ]
-    console.print(table(("model", "task", "weights", "what it does", "how well"), lines))
+    answer(json, cards, table(("model", "task", "weights", "what it does", "how well"), lines))
 
 
 def _read(value: Any) -> Any:

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from clearhead.cli.options import option
+from clearhead.errors import ConfigError
 
-MaybeIds = Annotated[int | None, typer.Option(help="A factory's module reads token numbers, of so many.")]
-MaybeEmbeddings = Annotated[int | None, typer.Option(help="It reads vectors of this width, one a token.")]
-MaybeValues = Annotated[
-    str | None, typer.Option(help="It reads blocks of numbers that are no sequence, such as 3,32,32.")
-]
+MaybeIds = Annotated[int | None, option("A factory's module reads token numbers, of so many.")]
+MaybeEmbeddings = Annotated[int | None, option("It reads vectors of this width, one a token.")]
+MaybeValues = Annotated[str | None, option("It reads blocks of numbers that are no sequence, such as 3,32,32.")]
 
 
 def is_factory(name: str) -> bool:
@@ -27,7 +26,6 @@ def named(model: str, **place: Any) -> Any:
     from torch import nn
 
     from clearhead.checks import Subject
-    from clearhead.errors import ConfigError
     from clearhead.pretrained import load_model
 
     if not is_factory(model):
@@ -49,7 +47,6 @@ def imported(name: str) -> Any:
     from torch import nn
 
     from clearhead.checks import Subject
-    from clearhead.errors import ConfigError
 
     place, _, attribute = name.partition(":")
     here = str(Path.cwd())
@@ -71,7 +68,6 @@ def imported(name: str) -> Any:
 def inputs_of(ids: int | None, embeddings: int | None, values: str | None) -> dict[str, Any]:
     """What the module reads, if it was said: one of the three."""
     from clearhead.checks import Embeddings, Ids, Values
-    from clearhead.errors import ConfigError
 
     said: list[Any] = [Ids(ids)] if ids is not None else []
     said += [Embeddings(embeddings)] if embeddings is not None else []
@@ -79,9 +75,8 @@ def inputs_of(ids: int | None, embeddings: int | None, values: str | None) -> di
         try:
             said.append(Values(tuple(map(int, values.split(",")))))
         except ValueError:
-            raise ConfigError(
-                f"--values is {values!r}; expected sizes with commas between them, such as 3,32,32"
-            ) from None
+            example = "expected sizes with commas between them, such as 3,32,32"
+            raise ConfigError(f"--values is {values!r}; {example}") from None
     if len(said) > 1:
         raise ConfigError("a module reads one kind of input: give --ids, --embeddings or --values")
     return {"inputs": said[0]} if said else {}

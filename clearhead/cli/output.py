@@ -8,17 +8,18 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-import typer
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from clearhead.errors import ConfigError, StorageError
 
 
 class _Console(Console):
@@ -46,12 +47,6 @@ class _Console(Console):
 
 
 console = _Console(highlight=False, emoji=False)
-
-# The names that every command takes for a model.
-A_MODEL = "A model in the box, a run, a Hugging Face folder, hf:org/name, or a .gguf file."
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-
 
 # One sign for one, so that columns stay columns; what is not here is shown as a question mark.
 _PLAIN = str.maketrans("■█▓▒░·−–×…→←✓✗▁▂▃▄▅▆▇“”’", '##%+:.--x.><+x_.,-=+*""\'')
@@ -81,6 +76,35 @@ def show_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not whole) + "\n")
 
 
+def answer(json: bool, document: Any, *shown: RenderableType) -> None:
+    """One JSON document for programs; for people tables and lines, of which none is wrapped: they may hold a path."""
+    if json:
+        return show_json(document)
+    for part in shown:
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+
+
+def tell(text: str, **how: Any) -> None:
+    """A line that is not wrapped, as one with a path must not be."""
+    console.print(text, markup=False, soft_wrap=True, **how)
+
+
+def colour() -> bool:
+    """Whether pictures in the terminal have colours."""
+    return console.is_terminal and not console.no_color
+
+
+@contextmanager
+def progress(what: str, *columns: Any, hidden: bool, transient: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar while something is done; yields what is told how much is done, of how much."""
+    from rich.progress import Progress
+
+    shown = (*Progress.get_default_columns(), *columns)
+    with Progress(*shown, console=console, transient=transient, disable=hidden) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
 def fits(rows: Table) -> bool:
     """Whether a table can be printed with no word of it broken, if need be with one column between its cells; it then
     has the widths for that, for rich takes room from its columns without a look at their words."""
@@ -107,15 +131,8 @@ def fits(rows: Table) -> bool:
 def say(text: str, *, indent: int = 0, hang: int = 2, style: str | None = None) -> None:
     """Sentences, broken by the terminal's width, further lines indented; paths and identifiers are never broken."""
     for line in text.split("\n"):
-        first, later = " " * indent, " " * (indent + hang)
-        wrapped = textwrap.wrap(
-            line,
-            console.width,
-            initial_indent=first,
-            subsequent_indent=later,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        indents: dict[str, Any] = {"initial_indent": " " * indent, "subsequent_indent": " " * (indent + hang)}
+        wrapped = textwrap.wrap(line, console.width, **indents, break_long_words=False, break_on_hyphens=False)
         console.print("\n".join(wrapped), markup=False, soft_wrap=True, style=style)
 
 
@@ -145,8 +162,6 @@ FIGURES = (".png", ".svg", ".pdf")
 def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
     """Around what makes a file and writes it: its folder is made, and a file that cannot be is refused in one sentence,
     before anything is computed where that can be known."""
-    from clearhead.errors import ConfigError, StorageError
-
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{path.name or path} is no name for such a file; end it in {', '.join(endings)}")
     if path.is_dir():
@@ -156,20 +171,6 @@ def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def device_here(name: str | None) -> str:
-    """The device to measure on: cpu or cuda, by default a GPU where there is one; refused where it is not here."""
-    import torch
-
-    from clearhead.errors import ConfigError
-
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in (None, "cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}; expected cpu or cuda")
-    if name == "cuda" and best == "cpu":
-        raise ConfigError("device is cuda, and there is no GPU here; choose cpu")
-    return name or best
 
 
 def fail(message: str) -> NoReturn:

@@ -10,34 +10,29 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, show_json, table
+from clearhead.cli.options import Json, argument, option
+from clearhead.cli.output import answer, table
 
 
 @app.command()
 def train(
-    task: Annotated[str | None, typer.Argument(help="translation, text, digits, sort-dedup or speech.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="A recipe of the task; without it a small one for a CPU minute.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the data lie: a file or a folder.")] = None,
+    task: Annotated[str | None, argument("translation, text, digits, sort-dedup or speech.")] = None,
+    preset: Annotated[str | None, option("A recipe of the task; without it a small one for a CPU minute.")] = None,
+    data: Annotated[Path | None, option("Where the data lie: a file or a folder.")] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as lr_max=1e-3. Repeatable."),
+        list[str] | None, option("Change a setting, such as lr_max=1e-3. Repeatable.", "--set", metavar="KEY=VALUE")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The run's folder; by default runs/ and the name of the preset or task."),
+        Path | None, option("The run's folder; by default runs/ and the name of the preset or task.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer to read the data with: its folder, or tokenizer.json.")
+        Path | None, option("A tokenizer to read the data with: its folder, or tokenizer.json.")
     ] = None,
-    init: Annotated[
-        Path | None, typer.Option(help="Begin with the weights of the trained model in this folder.")
-    ] = None,
+    init: Annotated[Path | None, option("Begin with the weights of the trained model in this folder.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, from its newest good checkpoint.")
+        Path | None, option("Go on with the run in this folder, from its newest good checkpoint.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List tasks and presets, and stop.")] = False,
+    list_: Annotated[bool, option("List tasks and presets, and stop.", "--list")] = False,
     json: Json = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted.
@@ -48,30 +43,17 @@ def train(
     from clearhead.training import train as run
 
     if list_:
-        _list(json)
-        return
-    settings = dict(_setting(item) for item in set_ or [])
-    arguments: dict[str, Any] = {
-        "preset": preset,
-        "data": data,
-        "out": out,
-        "tokenizer": tokenizer,
-        "init": init,
-        "resume": resume,
-        "set": settings,
-    }
+        return _list(json)
+    given: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
+    given |= {"resume": resume, "set": dict(_setting(item) for item in set_ or [])}
     if json:
-        summary = run(task, **arguments)
+        summary = run(task, **given)
     else:
         with ProgressBar() as bar:
-            summary = run(task, **arguments, progress=bar)
+            summary = run(task, **given, progress=bar)
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks for all
-    if json:
-        show_json(asdict(summary))
-        return
-    console.print(table(("", ""), list(summary.table().items())))
-    console.print(summary.message, markup=False, soft_wrap=True)
+    answer(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
 
 
 def _setting(item: str) -> tuple[str, str]:
@@ -85,7 +67,5 @@ def _list(json: bool) -> None:
     from clearhead.training import PRESETS
 
     recipes = [(task, name, make()) for task, presets in PRESETS.items() for name, make in presets.items()]
-    if json:
-        show_json([{"task": task, "preset": name, "about": recipe.about} for task, name, recipe in recipes])
-        return
-    console.print(table(("task", "preset", "what it is"), [(t, n, r.about) for t, n, r in recipes]))
+    document = [{"task": task, "preset": name, "about": recipe.about} for task, name, recipe in recipes]
+    answer(json, document, table(("task", "preset", "what it is"), [tuple(one.values()) for one in document]))

@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from clearhead.cli.app import app
-from clearhead.cli.how import BeamWidth, LengthPenalty, searching
-from clearhead.cli.output import A_MODEL, Json, console, show_json, show_picture
-from clearhead.cli.where import AUTO, FLOAT32, Device, Dtype, placed
+from clearhead.cli.options import A_MODEL, BeamWidth, Device, Dtype, Json, Penalty, argument, option, placed, searching
+from clearhead.cli.output import colour, console, show_json, show_picture, tell
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,16 +17,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def translate(
-    text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences; - reads them from standard input, a line each.")
-    ] = None,
-    model: Annotated[str, typer.Option(help=A_MODEL)] = "en-es",
-    file: Annotated[Path | None, typer.Option(help="Translate this file, a sentence a line.")] = None,
+    text: Annotated[list[str] | None, argument("Sentences; - reads them from standard input, a line each.")] = None,
+    model: Annotated[str, option(A_MODEL)] = "en-es",
+    file: Annotated[Path | None, option("Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
-    length_penalty: LengthPenalty = None,
-    look: Annotated[bool, typer.Option("--look", help="Show the cross-attention beside each translation.")] = False,
-    device: Device = AUTO,
-    dtype: Dtype = FLOAT32,
+    length_penalty: Penalty = None,
+    look: Annotated[bool, option("Show the cross-attention beside each translation.", "--look")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
     """Translate sentences with a trained model (English to Spanish comes in the box)."""
@@ -40,10 +35,9 @@ def translate(
     trained = pretrained.load(model, **placed(device, dtype))
     made = pretrained.translations(trained, texts, how=searching(beam, length_penalty, DEFAULT))
     if json:
-        show_json([{"source": one.source, "target": one.target} for one in made])
-        return
+        return show_json([{"source": one.source, "target": one.target} for one in made])
     for one in made:
-        console.print(one.target, markup=False, soft_wrap=True)
+        tell(one.target)
         if look and one.read:
             show_picture("\n" + cross_attention(trained, one) + "\n")
 
@@ -54,8 +48,7 @@ def cross_attention(trained: Trained, made: Translated) -> str:
     from clearhead.look import heatmap, translation
 
     picture = choose(translation(trained, made), None)
-    colour = console.is_terminal and not console.no_color
-    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, colour=colour)
+    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, colour=colour())
     return f"{drawn}\n\n{name_of(picture, None)}"
 
 

@@ -10,44 +10,36 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.output import Json, console, say, show_json, show_picture, table
+from clearhead.cli.options import Json, argument, option
+from clearhead.cli.output import answer, console, say, show_json, show_picture, table, tell
 
 if TYPE_CHECKING:
     from clearhead.work import Work
 
 
-class Format(StrEnum):
-    """How a sheet is written."""
-
-    terminal = "terminal"
-    markdown = "markdown"
-    latex = "latex"
-    html = "html"
-    json = "json"
+Format = StrEnum("Format", "terminal markdown latex html json")  # how a sheet is written
 
 
 @app.command()
 def work(
     problem: Annotated[
         str | None,
-        typer.Argument(
-            help="A problem file (.toml) or the name of a shipped one; none lists them. Or new, schema, skeleton."
-        ),
+        argument("A problem file (.toml) or the name of a shipped one; none lists them. Or new, schema, skeleton."),
     ] = None,
     files: Annotated[
-        list[str] | None, typer.Argument(help="With --check: further answer files; or what new, schema, skeleton take.")
+        list[str] | None, argument("With --check: further answer files; or what new, schema, skeleton take.")
     ] = None,
     format: Annotated[
-        Format, typer.Option("--format", "-f", metavar="FORMAT", help=f"How the sheet is written: {', '.join(Format)}.")
+        Format, option(f"How the sheet is written: {', '.join(Format)}.", "--format", "-f", metavar="FORMAT")
     ] = Format.terminal,
-    digits: Annotated[int, typer.Option(help="Decimals after the point.", min=1, max=50)] = 4,
+    digits: Annotated[int, option("Decimals after the point.", min=1, max=50)] = 4,
     seed: Annotated[
-        int | None, typer.Option(help="New numbers of the same difficulty; the same seed, the same sheet.", min=0)
+        int | None, option("New numbers of the same difficulty; the same seed, the same sheet.", min=0)
     ] = None,
-    blank: Annotated[bool, typer.Option("--blank", help="The question sheet, with empty matrices.")] = False,
+    blank: Annotated[bool, option("The question sheet, with empty matrices.", "--blank")] = False,
     check: Annotated[
         Path | None,
-        typer.Option(help="Mark the answers in this file (.toml, .json, .csv) or folder; status 1 if a cell is wrong."),
+        option("Mark the answers in this file (.toml, .json, .csv) or folder; status 1 if a cell is wrong."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -70,11 +62,8 @@ def work(
     if files and check is None:
         raise typer.BadParameter(f"{files[0]!r} is left over; answer files need --check")
     if problem is None:
-        if format is Format.json:
-            show_json([{"name": name, "title": title} for name, title in shipped().items()])
-        else:
-            console.print(table(("problem", "what it works"), shipped().items()))
-        return
+        document = [{"name": name, "title": title} for name, title in shipped().items()]
+        return answer(format is Format.json, document, table(("problem", "what it works"), shipped().items()))
     solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
         _mark(solved, answer_files([check, *map(Path, files or [])]), format)
@@ -88,7 +77,7 @@ def _new(words: list[str], check: Path | None, json: bool) -> None:
     if not 1 <= len(words) <= 2 or check:
         raise typer.BadParameter("write clearhead work new FILE.toml, and perhaps a kind after it")
     schema.write_template(Path(words[0]), *words[1:])
-    console.print(f"{words[0]} is written; work it with: clearhead work {words[0]}", markup=False, soft_wrap=True)
+    tell(f"{words[0]} is written; work it with: clearhead work {words[0]}")
 
 
 def _schema(words: list[str], check: Path | None, json: bool) -> None:
@@ -97,8 +86,8 @@ def _schema(words: list[str], check: Path | None, json: bool) -> None:
     kinds = [None, *schema.KINDS] if not words else [schema.known(word) for word in words]
     found = {kind or "every kind": schema.schema(kind) for kind in kinds}
     if json:
-        show_json({kind: {"is": says, "keys": [vars(key) for key in keys]} for kind, (says, keys) in found.items()})
-        return
+        document = {kind: {"is": says, "keys": [vars(key) for key in keys]} for kind, (says, keys) in found.items()}
+        return show_json(document)
     for kind, (says, keys) in found.items():
         rows = [(key.name, "optional" if key.optional else "", key.says, key.example) for key in keys]
         console.print(table(("key", "", "what it is", "example"), rows, title=f"{kind}: {says}"))
@@ -109,11 +98,9 @@ def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
     from clearhead.work import skeleton
 
     if not words:
-        console.print(table(("skeleton", "what is to be filled in"), skeleton.skeletons().items()))
-        return
+        return console.print(table(("skeleton", "what is to be filled in"), skeleton.skeletons().items()))
     if check is None:
-        show_picture(skeleton.skeleton(words[0]))
-        return
+        return show_picture(skeleton.skeleton(words[0]))
     graded = skeleton.grade(words[0], check)
     if json:
         show_json(graded.to_dict())
@@ -143,8 +130,7 @@ def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
         heads = [f"{key}/{cells}" for key, cells in zip(marks.keys, marks.cells, strict=True)]
         console.print(table(["student", *heads, f"all/{sum(marks.cells)}", ""], marks.rows, title=solved.title))
         for count, key, because in marks.mistakes:
-            students = f"{count} student{'' if count == 1 else 's'}"
-            say(f"{students}, {key}: {because}")
+            say(f"{count} student{'' if count == 1 else 's'}, {key}: {because}")
         for name, why in marks.unread:
             say(f"not marked: {name}: {why}")
     raise typer.Exit(0 if marks.is_right else 1)
@@ -155,12 +141,6 @@ def _show(solved: Work, format: Format, digits: int, blank: bool) -> None:
 
     style = show.Style(digits, blank, max(24, min(console.width, 120)))
     if format is Format.json:
-        show_json(show.to_dict(solved, style))
-        return
-    ways = {
-        Format.terminal: show.terminal,
-        Format.markdown: show.markdown,
-        Format.latex: show.latex,
-        Format.html: show.html,
-    }
+        return show_json(show.to_dict(solved, style))
+    ways = {"terminal": show.terminal, "markdown": show.markdown, "latex": show.latex, "html": show.html}
     show_picture(ways[format](solved, style))

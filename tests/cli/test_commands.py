@@ -13,7 +13,7 @@ from rich.text import Text
 
 from clearhead import __version__
 from clearhead.cli.app import _COMMANDS, app
-from clearhead.cli.how import searching
+from clearhead.cli.options import searching
 from clearhead.data import train_bpe
 from clearhead.generation import Beam, Greedy
 from clearhead.models import storage
