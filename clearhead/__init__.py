@@ -6,8 +6,7 @@
     y = ch.attend(q, k, v, masks.causal() & masks.window(256, 0))
 
 Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for,
-so that `clearhead --help` answers at once.
-"""
+so that `clearhead --help` answers at once."""
 
 from typing import TYPE_CHECKING
 
@@ -28,27 +27,7 @@ if TYPE_CHECKING:
 lazy(__name__)
 
 __all__ = [
-    "ClearheadError",
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "KVCache",
-    "MultiHeadAttention",
-    "VisionTransformer",
-    "__version__",
-    "attend",
-    "attention",
-    "check",
-    "claims",
-    "cost",
-    "generate",
-    "load",
-    "look",
-    "masks",
-    "positions",
-    "pretrained",
-    "save",
-    "train",
-    "under",
-    "work",
-]
+    "ClearheadError", "Decoder", "Encoder", "EncoderDecoder", "KVCache", "MultiHeadAttention", "VisionTransformer",
+    "__version__", "attend", "attention", "check", "claims", "cost", "generate", "load", "look", "masks", "positions",
+    "pretrained", "save", "train", "under", "work",
+]  # fmt: skip

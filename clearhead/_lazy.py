@@ -1,8 +1,7 @@
 """Packages whose names are loaded when they are asked for, so that a command imports only what it uses.
 
 A package writes its imports under `if TYPE_CHECKING:`, where type checkers read them, and then `lazy(__name__)`. The
-same imports say here where each name lives, so that none is listed twice.
-"""
+same imports say here where each name lives, so that none is listed twice."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ def stray(ids: Tensor, limit: int) -> int | None:
     """A value of `ids` outside 0 … limit − 1, or None.
 
     Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or break the
-    graph, and the lookup itself still refuses (with a device assertion).
-    """
+    graph, and the lookup itself still refuses (with a device assertion)."""
     if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
         return None
     low, high = (int(end) for end in torch.aminmax(ids))

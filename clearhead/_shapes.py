@@ -1,8 +1,7 @@
 """Shapes in signatures: `Float[Tensor, "B H T D"]`.
 
 jaxtyping reads and checks them in the tests, where its import hook loads it first. Everywhere else the names stand for
-the plain tensor type, so that importing clearhead needs torch alone.
-"""
+the plain tensor type, so that importing clearhead needs torch alone."""
 
 from __future__ import annotations
 

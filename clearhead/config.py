@@ -2,12 +2,12 @@
 
 A choice (`PreNorm()`, `Rotary(base=500)`) is a `Value`. A `Config` is a value of its own file: one kind of model, of
 data or of training. Annotations are the whole schema: they say which values a field takes (`d_model: Count`) and which
-typed choices (`norm: LayerNorm | RMSNorm`). Reading runs no code but the constructors that they name.
-"""
+typed choices (`norm: LayerNorm | RMSNorm`). Reading runs no code but the constructors that they name."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -124,15 +124,11 @@ class Config(Value):
         return cls.from_dict(data)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass, evaluated (once)."""
-    if cls not in _HINTS:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        _HINTS[cls] = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-    return _HINTS[cls]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _refuse_unknown(keys: Iterable[str], known: Iterable[str], owner: str) -> None:
@@ -169,22 +165,13 @@ def _kind_of(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     """The configuration class that `data` names, which must be `cls` or one of its kind."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"got {type(data).__name__}, expected a dict of fields")
-    name = data.get("type", None if cls is Config else cls.__name__)
-    kinds = Config._kinds
-    require(
-        name is not None,
-        "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: "
-        + ", ".join(sorted(kinds)),
-    )
-    require(
-        isinstance(name, str) and name in kinds,
-        f"there is no configuration called {name!r}; {did_you_mean(name, sorted(kinds))}",
-    )
-    kind = kinds[typing.cast(str, name)]
-    require(
-        issubclass(kind, cls),
-        f"got a {name}, expected a {cls.__name__}; read it with {name}.from_dict or Config.from_dict",
-    )
+    name, known = data.get("type", None if cls is Config else cls.__name__), sorted(Config._kinds)
+    unknown = "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: "
+    require(name is not None, unknown + ", ".join(known))
+    require(name in known, f"there is no configuration called {name!r}; {did_you_mean(name, known)}")
+    kind = Config._kinds[typing.cast(str, name)]
+    other = f"got a {name}, expected a {cls.__name__}; read it with {name}.from_dict or Config.from_dict"
+    require(issubclass(kind, cls), other)
     return kind
 
 

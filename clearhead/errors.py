@@ -1,8 +1,7 @@
 """What went wrong, in the caller's words.
 
 Every error this project raises on purpose is a `ClearheadError` and also the built-in error that a caller would expect,
-so `except ValueError` keeps working. A message says what was got, what was expected, and what to do.
-"""
+so `except ValueError` keeps working. A message says what was got, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class ParseError(MaskError):
 
     def __init__(self, message: str, *, text: str = "", column: int = 0) -> None:
         super().__init__(message)
-        self.text = text
-        self.column = column
+        self.text, self.column = text, column
 
 
 class ConfigError(ClearheadError, ValueError):

@@ -2,8 +2,7 @@
 
 What is expected is an annotation: `checked(1.5, "FeedForward: dropout", Rate)` gives "FeedForward: dropout is 1.5;
 expected a number of at least 0 and below 1". Frozen choices and configurations are checked by the annotations of their
-fields (`clearhead/config.py`).
-"""
+fields (`clearhead/config.py`)."""
 
 from __future__ import annotations
 

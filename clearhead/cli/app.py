@@ -1,7 +1,6 @@
 """The `clearhead` command itself: its options, its list of commands, and what happens when one fails.
 
-Commands import what they need when they run, so that `--help` answers at once.
-"""
+Commands import what they need when they run, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -31,29 +30,8 @@ app = typer.Typer(
 # In the order that `--help` shows them, but for those with commands of their own, which it shows last. Each module
 # registers its command on import.
 _COMMANDS = (
-    "translate",
-    "train",
-    "evaluate",
-    "generate",
-    "embed",
-    "transcribe",
-    "listen",
-    "look",
-    "walk",
-    "explore",
-    "work",
-    "exam",
-    "mask",
-    "cost",
-    "check",
-    "claims",
-    "documents",
-    "plot",
-    "bench",
-    "models",
-    "data",
-    "export",
-    "demo",
+    *("translate", "train", "evaluate", "generate", "embed", "transcribe", "listen", "look", "walk", "explore", "work"),
+    *("exam", "mask", "cost", "check", "claims", "documents", "plot", "bench", "models", "data", "export", "demo"),
 )
 
 

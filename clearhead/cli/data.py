@@ -55,8 +55,7 @@ def fetch_set(
 ) -> None:
     """Fetch a data set, where there is a network.
 
-    A fetch goes on where it broke off, is checked, and appears under its name only when it is whole.
-    """
+    A fetch goes on where it broke off, is checked, and appears under its name only when it is whole."""
     from rich.progress import DownloadColumn
 
     from clearhead.data import fetch, find

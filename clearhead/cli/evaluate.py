@@ -25,8 +25,7 @@ def evaluate(
     """Loss, perplexity and accuracy on data that the model has not seen; BLEU and chrF for translation.
 
     For translation a file of pairs is used whole; a folder's dev part otherwise. For speech: single recordings, or
-    streams of 3 to 12 with their digit error rate and latency.
-    """
+    streams of 3 to 12 with their digit error rate and latency."""
     from clearhead import pretrained
     from clearhead.generation import Greedy
 

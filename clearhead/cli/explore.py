@@ -27,8 +27,7 @@ def explore(
 ) -> None:
     """A live page: run and change a model, masks, attention by hand, costs, claims and sheets.
 
-    It listens on this machine only and needs no network. Ctrl-C ends it.
-    """
+    It listens on this machine only and needs no network. Ctrl-C ends it."""
     import os
     import webbrowser
 

@@ -22,8 +22,7 @@ def export(
     """Write a model as a Hugging Face folder: config.json, model.safetensors, its tokenizer, generation_config.json.
 
     transformers loads it with from_pretrained to the same logits. A model that no family can hold is refused, with what
-    stands in the way.
-    """
+    stands in the way."""
     from clearhead import pretrained
 
     trained = pretrained.load(model, dtype=None)

@@ -6,15 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from clearhead import look, pretrained
+from clearhead.checks import subject_of
+from clearhead.checks.subject import Batch, Ids
+from clearhead.cli.named import inputs_of, named
 from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
 from clearhead.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from clearhead.look import Album, Answer, Question
+from clearhead.look import Album, Answer, Question, figures
+from clearhead.look.question import ask as logits_of
 
 Found = tuple[str, dict[str, Any], list[Any]]
 """A title, a document for programs, and charts."""
@@ -34,8 +38,6 @@ class Asked:
 
 def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: Mapping[str, Any]) -> Asked:
     """A model by its name, which has a tokenizer or reads pictures."""
-    from clearhead import look, pretrained
-
     trained = pretrained.load(name, **place)
 
     def needed(text: str | None) -> str:
@@ -60,13 +62,6 @@ def module_asked(
     name: str, given: str | None, inputs: tuple[Any, ...], place: Mapping[str, Any], *, seed: int, length: int
 ) -> Asked:
     """What a factory makes, called as `check` calls it; its input is drawn where no token numbers are given."""
-    import torch
-
-    from clearhead import look
-    from clearhead.checks import subject_of
-    from clearhead.checks.subject import Batch, Ids
-    from clearhead.cli.named import inputs_of, named
-
     subject = subject_of(named(name), **inputs_of(*inputs))
     model, reads = subject.module, subject.inputs
     if not isinstance(model, torch.nn.Module):
@@ -116,11 +111,9 @@ def numbers(text: str, most: int) -> list[int]:
 
 def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool) -> None:
     """One of the views, in the terminal, as JSON, as a figure or as a page."""
-    from clearhead.look import figures, save_page
-
     title, document, charts = _VIEWS[view](asked, told)
     if html is not None:
-        save_page(charts, html, title=title)
+        look.save_page(charts, html, title=title)
     if out is not None:
         figures.save(figures.chart(charts[0]), out)
     if json:
@@ -136,64 +129,49 @@ def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None,
 
 
 def _lens(asked: Asked, told: Mapping[str, Any]) -> Found:
-    from clearhead.look import lens
-
     question = asked.ask(asked.given)
-    found = lens(asked.model, question.given, positions=told["row"])
+    found = look.lens(asked.model, question.given, positions=told["row"])
     return question.title, found.to_dict(question.name), found.charts(question.tokens, question.name)
 
 
 def _attribution(asked: Asked, told: Mapping[str, Any]) -> Found:
-    from clearhead.look import attribute
-
     question, answer, title = _question(asked, told)
-    found = attribute(asked.model, question.given, answer)
+    found = look.attribute(asked.model, question.given, answer)
     return title, found.to_dict(), found.charts()
 
 
 def _patching(asked: Asked, told: Mapping[str, Any]) -> Found:
     """Patching from another input, or ablation where there is none."""
-    from clearhead.look import ablate, patch
-
     question, answer, title = _question(asked, told)
     how: dict[str, Any] = {name: told[name] for name in ("over", "paths") if told[name] is not None}
     if told["patch"] is None:
-        grid = ablate(asked.model, question.given, answer, **how)
+        grid = look.ablate(asked.model, question.given, answer, **how)
     else:
         other: Any = asked.ask(told["patch"]).given
         if question.source:  # of a translation only what was read differs, not what is written
             other = (other[0], question.given[1])  # type: ignore[index]
-        grid = patch(asked.model, question.given, other, answer, **how)
+        grid = look.patch(asked.model, question.given, other, answer, **how)
     is_source = bool(question.source) and grid.rows[0].startswith("encoder")
     return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
 
 
 def _induction(asked: Asked, told: Mapping[str, Any]) -> Found:
-    from clearhead.look import induction
-
-    found = induction(asked.model)
+    found = look.induction(asked.model)
     return "Random tokens, said twice: where each head looks", found.to_dict(), found.charts()
 
 
 def _vectors(asked: Asked, told: Mapping[str, Any]) -> Found:
-    from torch import nn
-
-    from clearhead.look import pca
-
     table = next((m for m in asked.model.modules() if isinstance(m, nn.Embedding)), None)
     if table is None:
         raise ConfigError("this model has no table of token embeddings to show")
-    found = pca(table.weight, [asked.name(i) for i in range(table.num_embeddings)])
+    found = look.pca(table.weight, [asked.name(i) for i in range(table.num_embeddings)])
     return "Token embeddings in two dimensions", found.to_dict(), [found]
 
 
 def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[Question, Answer, str]:
     """The input, what is asked about it, and that in words."""
-    from clearhead.look import Answer
-    from clearhead.look.question import ask
-
     question = asked.ask(asked.given)
-    logits: Tensor = ask(asked.model, question.given)
+    logits: Tensor = logits_of(asked.model, question.given)
     token, versus = (_token(told[name], asked) for name in ("answer", "versus"))
     answer = Answer(token, versus, -1 if told["row"] is None else told["row"]).chosen(logits)
     first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)

@@ -32,8 +32,7 @@ def mask(
 
     Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
     full() causal() window(before, after) every(stride, offset=0) stride(step) prefix(n) blocks(size)
-    scattered(per_row, seed) padding(length), joined by & | ~ and .T
-    """
+    scattered(per_row, seed) padding(length), joined by & | ~ and .T"""
     from clearhead import masks
 
     parsed = masks.parse(expression)

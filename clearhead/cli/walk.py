@@ -27,8 +27,7 @@ def walk(
 ) -> None:
     """Walk through a run: from characters to tokens, through every block, to the next word.
 
-    Each station has its formula, its shape, the numbers of this very run, and why it is there.
-    """
+    Each station has its formula, its shape, the numbers of this very run, and why it is there."""
     from clearhead import look, pretrained
     from clearhead.look.page import written
 

@@ -3,8 +3,7 @@
 import clearhead as ch
 c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
 c.parameters, c.forward.formula, c.memory.peak
-clearhead.costs.compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side
-"""
+clearhead.costs.compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side"""
 
 from __future__ import annotations
 

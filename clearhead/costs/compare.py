@@ -4,8 +4,7 @@ Operations are exact counts (two for each multiplication with its addition), onc
 the well-known table of 2017 counts, and once with the projections that every real layer has. Where one layer
 overtakes another is solved for n.
 
-    n tokens   d width   k kernel   r window   h heads
-"""
+    n tokens   d width   k kernel   r window   h heads"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Other people's models: their weights come in, ours go out, without the libraries that made them.
 
 `load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
-transformers loads. A family is one file in `families/`: its configuration both ways and one table of names.
-"""
+transformers loads. A family is one file in `families/`: its configuration both ways and one table of names."""
 
 from __future__ import annotations
 
@@ -23,21 +22,9 @@ from clearhead.interop.text import companions, limits_of, pooling_of, start_of, 
 from clearhead.interop.writing import export
 
 __all__ = [
-    "FAMILIES",
-    "Source",
-    "companions",
-    "config_of",
-    "export",
-    "is_foreign",
-    "limits_of",
-    "load",
-    "open_source",
-    "pooling_of",
-    "read",
-    "start_of",
-    "stops_of",
-    "tokenizer_of",
-]
+    "FAMILIES", "Source", "companions", "config_of", "export", "is_foreign", "limits_of", "load", "open_source",
+    "pooling_of", "read", "start_of", "stops_of", "tokenizer_of",
+]  # fmt: skip
 
 
 def is_foreign(name: str | Path) -> bool:

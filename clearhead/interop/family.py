@@ -2,8 +2,7 @@
 
 A family is one file in `families/`. It says what every key of a configuration means (`fields` for keys that are a field
 of ours under another name, `read` and `write` for the others, `harmless` for those that change no number) and which
-stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused by its name.
-"""
+stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused by its name."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ class Family:
     second with what is meant where the key is left out, or a `Field` where values differ too. `read` gives the other
     fields, `write` the other keys. `rows` gives the table of names, spelt as the maker exports them; `prefix` is what
     its models without a head leave out, and `aliases` are older spellings, replaced in this order. `constants` are
-    tensors that are stored and yet no weights: what is read is compared with them, and they are written again.
-    """
+    tensors that are stored and yet no weights: what is read is compared with them, and they are written again."""
 
     name: str  # model_type
     architecture: str  # the class that transformers loads an export into

@@ -1,8 +1,7 @@
 """GGUF files (llama.cpp's): one file with configuration, tokenizer and tensors, quantised blocks made float.
 
 The `gguf` package reads the file, memory-mapped, and turns blocks into numbers; here the file's names and keys become
-those of transformers, so that a family is written once.
-"""
+those of transformers, so that a family is written once."""
 
 from __future__ import annotations
 

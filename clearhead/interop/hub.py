@@ -1,7 +1,6 @@
 """Models by their name on the Hugging Face hub: `hf:org/name`, or `hf:org/name@revision`, in the hub's own cache.
 
-What is in the cache is used without asking the network. Only files that are data are fetched, never code or pickles.
-"""
+What is in the cache is used without asking the network. Only files that are data are fetched, never code or pickles."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Foreign weights into a model of ours: the configuration first, then every name and shape, then tensor by tensor.
 
 Nothing is read before everything fits, and the model is built without numbers, so that what is in memory is the weights
-and at most one tensor more.
-"""
+and at most one tensor more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Where foreign weights lie: a folder of safetensors, or one GGUF file. A `Source` knows every tensor's shape without
-reading it, and reads one at a time, memory-mapped, to the device that is wanted. Nothing here runs code from a file.
-"""
+reading it, and reads one at a time, memory-mapped, to the device that is wanted. Nothing here runs code from a file."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 One table serves both directions. In a name `#` stands for a number (the layer) and `*` for the rest (weight or bias);
 both sides of a row have the same ones in the same order. A transform is written once and knows its way back; one that
-loses information has none, and `back` says so.
-"""
+loses information has none, and `back` says so."""
 
 from __future__ import annotations
 

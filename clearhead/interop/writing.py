@@ -1,8 +1,7 @@
 """A model of ours as a Hugging Face folder, which transformers' `from_pretrained` loads to the same numbers.
 
 The family is the first that can hold the model: its keys must read back as the same configuration. The folder appears
-whole or not at all.
-"""
+whole or not at all."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def export(
 ) -> Family:
     """Write a model into a new folder and say as which family.
 
-    `keys` are added to config.json (the ids of special tokens); `files` are texts by name, such as tokenizer.json.
-    """
+    `keys` are added to config.json (the ids of special tokens); `files` are texts by name, such as tokenizer.json."""
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and would rename every weight
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -3,8 +3,7 @@
 from clearhead import pretrained
 
 model = pretrained.load("en-es")          # in the box, a run's folder, a Hugging Face folder, hf:org/name, a .gguf file
-pretrained.translate(model, ["Hello world"])
-"""
+pretrained.translate(model, ["Hello world"])"""
 
 from __future__ import annotations
 
@@ -25,23 +24,6 @@ if TYPE_CHECKING:
 lazy(__name__)
 
 __all__ = [
-    "BOX",
-    "Evaluation",
-    "Event",
-    "Listener",
-    "Segment",
-    "Trained",
-    "Transcript",
-    "Translated",
-    "cards",
-    "conversation",
-    "evaluate",
-    "export",
-    "load",
-    "load_model",
-    "names",
-    "nearest",
-    "transcribe",
-    "translate",
-    "translations",
-]
+    "BOX", "Evaluation", "Event", "Listener", "Segment", "Trained", "Transcript", "Translated", "cards", "conversation",
+    "evaluate", "export", "load", "load_model", "names", "nearest", "transcribe", "translate", "translations",
+]  # fmt: skip

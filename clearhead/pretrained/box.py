@@ -36,27 +36,23 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def is_ours(name: str | Path) -> bool:
     """Whether a name stands for a model of this project's own form: in the box, or a folder with config.toml."""
-    return str(name) in names() or any(
-        (folder / "config.toml").is_file() for folder in (Path(name), Path(name, "model"))
-    )
+    return _folder(name) is not None
+
+
+def _folder(name: str | Path) -> Path | None:
+    places = [BOX / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
+    return next((folder for folder in places if (folder / "config.toml").is_file()), None)
 
 
 def find(name: str | Path) -> Path:
     """The folder that a name or a path stands for."""
-    path = Path(name)
-    known = names()
-    if str(name) in known:
-        return BOX / str(name)
-    for folder in (path, path / "model"):
-        if (folder / "config.toml").is_file():
-            return folder
+    if (folder := _folder(name)) is not None:
+        return folder
+    path, known = Path(name), names()
     if path.is_dir():
-        unfinished = (path / "train.toml").is_file()
-        hint = (
-            f"its run is not finished; go on with: clearhead train --resume {path}"
-            if unfinished
-            else "expected config.toml, or config.json of a Hugging Face folder"
-        )
+        hint = "expected config.toml, or config.json of a Hugging Face folder"
+        if (path / "train.toml").is_file():
+            hint = f"its run is not finished; go on with: clearhead train --resume {path}"
         raise StorageError(f"{path} holds no model: {hint}")
     hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
     raise StorageError(

@@ -67,8 +67,7 @@ def evaluate(
     """Measure a model on its task's validation part, or for translation on a whole file of pairs.
 
     `data` is where the data are (a task that makes its own needs none). `limit` takes only the first examples. For
-    speech those are single recordings or, if asked for, `streams` that are put together from them.
-    """
+    speech those are single recordings or, if asked for, `streams` that are put together from them."""
     if streams:
         trained.require("speech")
     split, task = _validation(trained, data)
@@ -113,21 +112,14 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
 @torch.no_grad()
 def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, Any]:
     device = next(trained.model.parameters()).device
-    step = 256
     sums, labels = torch.zeros(2, dtype=torch.float64), 0
     # Rows of like length together: the sums do not depend on it, the padding does.
-    order = split.lengths()[:n].sum(1).argsort()
-    for start in range(0, n, step):
-        batch = split.batch(order[start : start + step]).to(device)
+    for rows in split.lengths()[:n].sum(1).argsort().split(256):
+        batch = split.batch(rows).to(device)
         sums += scores(trained.model, batch).cpu()
         labels += batch.n_labels
-    loss = sums[0].item() / labels
-    return {
-        "labels": labels,
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "accuracy": sums[1].item() / labels,
-    }
+    loss, accuracy = (sums / labels).tolist()
+    return {"labels": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
 
 
 def _speech(trained: Trained, split: Split[Any], n: int, streams: bool) -> dict[str, Any]:
@@ -145,10 +137,7 @@ def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
     except ImportError as error:
         raise MissingDependencyError("BLEU and chrF need sacrebleu: pip install sacrebleu") from error
     bleu, chrf = BLEU(), CHRF()
-    numbers = {
-        "bleu": bleu.corpus_score(made, [wanted]).score,
-        "chrf": chrf.corpus_score(made, [wanted]).score,
-    }
+    numbers = {name: one.corpus_score(made, [wanted]).score for name, one in (("bleu", bleu), ("chrf", chrf))}
     return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}
 
 
@@ -157,8 +146,8 @@ def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
     tokenizer = trained.tokenizer
     device = next(trained.model.parameters()).device
     right = 0
-    for start in range(0, n, 512):
-        batch = split.batch(torch.arange(start, min(n, start + 512)))
+    for rows in torch.arange(n).split(512):
+        batch = split.batch(rows)
         prompts, answers = [], []
         for ids, labels, weights in zip(batch.ids, batch.labels, batch.weights, strict=True):  # type: ignore[attr-defined]
             first = int(weights.argmax())  # the first label that counts stands beside <START>

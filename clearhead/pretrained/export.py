@@ -53,23 +53,18 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
 
     if isinstance(tokenizer, BytePairs | Pieces):
         return tokenizer.to_json()
-    words: list[str]
     if isinstance(tokenizer, Characters):
-        special = [PAD, BOS, EOS, *([UNK] if tokenizer.unknown else [])]
-        words = [*special, *tokenizer.alphabet]
-        inner: Any = Inner(_words(models, words, UNK if tokenizer.unknown else None))
+        special, unknown = [PAD, BOS, EOS], [UNK] if tokenizer.unknown else []
+        special += unknown
+        words = {word: number for number, word in enumerate([*special, *tokenizer.alphabet])}
+        inner: Any = Inner(models.WordLevel(words, *unknown))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
     elif isinstance(tokenizer, Symbols):
-        special, words = list(tokenizer.special), list(tokenizer.symbols)
-        inner = Inner(_words(models, words, None))
+        special = list(tokenizer.special)
+        inner = Inner(models.WordLevel({word: number for number, word in enumerate(tokenizer.symbols)}))
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         raise DataError(f"a {type(tokenizer).__name__} tokenizer has no form that transformers reads")
     inner.add_special_tokens(special)
     return inner.to_str()
-
-
-def _words(models: Any, words: list[str], unknown: str | None) -> Any:
-    vocabulary = {word: number for number, word in enumerate(words)}
-    return models.WordLevel(vocabulary) if unknown is None else models.WordLevel(vocabulary, unk_token=unknown)

@@ -8,8 +8,7 @@
 
 What it gives does not depend on the pieces: the mask under which the model was trained says how far each moment sees,
 and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A mask that looks ahead
-without end (`full()`) is run once, at the end.
-"""
+without end (`full()`) is run once, at the end."""
 
 from __future__ import annotations
 

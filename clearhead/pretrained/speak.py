@@ -132,19 +132,14 @@ def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64
 
 @torch.no_grad()
 def _read(
-    trained: Trained,
-    texts: Sequence[str],
-    use: Callable[[Encoder, Tensor, Tensor], Tensor],
-    batch: int,
-    longest: int | None = None,
+    trained: Trained, texts: Sequence[str], use: Callable[..., Tensor], batch: int, longest: int | None = None
 ) -> Tensor:
-    """A row for each text of what `use` makes of an encoder's vectors (B, T, M) and their numbers (B,). Texts of like
-    length go together, so that little is padding."""
+    """A row for each text of what `use(model, x, lengths)` makes of an encoder's vectors (B, T, M) and their
+    numbers (B,). Texts of like length go together, so that little is padding."""
     model = trained.model
     if not isinstance(model, Encoder):
-        raise DataError(
-            f"{trained.name} reads no texts as a whole: it is a {type(model).__name__}, expected an Encoder"
-        )
+        kind = type(model).__name__
+        raise DataError(f"{trained.name} reads no texts as a whole: it is a {kind}, expected an Encoder")
     longest = min(longest or model.config.max_len, model.config.max_len)
     rows = [torch.tensor(trained.tokenizer.prompt(text, longest), dtype=torch.int64) for text in texts]
     device, order = next(model.parameters()).device, sorted(range(len(rows)), key=lambda i: len(rows[i]))

@@ -33,13 +33,8 @@ GREEDY = Greedy()
 
 
 # What a model can do that comes without a recipe.
-_TASKS = {
-    Decoder: "text",
-    Encoder: "vectors",
-    EncoderDecoder: "translation",
-    SpeechEncoder: "speech",
-    VisionTransformer: "pictures",
-}
+_TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
+_TASKS |= {SpeechEncoder: "speech", VisionTransformer: "pictures"}
 
 
 @dataclass(frozen=True)
@@ -177,8 +172,7 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     of a model, a Hugging Face folder, `"hf:org/name"`, a .gguf file.
 
     Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
-    model it is.
-    """
+    model it is."""
     if not is_ours(name) and interop.is_foreign(name):
         return interop.read(interop.open_source(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)

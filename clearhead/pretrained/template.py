@@ -1,8 +1,7 @@
 """A chat template rendered in a process of its own: a template is a program by a stranger.
 
 It runs in Jinja's sandbox, which keeps it away from Python, and the process has little memory and time, so that a loop
-without an end or a text without one costs seconds and nothing else. Run as a script: JSON in, JSON out.
-"""
+without an end or a text without one costs seconds and nothing else. Run as a script: JSON in, JSON out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """DINOv2 (Oquab et al., 2023), without and with registers: a ViT whose branches are scaled, with or without a head.
 
-The token that stands for hidden patches in pretraining is not read: nothing here hides patches.
-"""
+The token that stands for hidden patches in pretraining is not read: nothing here hides patches."""
 
 from __future__ import annotations
 

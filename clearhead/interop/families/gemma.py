@@ -1,7 +1,6 @@
 """Gemma (2024): Llama's blocks with GELU gates, scaled embeddings, and norms whose scale is 1 + weight.
 
-Gemma 2 has norms on both sides of a branch, scores and logits under a cap, and a window in every other layer.
-"""
+Gemma 2 has norms on both sides of a branch, scores and logits under a cap, and a window in every other layer."""
 
 from __future__ import annotations
 

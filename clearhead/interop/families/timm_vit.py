@@ -1,8 +1,7 @@
 """ViT and DeiT as timm writes them: its configuration names a variant, and `model_args` what differs from it.
 
 A variant's name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written
-here for the variants whose number follows from the name.
-"""
+here for the variants whose number follows from the name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """ViT (Dosovitskiy et al., 2021) and DeiT (Touvron et al., 2021) as transformers writes them.
 
-DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher.
-"""
+DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher."""
 
 from __future__ import annotations
 

@@ -97,8 +97,7 @@ _STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
 def read_rotary(keys: Keys, base: float = 10000.0, fraction: float = 1.0) -> Rotary:
     """Rotary positions, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) writes them.
 
-    `base` and `fraction` are what the family takes where neither says them.
-    """
+    `base` and `fraction` are what the family takes where neither says them."""
     new, old, theta = keys("rope_parameters", None), keys("rope_scaling", None), keys("rope_theta", base)
     fraction = keys("partial_rotary_factor", fraction)
     rope = dict(new or old or {})
