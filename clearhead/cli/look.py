@@ -170,9 +170,9 @@ def _drawings(
     p, layer, wide = picture, f"{picture.title}, layer {picture.layer}", console.width
     match view:
         case View.heatmap:
-            title, grid = name_of(p, head), (p.weights(head), p.rows, p.columns)
-            drawn = partial(terminal.heatmap, *grid, width=wide, colour=colour())
-            return title, drawn, partial(figures.heat, *grid, title=title)
+            title, cells = name_of(p, head), (p.weights(head), p.rows, p.columns)
+            drawn = partial(terminal.heatmap, *cells, width=wide, colour=colour())
+            return title, drawn, partial(figures.heat, *cells, title=title)
         case View.heads:
             stack = partial(figures.head_grid, album.groups[p.group], title=p.title)
             return layer, partial(terminal.head_grid, p, width=wide), stack

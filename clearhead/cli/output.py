@@ -95,7 +95,9 @@ def colour() -> bool:
 
 
 @contextmanager
-def progress(what: str, *columns: Any, hidden: bool, transient: bool = True) -> Iterator[Callable[[int, int], None]]:
+def progress(
+    what: str, *columns: Any, hidden: bool, transient: bool = True
+) -> Iterator[Callable[[int, int | None], None]]:
     """A bar while something is done; yields what is told how much is done, of how much."""
     from rich.progress import Progress
 

@@ -173,12 +173,16 @@ class Family:
                 return f"{field.name} is {ours!s}, which {self.name} can only write as {theirs!s}"
         return None
 
-    def spelt(self, name: str, rows: Iterable[Row]) -> str:
-        """A stored name as the table spells it: without older words, with the prefix that a bare model leaves out."""
-        for old, new in self.aliases:
-            name = name.replace(old, new)
-        known = fits(name, self.ignored) or any(row.move(name, theirs=True) for row in rows)
-        return name if known else self.prefix + name
+    def spelt(self, names: Iterable[str], config: Config) -> dict[str, str]:
+        """Stored names by the table's spelling: without older words, with the prefix that a bare model leaves out."""
+        rows, found = self.rows(config), {}
+        for stored in names:
+            name = stored
+            for old, new in self.aliases:
+                name = name.replace(old, new)
+            known = fits(name, self.ignored) or any(row.move(name, theirs=True) for row in rows)
+            found[name if known else self.prefix + name] = stored
+        return found
 
     def moves(self, config: Config, names: Iterable[str]) -> list[Move]:
         """The rows that make our tensors of these names; each tensor is made by one row."""

@@ -51,8 +51,7 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
 
 def _check_constants(family: Family, config: Any, source: Source, get: Callable[[str], Tensor]) -> None:
     """Raise where a tensor that nobody learns is not what the model will compute, to half precision."""
-    rows = family.rows(config)
-    stored = {family.spelt(name, rows): name for name in source.shapes}
+    stored = family.spelt(source.shapes, config)
     for name, wanted in family.constants(config, torch.float32).items():
         if name not in stored:
             continue
@@ -77,8 +76,7 @@ def _matched(
     family: Family, config: Any, source: Source, wanted: dict[str, Tensor]
 ) -> list[tuple[Move, list[tuple[int, ...]]]]:
     """What to read for which of our tensors, by the names in the source; whatever does not fit is refused here."""
-    rows = family.rows(config)
-    stored = {family.spelt(name, rows): name for name in source.shapes}
+    stored = family.spelt(source.shapes, config)
     moves = family.moves(config, wanted)
     faults = ["two stored names are one"] if len(stored) != len(source.shapes) else []
     if missing := [name for move in moves for name in move.theirs if name not in stored]:
