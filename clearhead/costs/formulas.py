@@ -94,9 +94,8 @@ class Reader:
                 if found.log.shape() == self.log.shape():
                     self._probe = found
                 else:
-                    self.why_none = (
-                        "at other sizes the module runs other operators (it loops over a size, or plans by it)"
-                    )
+                    other = "at other sizes the module runs other operators"
+                    self.why_none = f"{other} (it loops over a size, or plans by it)"
         return self._probe
 
     def formula(self, select: Select, value: int) -> Any:

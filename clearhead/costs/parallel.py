@@ -48,21 +48,18 @@ def share(found: Cost, gpus: int, parallel: str, *, machine: Machine | None = No
     if parallel not in ("ddp", "fsdp"):
         raise ConfigError(f"parallel is {parallel!r}; expected ddp or fsdp")
     if gpus < 2 or not found.training:
-        raise ConfigError(
-            f"sharing is for a training step on at least 2 GPUs; got gpus={gpus}, training={found.training}"
-        )
+        got = f"gpus={gpus}, training={found.training}"
+        raise ConfigError(f"sharing is for a training step on at least 2 GPUs; got {got}")
     made = _ddp(found, gpus) if parallel == "ddp" else _fsdp(found, gpus)
     if machine is None or link is None:
         return made
     took = found.time(machine)
     sending = made.sent / link
     # Gradients travel while earlier layers compute theirs; of FSDP's three thirds one goes behind the forward pass.
-    hidden = (
-        [(sending, took.backward)]
-        if parallel == "ddp"
-        else [(sending / 3, took.forward), (sending * 2 / 3, took.backward)]
-    )
-    computing = took.seconds - (took.optimiser * (1 - 1 / gpus) if parallel == "fsdp" else 0.0)
+    hidden, computing = [(sending, took.backward)], took.seconds
+    if parallel == "fsdp":
+        hidden = [(sending / 3, took.forward), (sending * 2 / 3, took.backward)]
+        computing -= took.optimiser * (1 - 1 / gpus)
     seconds = computing + sum(max(0.0, sent - behind) for sent, behind in hidden)
     return Share(**{**asdict(made), "computing": computing, "sending": sending, "seconds": seconds})
 

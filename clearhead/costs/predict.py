@@ -93,12 +93,10 @@ def _checked_length(label: str, given: Example, tokens: Tokens, log: Log) -> Tok
     reads = log.looks[0].queries if log.looks else None
     if tokens == reads:
         return None
-    what = "takes no sequence; leave tokens out"
-    if reads is not None:
-        what = (
-            f"of these images reads {reads} tokens, got tokens={tokens}; change image_size in its configuration instead"
-        )
-    raise ShapeError(f"{label} {what}")
+    if reads is None:
+        raise ShapeError(f"{label} takes no sequence; leave tokens out")
+    got = f"got tokens={tokens}; change image_size in its configuration instead"
+    raise ShapeError(f"{label} of these images reads {reads} tokens, {got}")
 
 
 def _check_choices(dtype: torch.dtype, impl: str, recompute: str | None) -> None:

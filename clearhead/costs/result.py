@@ -3,7 +3,7 @@ with its formula. A part is a module, by its path; the layers of a list are one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -147,7 +147,7 @@ class Cost:
     @cached_property
     def parameters(self) -> Amount:
         """How many numbers the module learns."""
-        return self.reader.amount(lambda log: ((p.path, p.elements) for p in log.parameters.values()))
+        return self.reader.amount(_learnt)
 
     forward = _amount("Operations of the forward pass.", "products", "forward")
     backward = _amount("Operations of the way back, with what is run again.", "products", "backward", "recompute")
@@ -172,15 +172,16 @@ class Cost:
         return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
     def _part(self, name: str) -> Part:
+        def own(select: Callable[[Log], Terms]) -> Amount:
+            return self.reader.amount(lambda log: ((path, n) for path, n in select(log) if normal(path) == name))
+
         return Part(
             name,
-            self.reader.amount(
-                lambda log: ((p.path, p.elements) for p in log.parameters.values() if normal(p.path) == name)
-            ),
+            own(_learnt),
             self._steps("products", "forward", name=name),
             self._steps("products", "backward", "recompute", name=name),
             self._steps("moved", "forward", name=name),
-            self.reader.amount(lambda log: ((path, n) for path, n in _kept(log) if normal(path) == name)),
+            own(_kept),
             sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
         )
 
@@ -306,9 +307,8 @@ class Cost:
         """Every total and every part's formula, as text or as TeX."""
         found = {name: getattr(self, name) for name in ("parameters", "forward", "backward", "traffic")}
         found |= {f"memory.{name}": amount for name, amount in self.memory.rows()}
-        found |= {
-            f"{part.name}.{what}": getattr(part, what) for part in self.parts for what in ("parameters", "forward")
-        }
+        for part in self.parts:
+            found |= {f"{part.name}.parameters": part.parameters, f"{part.name}.forward": part.forward}
         return {name: amount.latex if latex else str(amount.formula) for name, amount in found.items() if amount.value}
 
     def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
@@ -323,9 +323,7 @@ class Cost:
         names = ("subject", "batch", "training", "impl", "device", "recompute", "sizes")
         memory = {name: both(amount) for name, amount in self.memory.rows()}
         made_of = {name: both(amount) for name, amount in self.memory.peak_made_of.items()}
-        pairs = (
-            None if self.pairs is None else {n: getattr(self.pairs, n).value for n in ("dense", "allowed", "computed")}
-        )
+        counted = {name: getattr(self.pairs, name).value for name in ("dense", "allowed", "computed") if self.pairs}
         told = ("parameters", "forward", "backward", "traffic", "kept")
         return {
             **{name: getattr(self, name) for name in names},
@@ -334,7 +332,7 @@ class Cost:
             "operations": all_of(self, "forward", "backward"),
             "kernels": self.n_launches,
             "memory": {**memory, "peak_when": self.memory.peak_when, "peak_made_of": made_of},
-            "pairs": pairs,
+            "pairs": counted or None,
             "parts": [{"part": part.name, **all_of(part, *told), "kernels": part.kernels} for part in self.parts],
             "bottleneck": self.bottleneck,
             "odd_products": list(self.odd_products),
@@ -364,6 +362,10 @@ class Cost:
     def _repr_html_(self) -> str:
         parts = html_table(self._rows(), right=(1, 2, 3), caption=self._title)
         return parts + html_table(self._memory(), right=(1,))
+
+
+def _learnt(log: Log) -> Terms:
+    return ((p.path, p.elements) for p in log.parameters.values())
 
 
 def _kept(log: Log) -> Terms:

@@ -204,9 +204,5 @@ _ON_GPU: dict[Any, Callable[..., Tensor]] = {
 _TOLD: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),
     ("clearhead.attention.kernels.reference", "_allowed", lambda call, bias: call.allowed()),
-    (
-        "torch.nn.modules.transformer",
-        "_detect_is_causal_mask",
-        lambda mask, is_causal=None, size=None: mask is not None,
-    ),
+    ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, *_, **__: mask is not None),
 )
