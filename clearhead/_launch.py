@@ -19,8 +19,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["counters", "early", "prefetch", "wait"]
-
 _COUNTERS: dict[torch.device, list[torch.Tensor]] = {}
 
 

@@ -22,8 +22,6 @@ from torch import nn
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require
 
-__all__ = ["Config", "Value", "toml_document"]
-
 # TOML has no null. A field that is None is left out where None is its default, and written as this word where it
 # is not.
 _NONE = "none"
@@ -260,15 +258,11 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, float):
-        return str(value) if not math.isfinite(value) else repr(value)
-    if isinstance(value, (int, Decimal)):
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
+    if isinstance(value, (bool, str, int, float)):
+        # As JSON writes it; its escapes are TOML's, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):

@@ -18,8 +18,6 @@ from clearhead.errors import StorageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["refusals", "save_tensors", "sync", "write_atomically"]
-
 
 @contextlib.contextmanager
 def refusals(what: str, then: str = "what was there before is untouched") -> Iterator[None]:

@@ -18,9 +18,6 @@ from clearhead.errors import ConfigError
 from clearhead.masks import Mask, causal, every, full, window
 from clearhead.values import whole
 
-__all__ = ["Comparison", "Crossing", "Layer", "cache", "changeover", "compare", "heads", "patterns"]
-
-
 FIELDS = ("order", "mixing", "operations", "sequential", "path", "memory", "parameters")
 
 

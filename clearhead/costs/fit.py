@@ -11,8 +11,6 @@ from clearhead.costs.predict import cost
 from clearhead.costs.result import Cost
 from clearhead.errors import ConfigError
 
-__all__ = ["Fit", "bytes_of", "fit"]
-
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{kind}": base**power
     for power, letter in enumerate("kmgt", start=1)

@@ -16,8 +16,6 @@ from typing import Any
 
 from clearhead.costs.watch import Log
 
-__all__ = ["Amount", "Probe", "Reader"]
-
 Select = Callable[[Log], Iterable[tuple[str, int]]]
 """Picks terms out of a log: each with the path of the module it belongs to."""
 

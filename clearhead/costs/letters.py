@@ -18,8 +18,6 @@ from clearhead.costs.subjects import Model
 from clearhead.costs.ways import PAIR_LETTERS
 from clearhead.errors import ClearheadError
 
-__all__ = ["letters_of", "probe_of", "repeats_of"]
-
 _BATCH, _HEADS, _GROUPS, _WIDTH, _FREE = 9973, 101, 53, 31, 109
 # Lengths, and what their 32nd part is rounded up to: fused attention keeps its sums in pieces of 32 queries.
 _TARGETS = ((1951, 61), (991, 31), (223, 7), (61, 2))

@@ -26,8 +26,6 @@ from clearhead.errors import ConfigError
 
 _STORED = Path(__file__).parent / "machines"
 
-__all__ = ["Machine", "dtype_name"]
-
 
 @dataclass(frozen=True)
 class Machine:

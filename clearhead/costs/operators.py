@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Ceiling", "Kernel", "Terms", "kernels_of", "scratch_of", "tensors_in"]
-
 Terms: TypeAlias = tuple[int, ...]
 _ALIGNED = 8  # elements of half precision that a tensor core loads at once
 _WIDE = 4

@@ -15,8 +15,6 @@ from clearhead.costs.machine import Machine
 from clearhead.costs.result import ADAM, Cost
 from clearhead.errors import ConfigError
 
-__all__ = ["Share", "link_of", "share"]
-
 
 @dataclass(frozen=True)
 class Share:

@@ -20,8 +20,6 @@ from clearhead.masks import Mask, as_mask
 from clearhead.models import Config
 from clearhead.values import whole
 
-__all__ = ["cost"]
-
 _IMPLEMENTATIONS = ("auto", "fused", "gathered", "reference")
 
 

@@ -18,8 +18,6 @@ from clearhead.costs.ways import Look, plan_on
 from clearhead.masks import Mask
 from clearhead.tables import html_table, table
 
-__all__ = ["ADAM", "Cost", "Memory", "Part", "Time", "readable_bytes", "readable_count"]
-
 ADAM = 2  # numbers that AdamW keeps for each parameter
 Terms = Iterator[tuple[str, int]]
 

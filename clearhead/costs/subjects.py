@@ -17,8 +17,6 @@ from clearhead.errors import ConfigError
 from clearhead.models import PRESETS, Config
 from clearhead.values import did_you_mean
 
-__all__ = ["AttentionSizes", "Model", "built", "model_of", "on_nothing", "preset", "set_impl"]
-
 
 @dataclass(frozen=True)
 class AttentionSizes:

@@ -29,8 +29,6 @@ from clearhead.costs.operators import Kernel, kernels_of, scratch_of, tensors_in
 from clearhead.costs.ways import Look, Ways
 from clearhead.errors import ClearheadError, ConfigError
 
-__all__ = ["Log", "Step", "Storage", "Watch", "blocks_of", "watch"]
-
 
 class Step(NamedTuple):
     """One operator that ran kernels: where (the module's path), in which phase, and what it asks of a machine."""

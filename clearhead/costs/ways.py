@@ -28,8 +28,6 @@ from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.masks import Causal, Full, Mask, as_mask
 
-__all__ = ["PAIR_LETTERS", "Look", "Ways", "plan_on"]
-
 PAIR_LETTERS = {10_007: "P", 10_009: "P_g"}
 """Stand for the pairs allowed and the pairs computed, where formulas are read and these have none."""
 

@@ -19,8 +19,6 @@ from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Move, Row, Shape, fits
 
-__all__ = ["Family", "Field", "Fields", "Keys"]
-
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
     *("_name_or_path", "_attn_implementation*", "architectures", "attn_implementation", "bos_token_id", "dtype"),

@@ -18,8 +18,6 @@ from clearhead.errors import DataError, MissingDependencyError, StorageError
 from clearhead.interop.source import Source
 from clearhead.interop.table import Row, Shape
 
-__all__ = ["GGUF"]
-
 # Keys of a file, behind the name of its architecture, and what transformers calls them.
 _KEYS = {
     "context_length": "max_position_embeddings",

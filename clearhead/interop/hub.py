@@ -9,8 +9,6 @@ from pathlib import Path
 
 from clearhead.errors import MissingDependencyError, StorageError
 
-__all__ = ["PREFIX", "fetch"]
-
 PREFIX = "hf:"
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "spiece.model", "*.spm"]
 

@@ -19,8 +19,6 @@ from clearhead.interop.source import Source
 from clearhead.interop.table import Move, fits
 from clearhead.models import storage
 
-__all__ = ["family_of", "read"]
-
 
 def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
     """The model that a source holds, for evaluation. `dtype=None` keeps the widest that is stored."""

@@ -21,8 +21,6 @@ from clearhead.errors import DataError, StorageError
 from clearhead.interop.table import Shape
 from clearhead.models import storage
 
-__all__ = ["CONFIG", "GENERATION", "WEIGHTS", "Folder", "Source", "read_json", "refuse_pickle"]
-
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -10,8 +10,6 @@ from clearhead.errors import ConfigError, StorageError
 from clearhead.generation import Limits
 from clearhead.interop.source import CONFIG, GENERATION, Source, read_json
 
-__all__ = ["companions", "limits_of", "pooling_of", "start_of", "stops_of", "tokenizer_of"]
-
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (
     *(FILE_NAME, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),

@@ -23,8 +23,6 @@ from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family
 from clearhead.interop.source import CONFIG, WEIGHTS
 
-__all__ = ["choose", "export", "tensors"]
-
 
 def export(
     model: nn.Module,

@@ -157,6 +157,3 @@ def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
         made = generate(trained.model, prompts, how=how, max_new=longest + 1, stop=tokenizer.eos_id)
         right += sum(made.sequence(i, with_stop=True).tolist() == answer for i, answer in enumerate(answers))
     return right / n
-
-
-__all__ = ["Evaluation", "evaluate"]

@@ -13,8 +13,6 @@ from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, Characters, Symbols, T
 from clearhead.errors import DataError
 from clearhead.pretrained.store import Trained
 
-__all__ = ["export"]
-
 
 def export(trained: Trained, folder: str | Path, *, family: str | None = None) -> str:
     """Write a model into a new folder, from which transformers loads it, and say as which family."""

@@ -13,8 +13,6 @@ from clearhead.data.task import Split
 from clearhead.errors import ConfigError
 from clearhead.models import SpeechEncoder
 
-__all__ = ["Heard", "hear"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:

@@ -24,8 +24,6 @@ from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
 from clearhead.models import SpeechEncoder
 from clearhead.values import Count, NotNegative, checked
 
-__all__ = ["Event", "Listener"]
-
 _PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no more memory than what comes bit by bit
 
 

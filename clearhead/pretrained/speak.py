@@ -20,8 +20,6 @@ from clearhead.pretrained.template import render
 if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
-__all__ = ["Talk", "chat", "classify", "conversation", "embed", "generate", "nearest", "pieces", "room_for", "stream"]
-
 Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
 _GREEDY = Greedy()

@@ -176,6 +176,3 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     if not is_ours(name) and interop.is_foreign(name):
         return interop.read(interop.open_source(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
-
-
-__all__ = ["Trained", "load", "load_model"]

@@ -13,8 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["render"]
-
 SECONDS, BYTES, LONGEST = 10, 1 << 29, 1 << 22  # of the process; of its text, in characters
 
 

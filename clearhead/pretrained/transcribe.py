@@ -20,8 +20,6 @@ from clearhead.errors import DataError
 from clearhead.generation import Greedy, How, Limits, Times, generate
 from clearhead.pretrained.store import Trained
 
-__all__ = ["Segment", "Transcript", "transcribe"]
-
 _GREEDY = Greedy()
 _BATCH = 8  # windows that are heard together
 
