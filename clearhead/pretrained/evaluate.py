@@ -20,14 +20,13 @@ from clearhead.data.speech import Speech
 from clearhead.data.task import Split
 from clearhead.data.translation import PairSplit, Translation, read_pairs
 from clearhead.errors import ConfigError, DataError, MissingDependencyError
-from clearhead.generation import Greedy, How, generate
+from clearhead.generation import How, generate
 from clearhead.pretrained.hear import hear
+from clearhead.pretrained.speak import GREEDY
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
 from clearhead.training.loss import scores
 from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
-
-_GREEDY = Greedy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ def evaluate(
     trained: Trained,
     data: str | Path | None = None,
     *,
-    how: How = _GREEDY,
+    how: How = GREEDY,
     limit: int | None = None,
     streams: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,

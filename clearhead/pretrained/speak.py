@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
-_GREEDY = Greedy()
+GREEDY = Greedy()
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
-def generate(trained: Trained, texts: Sequence[str], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
+def generate(trained: Trained, texts: Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> list[str]:
     """What the model writes after each text, without the text itself, or of a text, where it reads one and writes
     another; all of them in one batch."""
     if trained.task == "translation":
@@ -35,7 +35,7 @@ def generate(trained: Trained, texts: Sequence[str], *, how: How = _GREEDY, max_
     return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], how, max_new)
 
 
-def chat(trained: Trained, talks: Sequence[Talk], *, how: How = _GREEDY, max_new: int = 100) -> list[str]:
+def chat(trained: Trained, talks: Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> list[str]:
     """What the model answers in each conversation, which its own template makes one text of."""
     trained.require("text")
     return _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
@@ -69,7 +69,7 @@ def after(trained: Trained, ids: list[int], new: list[int]) -> str:
     return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
 
 
-def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = _GREEDY, max_new: int = 100) -> Iterator[str]:
+def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
     """What the model writes after a text, or answers in a conversation, piece by piece as it is made."""
     trained.require("text")
     ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)

@@ -27,10 +27,8 @@ from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, Vi
 from clearhead.pretrained import speak
 from clearhead.pretrained.box import find, is_ours, read_card
 from clearhead.pretrained.listen import Listener
+from clearhead.pretrained.speak import GREEDY, Talk
 from clearhead.training.recipe import Recipe
-
-GREEDY = Greedy()
-
 
 # What a model can do that comes without a recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
@@ -98,11 +96,11 @@ class Trained:
         for a list."""
         return _each(texts, lambda several: speak.generate(self, several, how=how, max_new=max_new))
 
-    def stream(self, text: str | speak.Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
+    def stream(self, text: str | Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
         """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
         return speak.stream(self, text, how=how, max_new=max_new)
 
-    def chat(self, messages: speak.Talk | Sequence[speak.Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
+    def chat(self, messages: Talk | Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
         """What a decoder answers to `[{"role": "user", "content": "…"}]`, by its own template; a list of answers for a
         list of conversations."""
         one = bool(messages) and isinstance(messages[0], Mapping)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from clearhead.audio import Mel, samples
 from clearhead.errors import DataError
-from clearhead.generation import Greedy, How, Limits, Times, generate
+from clearhead.generation import How, Limits, Times, generate
+from clearhead.pretrained.speak import GREEDY
 from clearhead.pretrained.store import Trained
 
-_GREEDY = Greedy()
 _BATCH = 8  # windows that are heard together
 
 
@@ -53,7 +53,7 @@ def transcribe(
     *,
     times: bool = True,
     language: str | None = None,
-    how: How = _GREEDY,
+    how: How = GREEDY,
 ) -> list[Transcript]:
     """What is said in each recording: a file, or samples (N,) at 16 kHz. Without `times` windows are cut blindly, and
     each is one segment. A model of many languages finds out which is spoken, unless `language` ("en") says it."""
