@@ -110,15 +110,16 @@ class Family:
 
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
     second with what is meant where the key is left out, or a `Field` where values differ too. `read` gives the other
-    fields, `write` the other keys. `rows` gives the table of names, spelt as the maker exports them; `prefix` is what
-    its models without a head leave out, and `aliases` are older spellings, replaced in this order. `constants` are
-    tensors that are stored and yet no weights: what is read is compared with them, and they are written again."""
+    fields, `write` the other keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
+    configuration; `prefix` is what its models without a head leave out, and `aliases` are older spellings, replaced in
+    this order. `constants` are tensors that are stored and yet no weights: what is read is compared with them, and they
+    are written again."""
 
     name: str  # model_type
     architecture: str  # the class that transformers loads an export into
     kind: type[Config]
     fields: Fields
-    rows: Callable[[Any], tuple[Row, ...]]
+    rows: tuple[Row, ...] | Callable[[Any], tuple[Row, ...]]
     read: Callable[[Keys], dict[str, Any]] = lambda keys: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
     harmless: tuple[str, ...] = ()
@@ -131,6 +132,9 @@ class Family:
     def _fields(self) -> dict[str, Field]:
         given = {key: (field,) if isinstance(field, str) else field for key, field in self.fields.items()}
         return {key: field if isinstance(field, Field) else Field(*field) for key, field in given.items()}
+
+    def _table(self, config: Config) -> tuple[Row, ...]:
+        return self.rows(config) if callable(self.rows) else self.rows
 
     def config(self, keys: Keys) -> Config:
         """Our configuration for theirs; every key is used, harmless, or refused."""
@@ -173,7 +177,7 @@ class Family:
 
     def spelt(self, names: Iterable[str], config: Config) -> dict[str, str]:
         """Stored names by the table's spelling: without older words, with the prefix that a bare model leaves out."""
-        rows, found = self.rows(config), {}
+        rows, found = self._table(config), {}
         for stored in names:
             name = stored
             for old, new in self.aliases:
@@ -184,7 +188,7 @@ class Family:
 
     def moves(self, config: Config, names: Iterable[str]) -> list[Move]:
         """The rows that make our tensors of these names; each tensor is made by one row."""
-        rows, made = self.rows(config), {}
+        rows, made = self._table(config), {}
         for name in names:
             move = next((move for row in rows if (move := row.move(name, theirs=False))), None)
             if move is None:

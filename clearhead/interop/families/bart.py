@@ -50,26 +50,21 @@ def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, An
     }
 
 
-def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
-    """The names of BART's blocks, which Whisper has too."""
-    table = [
-        Row("model.shared.weight", "encoder.embedding.weight"),
-        Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
-    ]
-    for half in ("encoder", "decoder"):
-        ours, theirs = f"{half}.blocks.#", f"model.{half}.layers.#"
-        cross = {f"cross_{x}": f"encoder_attn.{x}_proj" for x in "qkv"}
-        table += [
-            Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
-            Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
-            *block(theirs, ours=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
-            *block(theirs, ours=ours, **cross, cross_o="encoder_attn.out_proj"),
-            *block(theirs, ours=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
-            *block(theirs, ours=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
-        ]
-    return tuple(table)
+def _half(half: str) -> tuple[Row, ...]:
+    theirs, ours = f"model.{half}.layers.#", f"{half}.blocks.#"
+    cross = {f"cross_{x}": f"encoder_attn.{x}_proj" for x in "qkv"}
+    return (
+        Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
+        Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
+        *block(theirs, ours=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
+        *block(theirs, ours=ours, **cross, cross_o="encoder_attn.out_proj"),
+        *block(theirs, ours=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
+        *block(theirs, ours=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
+    )
 
 
+# The names of BART's blocks, which Whisper has too.
+HALVES = (*_half("encoder"), *_half("decoder"))
 # How to search and train, and words for other heads.
 HARMLESS = (
     *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
@@ -98,7 +93,11 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
-        rows=rows,
+        rows=(
+            Row("model.shared.weight", "encoder.embedding.weight"),
+            Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
+            *HALVES,
+        ),
         read=partial(_read, learned=learned),
         write=partial(write, learned=learned),
         harmless=HARMLESS,

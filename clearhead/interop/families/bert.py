@@ -42,37 +42,35 @@ def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, A
     return {**padding, **named, "max_position_embeddings": config.max_len + skipped}
 
 
-def _rows(config: EncoderConfig) -> tuple[Row, ...]:
-    layer = "encoder.layer.#"
-    return (
-        Row("embeddings.word_embeddings.weight", "embedding.weight"),
-        Row("embeddings.position_embeddings.weight", "positions.weight"),
-        Row("embeddings.token_type_embeddings.weight", "segments.weight"),
-        Row("embeddings.LayerNorm.*", "embedding_norm.*"),
-        *block(layer, q="attention.self.query", k="attention.self.key", v="attention.self.value"),
-        *block(layer, o="attention.output.dense", norm1="attention.output.LayerNorm"),
-        *block(layer, up="intermediate.dense", down="output.dense", norm2="output.LayerNorm"),
-        Row("pooler.dense.*", "pooler.*"),
-        Row("classifier.*", "head.*"),
-    )
+_LAYER = "encoder.layer.#"
+_ROWS = (
+    Row("embeddings.word_embeddings.weight", "embedding.weight"),
+    Row("embeddings.position_embeddings.weight", "positions.weight"),
+    Row("embeddings.token_type_embeddings.weight", "segments.weight"),
+    Row("embeddings.LayerNorm.*", "embedding_norm.*"),
+    *block(_LAYER, q="attention.self.query", k="attention.self.key", v="attention.self.value"),
+    *block(_LAYER, o="attention.output.dense", norm1="attention.output.LayerNorm"),
+    *block(_LAYER, up="intermediate.dense", down="output.dense", norm2="output.LayerNorm"),
+    Row("pooler.dense.*", "pooler.*"),
+    Row("classifier.*", "head.*"),
+)
 
 
 def _rows_roberta(config: EncoderConfig) -> tuple[Row, ...]:
     """With classes, its pooler is a part of the classifier."""
     own = (Row("classifier.dense.*", "pooler.*"), Row("classifier.out_proj.*", "head.*"))
-    return (*own, *_rows(config)) if config.n_classes else _rows(config)
+    return (*own, *_ROWS) if config.n_classes else _ROWS
 
 
-def _rows_shared(config: EncoderConfig) -> tuple[Row, ...]:
-    layer, ours = "encoder.albert_layer_groups.0.albert_layers.0", "blocks.0"
-    maps = {"q": "query", "k": "key", "v": "value", "o": "dense", "norm1": "LayerNorm"}
-    return (
-        *block(layer, ours=ours, **{part: f"attention.{name}" for part, name in maps.items()}),
-        *block(layer, ours=ours, up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
-        Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
-        Row("pooler.*", "pooler.*"),
-        *(row for row in _rows(config) if not row.names[1][0].startswith(("blocks", "pooler"))),
-    )
+_SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
+_MAPS = {"q": "query", "k": "key", "v": "value", "o": "dense", "norm1": "LayerNorm"}
+_ROWS_SHARED = (
+    *block(_SHARED, ours="blocks.0", **{part: f"attention.{name}" for part, name in _MAPS.items()}),
+    *block(_SHARED, ours="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
+    Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
+    Row("pooler.*", "pooler.*"),
+    *(row for row in _ROWS if not row.names[1][0].startswith(("blocks", "pooler"))),
+)
 
 
 def _read_shared(keys: Keys) -> dict[str, Any]:
@@ -93,7 +91,7 @@ BERT = Family(
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     },
-    rows=_rows,
+    rows=_ROWS,
     read=_read,
     write=_write,
     # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
@@ -116,7 +114,7 @@ ALBERT = dataclasses.replace(
     name="albert",
     architecture="AlbertModel",
     fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
-    rows=_rows_shared,
+    rows=_ROWS_SHARED,
     read=_read_shared,
     write=lambda config: _write(config) | {"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.

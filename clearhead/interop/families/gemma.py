@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from clearhead.attention import Capped, Scaled
-from clearhead.interop.families.llama import rows, write_blocks
+from clearhead.interop.families.llama import LAYER, ROWS, write_blocks
 from clearhead.interop.families.mistral import MISTRAL
 from clearhead.interop.families.words import FULL, SLIDING, eps, read_biases, read_cycle, read_rotary
 from clearhead.interop.family import Keys
-from clearhead.interop.table import Row, block
+from clearhead.interop.table import block
 from clearhead.layers import GeGLU, RMSNorm, Sandwich
 from clearhead.masks import Window, full, window
 from clearhead.models import DecoderConfig
@@ -75,12 +75,6 @@ def _write_2(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _rows_2(config: DecoderConfig) -> tuple[Row, ...]:
-    after = {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"}
-    # Before Llama's, whose second norm has the name of the first sandwich's.
-    return (*block("model.layers.#", norm2="pre_feedforward_layernorm", **after), *rows(config))
-
-
 GEMMA2 = dataclasses.replace(
     GEMMA,
     name="gemma2",
@@ -88,6 +82,11 @@ GEMMA2 = dataclasses.replace(
     fields=GEMMA.fields | {"final_logit_softcapping": ("logit_cap", 30.0)},
     read=_read_2,
     write=_write_2,
-    rows=_rows_2,
+    # Before Llama's, whose second norm has the name of the first sandwich's.
+    rows=(
+        *block(LAYER, after1="post_attention_layernorm", after2="post_feedforward_layernorm"),
+        *block(LAYER, norm2="pre_feedforward_layernorm"),
+        *ROWS,
+    ),
     harmless=("cache_implementation",),
 )

@@ -18,19 +18,6 @@ def _read(keys: Keys) -> dict[str, Any]:
     return {"positions": Learned(max_len=keys("n_positions", 1024))}
 
 
-def _rows(config: DecoderConfig) -> tuple[Row, ...]:
-    layer = "transformer.h.#"
-    return (
-        Row("transformer.wte.weight", "embedding.weight"),
-        Row("transformer.wpe.weight", "positions.weight"),
-        *block(layer, TURN, SPLIT, qkv="attn.c_attn"),
-        *block(layer, TURN, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"),
-        *block(layer, norm1="ln_1", norm2="ln_2"),
-        Row("transformer.ln_f.*", "norm.*"),
-        Row("lm_head.weight", "head.weight"),
-    )
-
-
 GPT2 = Family(
     name="gpt2",
     architecture="GPT2LMHeadModel",
@@ -48,7 +35,15 @@ GPT2 = Family(
         "attn_pdrop": ("attention_dropout", 0.1),
         "tie_word_embeddings": ("tied", True),
     },
-    rows=_rows,
+    rows=(
+        Row("transformer.wte.weight", "embedding.weight"),
+        Row("transformer.wpe.weight", "positions.weight"),
+        *block("transformer.h.#", TURN, SPLIT, qkv="attn.c_attn"),
+        *block("transformer.h.#", TURN, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"),
+        *block("transformer.h.#", norm1="ln_1", norm2="ln_2"),
+        Row("transformer.ln_f.*", "norm.*"),
+        Row("lm_head.weight", "head.weight"),
+    ),
     read=_read,
     write=lambda config: {"embd_pdrop": config.dropout},
     # n_ctx is n_positions once more; reorder_and_upcast_attn is another order of the same sums.

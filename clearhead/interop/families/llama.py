@@ -21,26 +21,16 @@ def write_blocks(config: DecoderConfig) -> dict[str, Any]:
     return {"hidden_act": "silu", **write_rotary(config.positions)}
 
 
-def _read(keys: Keys) -> dict[str, Any]:
-    return read_blocks(keys) | {"bias": read_biases(keys, ff=keys("mlp_bias", False))}
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff}
-
-
-def rows(config: DecoderConfig) -> tuple[Row, ...]:
-    layer = "model.layers.#"
-    return (
-        Row("model.embed_tokens.weight", "embedding.weight"),
-        *block(layer, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
-        *(Row(f"{layer}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
-        *block(layer, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
-        *block(layer, norm1="input_layernorm", norm2="post_attention_layernorm"),
-        Row("model.norm.weight", "norm.weight"),
-        Row("lm_head.weight", "head.weight"),
-    )
-
+LAYER = "model.layers.#"
+ROWS = (
+    Row("model.embed_tokens.weight", "embedding.weight"),
+    *block(LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
+    *(Row(f"{LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
+    *block(LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+    *block(LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
+    Row("model.norm.weight", "norm.weight"),
+    Row("lm_head.weight", "head.weight"),
+)
 
 LLAMA = Family(
     name="llama",
@@ -54,9 +44,9 @@ LLAMA = Family(
         "attention_dropout": ("attention_dropout", 0.0),
         "tie_word_embeddings": ("tied", False),
     },
-    rows=rows,
-    read=_read,
-    write=_write,
+    rows=ROWS,
+    read=lambda keys: read_blocks(keys) | {"bias": read_biases(keys, ff=keys("mlp_bias", False))},
+    write=lambda config: write_blocks(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff},
     harmless=("pretraining_tp",),  # how the same products are cut up
     # Angles that older versions stored, and the output matrix where it is the embedding.
     ignored=("model.layers.#.self_attn.rotary_emb.inv_freq", "lm_head.weight"),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from clearhead.interop.families.llama import LLAMA, read_blocks, write_blocks
-from clearhead.interop.family import Keys
 from clearhead.masks import Mask, causal, window
 from clearhead.models import DecoderConfig
 
@@ -22,14 +20,11 @@ def write_window(config: DecoderConfig) -> int | None:
     return None if config.mask == causal() else int(config.mask.dense(1, longest, offset=longest - 1).sum())
 
 
-def _read(keys: Keys) -> dict[str, Any]:
-    return read_blocks(keys) | {"mask": read_window(keys("sliding_window", 4096))}
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | {"sliding_window": write_window(config)}
-
-
 MISTRAL = dataclasses.replace(
-    LLAMA, name="mistral", architecture="MistralForCausalLM", read=_read, write=_write, harmless=()
+    LLAMA,
+    name="mistral",
+    architecture="MistralForCausalLM",
+    read=lambda keys: read_blocks(keys) | {"mask": read_window(keys("sliding_window", 4096))},
+    write=lambda config: write_blocks(config) | {"sliding_window": write_window(config)},
+    harmless=(),
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from clearhead.interop.families.llama import rows
+from clearhead.interop.families.llama import LAYER, ROWS
 from clearhead.interop.families.mistral import MISTRAL, read_window
 from clearhead.interop.families.words import eps, read_rotary
 from clearhead.interop.family import Keys
 from clearhead.interop.table import Row
 from clearhead.layers import Experts, RMSNorm
 from clearhead.models import DecoderConfig
+
+_THEIRS, _OURS = f"{LAYER}.block_sparse_moe", "blocks.#.feed_forward"
+_MAPS = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
 def _read(keys: Keys) -> dict[str, Any]:
@@ -27,16 +30,6 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return MISTRAL.write(config) | {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
 
 
-def _rows(config: DecoderConfig) -> tuple[Row, ...]:
-    ours, theirs = "blocks.#.feed_forward", "model.layers.#.block_sparse_moe"
-    inner = {"w1": "gate", "w2": "down", "w3": "up"}
-    return (
-        Row(f"{theirs}.gate.weight", f"{ours}.router.weight"),
-        *(Row(f"{theirs}.experts.#.{name}.weight", f"{ours}.experts.#.{inner[name]}.weight") for name in inner),
-        *rows(config),
-    )
-
-
 MIXTRAL = dataclasses.replace(
     MISTRAL,
     name="mixtral",
@@ -44,7 +37,11 @@ MIXTRAL = dataclasses.replace(
     fields=MISTRAL.fields | {"rms_norm_eps": eps(RMSNorm, 1e-5)},
     read=_read,
     write=_write,
-    rows=_rows,
+    rows=(
+        Row(f"{_THEIRS}.gate.weight", f"{_OURS}.router.weight"),
+        *(Row(f"{_THEIRS}.experts.#.{w}.weight", f"{_OURS}.experts.#.{ours}.weight") for w, ours in _MAPS.items()),
+        *ROWS,
+    ),
     # How training balances and disturbs the router, and whether its scores are returned as well.
     harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
 )

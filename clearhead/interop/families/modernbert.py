@@ -57,17 +57,6 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def _rows(config: EncoderConfig) -> tuple[Row, ...]:
-    layer = "layers.#"
-    return (
-        Row("embeddings.tok_embeddings.weight", "embedding.weight"),
-        Row("embeddings.norm.*", "embedding_norm.*"),
-        *block(layer, SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
-        *block(layer, o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
-        Row("final_norm.*", "norm.*"),
-    )
-
-
 MODERNBERT = Family(
     name="modernbert",
     architecture="ModernBertModel",
@@ -79,7 +68,13 @@ MODERNBERT = Family(
         "attention_dropout": ("attention_dropout", 0.0),
         "mlp_dropout": ("feed_forward_dropout", 0.0),
     },
-    rows=_rows,
+    rows=(
+        Row("embeddings.tok_embeddings.weight", "embedding.weight"),
+        Row("embeddings.norm.*", "embedding_norm.*"),
+        *block("layers.#", SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
+        *block("layers.#", o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
+        Row("final_norm.*", "norm.*"),
+    ),
     read=_read,
     write=_write,
     # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.

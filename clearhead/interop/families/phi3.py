@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from clearhead.interop.families.llama import read_blocks, rows, write_blocks
+from clearhead.interop.families.llama import LAYER, ROWS, read_blocks, write_blocks
 from clearhead.interop.families.mistral import MISTRAL, read_window, write_window
 from clearhead.interop.family import Keys
-from clearhead.interop.table import SPLIT, Row, block
+from clearhead.interop.table import SPLIT, block
 from clearhead.models import DecoderConfig
 
 
@@ -24,18 +24,14 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return blocks | {"rope_parameters": fraction, "sliding_window": write_window(config)}
 
 
-def _rows(config: DecoderConfig) -> tuple[Row, ...]:
-    fused = block("model.layers.#", SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
-    return (*fused, *rows(config))  # the first row that fits counts
-
-
 PHI3 = dataclasses.replace(
     MISTRAL,
     name="phi3",
     architecture="Phi3ForCausalLM",
-    fields={**MISTRAL.fields, "resid_pdrop": ("dropout", 0.0)},
+    fields=MISTRAL.fields | {"resid_pdrop": ("dropout", 0.0)},
     read=_read,
     write=_write,
-    rows=_rows,
+    # The first row that fits counts.
+    rows=(*block(LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *ROWS),
     harmless=("original_max_position_embeddings",),  # counts only where angles are stretched, which are refused
 )

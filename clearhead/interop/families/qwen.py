@@ -32,29 +32,23 @@ def _write_mask(config: DecoderConfig) -> dict[str, Any]:
     return window | {"max_window_layers": config.n_layers if width is None else 0}
 
 
-def _read2(keys: Keys) -> dict[str, Any]:
-    return read_blocks(keys) | _read_mask(keys) | {"bias": Biases(out=False, ff=False)}
-
-
-def _write2(config: DecoderConfig) -> dict[str, Any]:
-    return write_blocks(config) | _write_mask(config)
-
-
 def _read3(keys: Keys) -> dict[str, Any]:
     norms = RMSNorm(eps=keys("rms_norm_eps", 1e-6))
     return read_blocks(keys) | _read_mask(keys) | {"qk_norm": norms, "bias": read_biases(keys)}
 
 
-def _write3(config: DecoderConfig) -> dict[str, Any]:
-    return _write2(config) | {"attention_bias": config.biases.q}
-
-
-QWEN2 = dataclasses.replace(MISTRAL, name="qwen2", architecture="Qwen2ForCausalLM", read=_read2, write=_write2)
-QWEN3 = dataclasses.replace(
+QWEN2 = dataclasses.replace(
     MISTRAL,
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    read=lambda keys: read_blocks(keys) | _read_mask(keys) | {"bias": Biases(out=False, ff=False)},
+    write=lambda config: write_blocks(config) | _write_mask(config),
+)
+QWEN3 = dataclasses.replace(
+    QWEN2,
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    fields={**MISTRAL.fields, "head_dim": ("d_head", 128)},
+    fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
     read=_read3,
-    write=_write3,
+    write=lambda config: QWEN2.write(config) | {"attention_bias": config.biases.q},
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.attention.config import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.families.bart import BART, HARMLESS, read_halves, rows, write
+from clearhead.interop.families.bart import BART, HALVES, HARMLESS, read_halves, write
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PreNorm
@@ -36,16 +36,6 @@ def _read(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
-    return (
-        Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
-        Row("model.encoder.layer_norm.*", "encoder.norm.*"),
-        Row("model.decoder.layer_norm.*", "decoder.norm.*"),
-        *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
-        *rows(config),
-    )
-
-
 def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """The positions of the hearing half as transformers makes them, which are stored though nobody learns them."""
     exact = dtype if dtype == torch.float64 else torch.float32
@@ -66,7 +56,12 @@ WHISPER = Family(
         "max_target_positions": "max_len",
         "dropout": ("dropout", 0.0),
     },
-    rows=_rows,
+    rows=(
+        Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
+        *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
+        *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
+        *HALVES,
+    ),
     read=_read,
     write=lambda config: write(config) | {"max_source_positions": config.encoder.max_len},
     # How to search and train, and words of other heads.
