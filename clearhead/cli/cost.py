@@ -92,6 +92,7 @@ def cost(
     shows = {"time": text.show_time, "share": text.show_share, "fit": text.show_fit, "measure": text.show_measured}
     for key, show in shows.items():
         if key in document:
+            console.print()
             show(document[key])
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from rich.table import Table
+
 from clearhead.cli.output import console, fits, say, table
 from clearhead.costs import Cost
 from clearhead.costs.formulas import Amount
@@ -19,15 +21,15 @@ def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     dtype = str(found.dtype).removeprefix("torch.")
     say(f"{name}, {what}, {dtype}: {sizes}")
     parts = {part.name: part for part in (_products(found) if is_layer else found.parts)}
-    rows = [*tree(parts), ("total", "")]
-    named = parts | {"": found.total}
-    columns = _columns(found, formulas)
-    whole, short = (
-        table(columns, [[label, *cells.get(path, [""] * (len(columns) - 1))] for label, path in rows])
-        for count in (lambda n: f"{n:,}", readable_count)
-        for cells in [{path: _cells(part, found, formulas, count) for path, part in named.items()}]
-    )
+
+    def parted(count: Callable[[int], str]) -> Table:
+        cells = {path: _cells(part, found, formulas, count) for path, part in (parts | {"": found.total}).items()}
+        columns = cells[""].keys()
+        rows = [(label, cells.get(path, dict.fromkeys(columns, ""))) for label, path in (*tree(parts), ("total", ""))]
+        return table(("part", *columns), [(label, *row.values()) for label, row in rows])
+
     # All digits, unless only four of each make it a table.
+    whole, short = parted(lambda n: f"{n:,}"), parted(readable_count)
     console.print(short if not fits(whole) and fits(short) else whole)
     _show_attention(found)
     console.print()
@@ -81,24 +83,21 @@ def tree(names: Iterable[str]) -> list[tuple[str, str]]:
     return list(walk(whole, "", 0))
 
 
-def _columns(found: Cost, formulas: bool) -> list[str]:
-    training = ["backward", "kept"] if found.training else []
-    words = ["part", "parameters", "forward" if found.training else "operations", "share", *training, "moved"]
-    return [*words, "formula"] if formulas else words
+def _cells(part: Part, found: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
+    """A row of the table, by its columns; what is nothing is left empty."""
 
-
-def _cells(part: Part, found: Cost, formulas: bool, count: Callable[[int], str]) -> list[str]:
-    def told(n: int, how: Callable[[int], str]) -> str:
-        return how(n) if n else ""
+    def told(amount: Amount, how: Callable[[int], str]) -> str:
+        return how(amount.value) if amount.value else ""
 
     share = part.forward.value / max(1, found.forward.value)
-    counts = [told(amount.value, count) for amount in (part.parameters, part.forward)]
-    cells = [*counts, f"{100 * share:.1f} %" if share else ""]
+    cells = {"parameters": told(part.parameters, count)}
+    cells["forward" if found.training else "operations"] = told(part.forward, count)
+    cells["share"] = f"{100 * share:.1f} %" if share else ""
     if found.training:
-        cells += [told(part.backward.value, count), told(part.kept.value, readable_bytes)]
-    cells.append(told(part.traffic.value, readable_bytes))
+        cells |= {"backward": told(part.backward, count), "kept": told(part.kept, readable_bytes)}
+    cells["moved"] = told(part.traffic, readable_bytes)
     if formulas:
-        cells.append(str((part.forward if part.forward.value else part.parameters).formula))
+        cells["formula"] = str((part.forward or part.parameters).formula)
     return cells
 
 
@@ -120,7 +119,6 @@ def _show_attention(found: Cost) -> None:
 
 
 def show_time(found: dict[str, Any]) -> None:
-    console.print()
     whole = found["seconds"]
     parts = {
         part["part"]: (f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / whole:.1f} %", part["ceiling"])
@@ -134,7 +132,6 @@ def show_time(found: dict[str, Any]) -> None:
 
 
 def show_share(found: dict[str, Any]) -> None:
-    console.print()
     kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
     rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
     console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
@@ -147,7 +144,6 @@ def show_share(found: dict[str, Any]) -> None:
 
 
 def show_fit(found: dict[str, Any]) -> None:
-    console.print()
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
     say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
     if found["longest"] is not None:
@@ -161,5 +157,4 @@ def show_measured(found: dict[str, Any]) -> None:
     times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
     ratio = found["ratio"]
     rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
-    console.print()
     console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))
