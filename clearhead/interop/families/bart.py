@@ -63,8 +63,13 @@ def _half(half: str) -> tuple[Row, ...]:
     )
 
 
-# The names of BART's blocks, which Whisper has too.
-HALVES = (*_half("encoder"), *_half("decoder"))
+# The names of BART, most of which Whisper has too.
+ROWS = (
+    Row("model.shared.weight", "encoder.embedding.weight"),
+    Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
+    *_half("encoder"),
+    *_half("decoder"),
+)
 # How to search and train, and words for other heads.
 HARMLESS = (
     *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
@@ -93,11 +98,7 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
-        rows=(
-            Row("model.shared.weight", "encoder.embedding.weight"),
-            Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
-            *HALVES,
-        ),
+        rows=ROWS,
         read=partial(_read, learned=learned),
         write=partial(write, learned=learned),
         harmless=HARMLESS,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.attention.config import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.families.bart import BART, HALVES, HARMLESS, read_halves, write
+from clearhead.interop.families.bart import BART, HARMLESS, ROWS, read_halves, write
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import Row
 from clearhead.layers import LayerNorm, PreNorm
@@ -60,7 +60,7 @@ WHISPER = Family(
         Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
         *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
         *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
-        *HALVES,
+        *ROWS,
     ),
     read=_read,
     write=lambda config: write(config) | {"max_source_positions": config.encoder.max_len},
