@@ -1,8 +1,7 @@
 """`attend`: the one way into attention.
 
 It checks the call, picks an implementation, and runs it. The reference equation is in `kernels/reference.py`; every
-other implementation gives the same answer, faster, for the calls it can run.
-"""
+other implementation gives the same answer, faster, for the calls it can run."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def attend(
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
     beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
     dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward mode
-    go through "reference", and so must derivatives of gradients be asked for.
-    """
+    go through "reference", and so must derivatives of gradients be asked for."""
     q, k, v = (_autocast(x) for x in (q, k, v))
     _check(q, k, v, scores, weights)
     if bias is not None:

@@ -2,8 +2,7 @@
 
 One `KVCache` serves a whole model: it is a tree whose parts mirror the model's (`cache.at(3)` is block 3's), and each
 part that belongs to an attention layer holds that layer's keys and values, (B, K, S, D). Room is allocated ahead and
-doubles when it is full, so that appending a token costs the token, not the sequence.
-"""
+doubles when it is full, so that appending a token costs the token, not the sequence."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class KVCache:
     """The keys and values of every attention layer of one running sequence (or batch of them).
 
     Pass the same object to each call; it grows with what it sees. `length` is how many tokens that is. The cache
-    belongs to one model: its parts are found by their place.
-    """
+    belongs to one model: its parts are found by their place."""
 
     def __init__(self, capacity: int = 64) -> None:
         self.capacity = whole(capacity, "KVCache: capacity", least=1)
@@ -99,8 +97,7 @@ class KVCache:
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along.
 
-        `rows` may repeat rows, and may be longer or shorter than the batch.
-        """
+        `rows` may repeat rows, and may be longer or shorter than the batch."""
         if not isinstance(rows, Tensor):
             raise DtypeError(f"rows must be a 1-D integer tensor, got a {type(rows).__name__}")
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
@@ -132,8 +129,7 @@ class KVCache:
         """Lets go of the oldest `n` tokens, and of their memory: a mask that is a window sees them no more.
 
         Masks and biases are read from the oldest token that is kept, so this is for those that know distances only;
-        under `blocks(size)` for multiples of the size.
-        """
+        under `blocks(size)` for multiples of the size."""
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.length:
             raise ShapeError(f"cannot forget {n!r} of the {self.length} tokens of this cache")
         self._forget(n)

@@ -2,8 +2,7 @@
 
     MultiHead(Q, K, V) = concat(head_1, …, head_H) W_O        head_h = attend(Q W_Q^h, K W_K^h, V W_V^h)
 
-The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product.
-"""
+The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class MultiHeadAttention(nn.Module):
     `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
     `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
     weights in training. `bias` may also say which of the maps add one. `qk_norm` normalises the queries and the keys of
-    every head before they are turned. `scores` and `weights` are any of the attention room's choices.
-    """
+    every head before they are turned. `scores` and `weights` are any of the attention room's choices."""
 
     def __init__(
         self,
@@ -97,8 +95,7 @@ class MultiHeadAttention(nn.Module):
         """`key` defaults to `query` (self-attention), `value` to `key`.
 
         With a cache, self-attention adds its keys and values to those seen before, and the mask is read at the right
-        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once.
-        """
+        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once."""
         self._check(query, key, value)
         offset = cache.length if cache is not None and key is None else None
         if offset is not None and as_mask(mask).depends_on_length:
@@ -130,12 +127,7 @@ class MultiHeadAttention(nn.Module):
         return self._rotate(x if norm is None else norm(x), offset)
 
     def _keys_values(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        offset: int | None,
-        cache: KVCache | None,
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, offset: int | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.holds_memory and key is not None:
             k, v = cache.recall()

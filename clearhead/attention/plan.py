@@ -184,8 +184,7 @@ class Plan:
     def fused_work(self, heads: int, device: torch.device | None = None) -> dict[str, float]:
         """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor.
 
-        It would do so on `device`, if that is another one than the plan is on.
-        """
+        It would do so on `device`, if that is another one than the plan is on."""
         each = float(self.T * self.S)
         if not self.mask.depends_on_query:
             return {"dense": heads * each}
@@ -228,8 +227,7 @@ def plan(
     """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call.
 
     Unless said otherwise it is cut as `attend` cuts it on this device for heads of width 64, in float32 on a CPU and in
-    bfloat16 elsewhere.
-    """
+    bfloat16 elsewhere."""
     mask = as_mask(mask)
     S = T if S is None else S
     position = mask.check(T, S, offset)

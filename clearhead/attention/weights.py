@@ -31,9 +31,8 @@ class Softmax(Value):
     """w = softmax(scores / temperature), over the keys that are allowed.
 
     Both limits are exact: temperature 0 is `Hard()`, infinity is uniform over what is allowed. In between, scores are
-    taken relative to their row's largest before they are divided, so that no temperature overflows.
-    `dropout` drops weights after the softmax (and scales the rest up): for training.
-    """
+    taken relative to their row's largest before they are divided, so that no temperature overflows. `dropout` drops
+    weights after the softmax (and scales the rest up): for training."""
 
     temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
     dropout: Rate = 0.0
@@ -52,8 +51,7 @@ class Softmax(Value):
 class Hard:
     """All the weight on the largest score; ties share it equally, as the limit of temperature → 0 does.
 
-    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values.
-    """
+    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values."""
 
     def __call__(
         self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
@@ -85,8 +83,7 @@ class Gumbel(Value):
 
     The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
     key from the softmax. With `hard` the forward weights are that one key (straight-through). The noise comes from
-    torch's generator for the device: `torch.manual_seed` repeats it.
-    """
+    torch's generator for the device: `torch.manual_seed` repeats it."""
 
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
     hard: bool = False

@@ -1,8 +1,7 @@
-"""The block that every model here stacks: attention, then (in a decoder that reads a memory)
-cross-attention, then feed-forward, each inside a residual connection.
+"""The block that every model here stacks: attention, then (in a decoder that reads a memory) cross-attention, then
+feed-forward, each inside a residual connection.
 
-Letters: B batch, T tokens, S tokens of the memory, M model width.
-"""
+Letters: B batch, T tokens, S tokens of the memory, M model width."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class BlockParts(AttentionConfig):
     """What a block is made of, but for its positions. Three dropouts, all for training only:
 
     `dropout` falls on what each branch adds to the stream, `attention_dropout` on the attention weights, and
-    `feed_forward_dropout` on the hidden features of the feed-forward.
-    """
+    `feed_forward_dropout` on the hidden features of the feed-forward."""
 
     d_ff: Count | None = None  # None: 4 · d_model
     dropout: Rate = 0.0

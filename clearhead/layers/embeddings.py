@@ -1,7 +1,6 @@
 """How tokens, images and sounds enter the residual stream: a row of a table for each id, a projection for each patch.
 
-Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame.
-"""
+Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ class TokenEmbedding(nn.Embedding):
     """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the
     positions' size).
 
-    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall
-    the queue, and inside `torch.compile`, the lookup itself refuses.
-    """
+    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall the queue,
+    and inside `torch.compile`, the lookup itself refuses."""
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
         super().__init__(
@@ -62,9 +60,8 @@ class TokenEmbedding(nn.Embedding):
 class PatchEmbedding(nn.Module):
     """Cuts an image into squares of `patch` × `patch` pixels and projects each, flattened, to width M.
 
-    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution
-    whose kernel and stride are the patch: `as_convolution` gives it.
-    """
+    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution whose kernel
+    and stride are the patch: `as_convolution` gives it."""
 
     def __init__(self, n_channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -105,8 +102,7 @@ class PatchEmbedding(nn.Module):
     def as_convolution(self) -> nn.Conv2d:
         """The same map as a strided convolution, (B, C, height, width) to (B, M, rows, columns).
 
-        It uses the same memory for its weights: training or loading one changes the other.
-        """
+        It uses the same memory for its weights: training or loading one changes the other."""
         weight, bias = self.projection.weight, self.projection.bias
         convolution = nn.Conv2d(
             self.n_channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
@@ -122,8 +118,7 @@ class FrameEmbedding(nn.Module):
     """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
     of time, which overlap where `earlier` is above 0.
 
-    Frames at the end that do not fill a stack are left out.
-    """
+    Frames at the end that do not fill a stack are left out."""
 
     def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
         super().__init__()

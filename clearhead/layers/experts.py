@@ -1,7 +1,6 @@
 """A mixture of experts: several feed-forwards of which each token takes the few that a router picks for it.
 
-Letters: N tokens, M model width, n experts, k of them a token.
-"""
+Letters: N tokens, M model width, n experts, k of them a token."""
 
 from __future__ import annotations
 

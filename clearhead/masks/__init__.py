@@ -6,8 +6,7 @@
     m.count(1_000_000)   # exact, without a million × million tensor
     print(m.draw(16))
 
-True means may attend; rows are queries and columns are keys. `parse` reads the same notation from text.
-"""
+True means may attend; rows are queries and columns are keys. `parse` reads the same notation from text."""
 
 from __future__ import annotations
 

@@ -101,12 +101,7 @@ class Mask(ABC):
         return allowed.broadcast_to((*self.batch_shape, *_common_shape(tuple(p.shape), tuple(j.shape))))
 
     def dense(
-        self,
-        T: int,
-        S: int | None = None,
-        *,
-        offset: int | None = None,
-        device: torch.device | str | None = None,
+        self, T: int, S: int | None = None, *, offset: int | None = None, device: torch.device | str | None = None
     ) -> Bool[Tensor, "..."]:
         """The bool tensor (*batch_shape, T, S) itself. Without `device`, it is made where the mask's tensors are."""
         S = T if S is None else S
@@ -137,8 +132,7 @@ class Mask(ABC):
     def may_be_empty(self, T: int, S: int | None = None, *, offset: int | None = None) -> bool:
         """Could some query be left with no key? False is a proof that none is; True may only mean "not proved".
 
-        Costs a walk over the expression, whatever T and S are, and never looks into tensors.
-        """
+        Costs a walk over the expression, whatever T and S are, and never looks into tensors."""
         S = T if S is None else S
         start = self.check(T, S, offset)
         if T == 0:
@@ -286,8 +280,7 @@ class Leaf(Mask):
     def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
         """The function from query positions (N,) to the `Keys` they see, or None where these are no such set.
 
-        If swapped: from key positions to the queries that see them.
-        """
+        If swapped: from key positions to the queries that see them."""
         return None
 
     def _reads(self, swapped: bool) -> bool:

@@ -128,8 +128,7 @@ class Counter:
     """Counts allowed pairs of chosen rows between column edges. `terms` None means: test every pair.
 
     The numbers are exact whatever the way, which decides only the cost: a formula a row for products of intervals, the
-    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`).
-    """
+    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`)."""
 
     def __init__(self, mask: Mask, grid: Grid, terms: Terms | None) -> None:
         self.mask = mask
@@ -160,8 +159,7 @@ class Counter:
     def cells(self, p: Tensor, edges: Tensor) -> Tensor:
         """Allowed pairs of the rows p (N,) with the keys edges[c] ≤ j < edges[c + 1], for each c: (C,) integers.
 
-        Sums over the batch as well.
-        """
+        Sums over the batch as well."""
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         if len(p) == 0 or math.prod(self.batch) == 0:
             return result

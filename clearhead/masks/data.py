@@ -277,8 +277,7 @@ def block(tensor: Tensor) -> Mask:
         ■ ■ · ■
         ■ ■ ■ ·
 
-    The same as `~allow(tensor)`, with the same rules.
-    """
+    The same as `~allow(tensor)`, with the same rules."""
     return Block((_bools(tensor, "block"),), ("tensor",))
 
 

@@ -69,8 +69,7 @@ class Keys(NamedTuple):
     """What each of some queries may see: start ≤ j < stop and j ≡ residue (mod modulus).
 
     `start`, `stop` and `residue` are numbers, or tensors whose last dimension runs over the queries and whose leading
-    dimensions are the mask's batch. Bounds may lie outside the keys; whoever counts clips them.
-    """
+    dimensions are the mask's batch. Bounds may lie outside the keys; whoever counts clips them."""
 
     start: Tensor | int
     stop: Tensor | int

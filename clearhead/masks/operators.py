@@ -1,8 +1,7 @@
 """The four ways to make a mask from masks: `&`, `|`, `~` and `.T`.
 
 `a & b & c` is one node with three parts, however it is bracketed, and likewise for `|`; `~~m` and `m.T.T` are m again.
-Nothing else is rewritten, so an expression prints as it was written.
-"""
+Nothing else is rewritten, so an expression prints as it was written."""
 
 from __future__ import annotations
 

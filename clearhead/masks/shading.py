@@ -65,8 +65,7 @@ def _shades(mask: Mask, T: int, S: int, start: int, cells: int) -> tuple[Tensor,
 def _chosen(first: int, stop: int, most: int, device: torch.device) -> Tensor:
     """All positions from first to stop, or `most` of them: one from each of as many equal slots.
 
-    The place in the slot is hashed, because evenly spaced rows would fall in step with a periodic mask.
-    """
+    The place in the slot is hashed, because evenly spaced rows would fall in step with a periodic mask."""
     if stop - first <= most:
         return torch.arange(first, stop, device=device)
     slots = first + torch.arange(most + 1, device=device) * (stop - first) // most

@@ -236,8 +236,7 @@ def full() -> Mask:
         ■ ■ ■ ■
         ■ ■ ■ ■
 
-    `~full()` allows nothing. T ≠ S needs no offset.
-    """
+    `~full()` allows nothing. T ≠ S needs no offset."""
     return Full()
 
 
@@ -255,8 +254,7 @@ def causal() -> Mask:
         ■ ■ ■ ■ ■ ■ ■ ■
 
     T ≠ S needs `offset`: one new token after 7 cached ones is T=1, S=8, offset=7, and sees all 8 keys. A query that
-    stands beyond the keys sees all of them. No query is ever left without a key, unless there are no keys.
-    """
+    stands beyond the keys sees all of them. No query is ever left without a key, unless there are no keys."""
     return Causal()
 
 
@@ -292,8 +290,7 @@ def every(stride: int, offset: int = 0) -> Mask:
         · ■ · · · ■ · ·
 
     `offset` is the first of these keys (not the position of a query) and may exceed `stride`; where it is S or more, no
-    key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`.
-    """
+    key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`."""
     return Every(whole_number(stride, "the stride of every", least=1), whole_number(offset, "the offset of every"))
 
 
@@ -310,8 +307,7 @@ def stride(step: int) -> Mask:
         ■ · · ■ · · ■ ·
         · ■ · · ■ · · ■
 
-    `stride(1)` is `full()` in effect; a step of S or more leaves the diagonal. T ≠ S needs `offset`.
-    """
+    `stride(1)` is `full()` in effect; a step of S or more leaves the diagonal. T ≠ S needs `offset`."""
     return Stride(whole_number(step, "the step of stride", least=1))
 
 
@@ -328,9 +324,8 @@ def prefix(n: int) -> Mask:
         ■ ■ ■ · · · · ·
         ■ ■ ■ · · · · ·
 
-    `prefix(0)` allows nothing; n of S or more allows everything. `causal() | prefix(n)` is the prefix language model.
-    T ≠ S needs no offset, except under `.T`, which lets the first n queries see all keys.
-    """
+    `prefix(0)` allows nothing; n of S or more allows everything. `causal() | prefix(n)` is the prefix language model. T
+    ≠ S needs no offset, except under `.T`, which lets the first n queries see all keys."""
     return Prefix(whole_number(n, "the n of prefix"))
 
 
@@ -371,8 +366,7 @@ def scattered(per_row: int, seed: int) -> Mask:
     that matters; rows can then be empty. T ≠ S needs `offset`. Under `.T` each key is seen by min(per_row, S) of the
     positions below S."""
     return Scattered(
-        whole_number(per_row, "the per_row of scattered", least=1),
-        whole_number(seed, "the seed of scattered"),
+        whole_number(per_row, "the per_row of scattered", least=1), whole_number(seed, "the seed of scattered")
     )
 
 

@@ -56,8 +56,7 @@ def fold(
     """The value of an expression, from the values of its leaves, joined two by two from the left.
 
     `.T` is pushed down to the leaves, with `swapped` as if one stood around the whole; or it is a step of its own where
-    `transposed` says what it does.
-    """
+    `transposed` says what it does."""
 
     def value(node: Mask, swapped: bool) -> V:
         if isinstance(node, (And, Or)):

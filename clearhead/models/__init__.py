@@ -1,8 +1,7 @@
 """Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
 
 The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`, `DualEncoder`), the
-presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder.
-"""
+presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder."""
 
 from __future__ import annotations
 

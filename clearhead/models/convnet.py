@@ -1,10 +1,8 @@
 """A small convolutional network for grey digits: the baseline that an image Transformer has to beat.
 
-Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The
-default is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3
-Problem 1: 208 + 2,064 + 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without
-running anything.
-"""
+Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The default
+is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3 Problem 1: 208 + 2,064
++ 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without running anything."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ class LinearHead:
 class ConvHead:
     """A convolution whose kernel covers the whole last map: the function of `LinearHead`, weight for weight.
 
-    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places.
-    """
+    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,7 @@ Head = LinearHead | ConvHead | PointwiseHead
 class ConvNetConfig(Config):
     """The sizes of a `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
 
-    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square.
-    """
+    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
 
     image_size: tuple[Count, Count] = (32, 32)
     n_channels: Count = 1
@@ -121,10 +117,8 @@ def _places(size: int, kernel: int, stride: int, padding: int) -> int:
 def shapes(config: ConvNetConfig, image_size: tuple[int, int] | None = None) -> dict[str, tuple[int, ...]]:
     """Each layer's output size for one image, by formula: `{"conv1": (8, 28, 28), "pool1": (8, 7, 7), …}`.
 
-    The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`,
-    or `conv` and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one
-    unless given.
-    """
+    The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`, or `conv`
+    and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one unless given."""
     size = config.image_size if image_size is None else image_size
     if isinstance(config.head, LinearHead) and size != config.image_size:
         raise ShapeError(
@@ -175,10 +169,9 @@ def _by(size: tuple[int, ...]) -> str:
 class ConvNet(nn.Module):
     """Stages of convolution, average pooling and ReLU, then a head.
 
-    A baseline for image classification, and the subject of the worked example "sizes and weights of a small
-    network".
-    Source: Deep Learning final exam, January 2025, Part 3 Problem 1 (the fixed network of question 3;
-    `ConvHead` and `PointwiseHead` are the two answers of question 4).
+    A baseline for image classification, and the subject of the worked example "sizes and weights of a small network".
+    Source: Deep Learning final exam, January 2025, Part 3 Problem 1 (the fixed network of question 3; `ConvHead` and
+    `PointwiseHead` are the two answers of question 4).
 
         ConvNet(ConvNetConfig())(images)              # (B, 1, 32, 32) -> (B, 10)
     """
@@ -220,10 +213,8 @@ class ConvNet(nn.Module):
     def all_convolution(self) -> ConvNet:
         """The same function with a convolution in place of the linear map (question 4, first answer).
 
-        The new model's weights are views of this one's memory: a change to either, an optimiser's step for
-        example, is seen by both until one of them moves to another device or dtype. Gradients are each
-        model's own.
-        """
+        The new model's weights are views of this one's memory: a change to either, an optimiser's step for example, is
+        seen by both until one of them moves to another device or dtype. Gradients are each model's own."""
         if not isinstance(self.config.head, LinearHead):
             raise ConfigError(
                 f"got a head {self.config.head}, expected LinearHead(): "

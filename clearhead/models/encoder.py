@@ -82,8 +82,7 @@ class Encoder(Stack):
         """One vector a token. Give `mask=padding(lengths)` for texts of different lengths in one batch.
 
         `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
-        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first.
-        """
+        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first."""
         check_ids(ids)
         x = self.place(self._with_segments(self.embedding(ids), segments), positions)
         return self.run(x, mask=both(self.config.mask, mask))

@@ -32,8 +32,7 @@ class EncoderDecoderConfig(WriterConfig):
     `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
     for the logits too), as the 2017 model does; then there is one vocabulary. The embedding is then one module in two
     places: give `torch.func.functional_call` such a model with `tie_weights=False`, or torch swaps its weight twice and
-    leaves in the model the one that was lent to it.
-    """
+    leaves in the model the one that was lent to it."""
 
     n_encoder_layers: Count
     n_decoder_layers: Count
@@ -80,12 +79,7 @@ class EncoderDecoderConfig(WriterConfig):
         if isinstance(self.positions, RelativeBias):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
-        return DecoderConfig(
-            **shared,
-            n_layers=self.n_decoder_layers,
-            mask=self.decoder_mask,
-            cross_attention=True,
-        )
+        return DecoderConfig(**shared, n_layers=self.n_decoder_layers, mask=self.decoder_mask, cross_attention=True)
 
     def _of(self, kind: type[TransformerConfig]) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
@@ -121,8 +115,7 @@ class EncoderDecoder(nn.Module):
         `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and, where no
         `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
         several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
-        positions are distances needs none of these and leaves them.
-        """
+        positions are distances needs none of these and leaves them."""
         memory, told = self._read(
             source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
         )

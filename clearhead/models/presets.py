@@ -1,8 +1,7 @@
 """Configurations with a name: the models of well-known papers, and tiny ones for tests and first steps.
 
 Each is a function that returns a configuration; nothing is allocated until `build()`. Sizes are those of the papers'
-tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`.
-"""
+tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`."""
 
 from __future__ import annotations
 

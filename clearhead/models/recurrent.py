@@ -1,10 +1,8 @@
 """Recurrent networks: a state is carried from token to token, as sequences were modelled before attention.
 
-`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are
-torch's, run by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are
-moved to the front, each direction runs over them, and everything is moved back, so no state ever passes
-through padding.
-"""
+`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are torch's, run
+by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are moved to the front,
+each direction runs over them, and everything is moved back, so no state ever passes through padding."""
 
 from __future__ import annotations
 
@@ -116,8 +114,7 @@ class RecurrentCache:
     """The states of a recurrent model after the tokens it has seen: what a `KVCache` is to a Transformer.
 
     Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in return it
-    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead.
-    """
+    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
@@ -147,19 +144,11 @@ class RecurrentCache:
 class RecurrentStack(nn.Module):
     """Layers of one kind of cell, each reading the states of the one below; both ways where `bidirectional`.
 
-    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by
-    side, (B, T, 2M). It is zero at padding. Dropout falls between layers.
-    """
+    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by side, (B,
+    T, 2M). It is zero at padding. Dropout falls between layers."""
 
     def __init__(
-        self,
-        cell: Cell,
-        d_in: int,
-        d_state: int,
-        n_layers: int,
-        *,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
+        self, cell: Cell, d_in: int, d_state: int, n_layers: int, *, bidirectional: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.cell = cell
@@ -171,11 +160,7 @@ class RecurrentStack(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T I"],
-        *,
-        real: Bool[Tensor, "B T"] | None = None,
-        cache: RecurrentCache | None = None,
+        self, x: Float[Tensor, "B T I"], *, real: Bool[Tensor, "B T"] | None = None, cache: RecurrentCache | None = None
     ) -> Float[Tensor, "B T W"]:
         """`real` says which tokens are no padding. `cache` is where the states start from and end up."""
         if real is None:
@@ -243,8 +228,7 @@ def _turned(x: Tensor, reverse: Tensor | None) -> Tensor:
 def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None:
     """Which of the tokens (B, T) are no padding, from a mask that says the same to every query.
 
-    The mask speaks of places in the whole sequence; `start` is where these tokens begin.
-    """
+    The mask speaks of places in the whole sequence; `start` is where these tokens begin."""
     if mask is None:
         return None
     mask = as_mask(mask)
@@ -313,10 +297,9 @@ class RecurrentConfig(Config):
 class Recurrent(nn.Module):
     """Embed, run the states along, read off logits: a language model or a classifier without attention.
 
-    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T
-    steps one after the other, O(T·M²) work, and a path of T steps between its ends.
-    Source: Deep Learning final exam, January 2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and
-    Transformers), Q1c (its cost beside self-attention's).
+    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T steps one
+    after the other, O(T·M²) work, and a path of T steps between its ends. Source: Deep Learning final exam, January
+    2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and Transformers), Q1c (its cost beside self-attention's).
 
         model(ids)                                    # (B, T) -> (B, T, vocab_size), or (B, n_classes)
         model(ids, mask=padding(lengths))             # padding, on either side, changes nothing

@@ -62,8 +62,7 @@ class TextConfig(TransformerConfig):
     """What the Transformers that read token ids have in common besides their blocks.
 
     `max_len` is the longest text that the model is meant for. `Learned` positions enforce it, since they have no row
-    beyond it; the other positions have no end, and there it is a note for those who train and generate.
-    """
+    beyond it; the other positions have no end, and there it is a note for those who train and generate."""
 
     vocab_size: Count
     max_len: Count = 512
@@ -142,8 +141,7 @@ class Stack(nn.Module):
     def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
 
-        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given.
-        """
+        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given."""
         if self.adds_positions and self.positions is not None:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)

@@ -63,9 +63,8 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
 def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
     """The model that `save` stored, in evaluation mode and with the same numbers.
 
-    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself).
-    The result is typed Any, because the folder says which model it is.
-    """
+    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself). The
+    result is typed Any, because the folder says which model it is."""
     folder = Path(folder)
     check_target(device, dtype)
     config = _read_config(folder)
@@ -145,8 +144,7 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
 
     Both are written under new names first, weights before config. Renaming the weights is the moment when the new model
     counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
-    `_settle` (the next save) or `_read_config` (a load) takes it.
-    """
+    `_settle` (the next save) or `_read_config` (a load) takes it."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)

@@ -1,8 +1,6 @@
-"""Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings (Vaswani et
-al., 2017).
+"""Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings (Vaswani et al., 2017).
 
-Nothing is learned and nothing is stored, so any position can be asked for, also one that training never saw.
-"""
+Nothing is learned and nothing is stored, so any position can be asked for, also one that training never saw."""
 
 from __future__ import annotations
 

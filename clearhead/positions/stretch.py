@@ -2,8 +2,7 @@
 
 A frequency turns a pair once every 2π / frequency positions, its wavelength. Pairs with short wavelengths tell
 neighbours apart and may stay; those with wavelengths beyond the trained length have never come round, and are slowed
-down until a longer text fits.
-"""
+down until a longer text fits."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Yarn(Value):
     """YaRN (Peng et al., 2023): pairs that turn more than `fast` times in a text of `trained_len` stay, those that turn
     less than `slow` times are `factor` times slower, and between them one passes into the other pair by pair.
 
-    Queries and keys are also lengthened by `lengthened`, which sharpens the softmax; None is 0.1 · ln(factor) + 1.
-    """
+    Queries and keys are also lengthened by `lengthened`, which sharpens the softmax; None is 0.1 · ln(factor) + 1."""
 
     factor: Factor = 1.0
     trained_len: Count = 4096

@@ -59,8 +59,7 @@ class Call:
         stays so.
 
         Some libraries hide keys by the least number there is. Divided, it would become −∞, which hides a key even where
-        it is the only one.
-        """
+        it is the only one."""
         assert self.bias is not None
         assert isinstance(self.weights, Softmax)  # other ways to weigh are the reference's
         temperature = self.weights.temperature

@@ -17,16 +17,11 @@ _MAX_SEGMENTS = 12
 
 
 def build(
-    view: View,
-    *,
-    indices: Tensor | None = None,
-    keep_empty: bool = True,
-    device: torch.device | None = None,
+    view: View, *, indices: Tensor | None = None, keep_empty: bool = True, device: torch.device | None = None
 ) -> Lists:
     """The lists of a view. `indices` (N, M) are the rows' indices if the blocks are not simply consecutive rows.
 
-    What must be tested pair by pair is tested on `device`, if one is given; the lists are then there.
-    """
+    What must be tested pair by pair is tested on `device`, if one is given; the lists are then there."""
     spans = outline_of(view)
     if spans is not None:
         found = _structured(view, spans, indices, keep_empty)
@@ -107,8 +102,7 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
 def _thinned(segments: Tensor, modulus: int, residue: int) -> Tensor:
     """Segments (B, n, 3) of columns as segments of their numbers among those that are not ≡ residue (see `Lists.skip`).
 
-    A range becomes a range; a progression whose step is the modulus either has no such column, or no other.
-    """
+    A range becomes a range; a progression whose step is the modulus either has no such column, or no other."""
     start, step, count = segments.unbind(-1)
     place = start - (residue + 1 - modulus)  # counted from just after a column that is left out: never below 0
     number, stop = (at - at // modulus for at in (place, place + count))

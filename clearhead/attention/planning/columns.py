@@ -3,8 +3,7 @@
 Between the places where a span begins or ends for the first or last row of a block, nothing changes but the residue of
 the column. So a block has a handful of stretches, and in each stretch the expression is worked out once for each class
 of residues, with a lower bound (seen by all rows) and an upper bound (seen by any): & | ~ act on such pairs exactly as
-they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty.
-"""
+they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ MAX_PROGRESSIONS = 4
 class Residues:
     """Columns sorted into classes by their remainder: those that every residue span treats alike.
 
-    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided.
-    """
+    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided."""
 
     modulus: int
     of: Tensor  # (modulus,)

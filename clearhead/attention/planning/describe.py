@@ -1,8 +1,7 @@
 """What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit for
 each pair.
 
-Blocks that look alike, seen from their first row, are described once.
-"""
+Blocks that look alike, seen from their first row, are described once."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _MOVE_ALONG = (Full, Causal, Window, Stride)
 class Marks:
     """Where each block's description begins, the descriptions (bounds or bits, or neither), and what is left out.
 
-    Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue).
-    """
+    Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue)."""
 
     where: Tensor  # (B,)
     bounds: Tensor | None
@@ -96,8 +94,7 @@ def _runs(view: View, spans: Spans, segments: Tensor, ranges: bool) -> tuple[Ten
 def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) -> Tensor | None:
     """Numbers (B, n) that are equal only for blocks whose partial columns look the same, seen from their first row.
 
-    None where the expression has too many leaves to say so: then every block is described by itself.
-    """
+    None where the expression has too many leaves to say so: then every block is described by itself."""
     if len(spans) > 30:
         return None
     anchor = view.ends[:, :1].repeat(view.batch, 1)  # (B, 1)

@@ -28,10 +28,9 @@ Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends 
 class Lists:
     """What each block of M rows gathers; block n of batch element b is number b · N + n.
 
-    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say
-    low ≤ x − full < high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r
-    (mod m), which nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m.
-    """
+    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say low ≤ x − full <
+    high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r (mod m), which
+    nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m."""
 
     rows: Tensor | None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
     n_rows: int
@@ -69,16 +68,7 @@ class Lists:
 
     @property
     def nbytes(self) -> int:
-        tensors = (
-            self.rows,
-            self.segments,
-            self.full,
-            self.total,
-            self.where,
-            self.bounds,
-            self.bits,
-            self.pool,
-        )
+        tensors = (self.rows, self.segments, self.full, self.total, self.where, self.bounds, self.bits, self.pool)
         return sum(t.numel() * t.element_size() for t in (*tensors, self.order) if t is not None)
 
     def to(self, device: torch.device) -> Lists:
@@ -195,8 +185,7 @@ def expand(segments: Segments, length: int, pool: Tensor | None) -> Tensor:
 def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """How many words each row has for lists of so many partial places, and where those of each list begin.
 
-    One more than needed, and empty: a tile that ends beyond the list reads it too.
-    """
+    One more than needed, and empty: a tile that ends beyond the list reads it too."""
     words = (lengths + WORD - 1) // WORD + 1
     return words, words.cumsum(0) - words
 

@@ -25,8 +25,7 @@ class View:
     """Rows in blocks, and the columns they may see.
 
     `rows` (N, M) are positions in increasing order, −1 where a block is not full. `by_key` says that rows are keys and
-    columns are queries.
-    """
+    columns are queries."""
 
     mask: Mask
     rows: Tensor
@@ -101,8 +100,7 @@ Spans = dict[Atom, Span]
 def outline_of(view: View) -> Spans | None:
     """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
 
-    Leaves that move one way only are asked about the ends of a block, the others about all of its rows.
-    """
+    Leaves that move one way only are asked about the ends of a block, the others about all of its rows."""
     found: Spans = {}
     for atom in view.functions:
         monotone = isinstance(atom.leaf, _MONOTONE)

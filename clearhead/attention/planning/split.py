@@ -64,8 +64,7 @@ def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
 def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
     """The mask with `leaf` replaced by everything (True) or nothing (False).
 
-    None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs.
-    """
+    None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs."""
 
     def joined(join: Callable[[Mask, Mask], Mask], settles: bool) -> Callable[[Mask | None, Mask | None], Mask | None]:
         def join_known(a: Mask | None, b: Mask | None) -> Mask | None:
