@@ -8,13 +8,13 @@ form is listed (`scattered`) or, at worst, tested pair by pair in pieces of boun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from clearhead.masks.base import Mask
-from clearhead.masks.geometry import Grid, Keys
+from clearhead.masks.geometry import Grid, KeysOf
 from clearhead.masks.structural import Full, Scattered
 from clearhead.masks.walk import Atom, fold
 
@@ -25,14 +25,12 @@ _NUMBERS_AT_ONCE = 1 << 14
 split each short operation over threads, whose waiting for each other costs more than the work on a busy machine."""
 _PAIRS_AT_ONCE = 1 << 21
 
-
 Term = frozenset[Atom]
 Terms = dict[Term, int]
 
 
 def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
-    """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over
-    `limit` terms.
+    """The expression as Σ coefficient · Π atoms, an atom being 1 (allowed) or 0; None if it needs over `limit` terms.
 
     Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
     themselves. The empty product is 1: every pair."""
@@ -135,23 +133,20 @@ class Counter:
         self.grid = grid
         self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
-        self.formulas: list[tuple[list[Callable[[Tensor], Keys]], int]] = []
+        self.formulas: list[tuple[list[KeysOf], int]] = []
         self.lists: list[tuple[Scattered, list[Atom], int]] = []
         self.by_pairs = terms is None or not self._sort_out(terms)
 
     def _sort_out(self, terms: Terms) -> bool:
-        found = {factor: factor.keys() for term in terms for factor in term}
+        functions = {factor: factor.keys() for term in terms for factor in term}
         for term, number in terms.items():
-            lists = [factor for factor in term if isinstance(factor.leaf, Scattered) and not factor.swapped]
+            lists = [leaf for leaf, swapped in term if isinstance(leaf, Scattered) and not swapped]
             if lists:
-                shortest = min(lists, key=lambda factor: factor.leaf.per_row)  # type: ignore[attr-defined]
-                others = [factor for factor in term if factor != shortest]
-                assert isinstance(shortest.leaf, Scattered)
-                self.lists.append((shortest.leaf, others, number))
+                shortest = min(lists, key=lambda leaf: leaf.per_row)
+                self.lists.append((shortest, [factor for factor in term if factor != (shortest, False)], number))
                 continue
-            functions = [found[factor] for factor in term]
-            known = [function for function in functions if function is not None]
-            if len(known) < len(functions):
+            known = [function for factor in term if (function := functions[factor]) is not None]
+            if len(known) < len(term):
                 return False
             self.formulas.append((known, number))
         return True
@@ -172,7 +167,7 @@ class Counter:
             result += number * self._by_list(scattered, others, p, edges)
         return result
 
-    def _by_formula(self, functions: list[Callable[[Tensor], Keys]], p: Tensor, edges: Tensor) -> Tensor:
+    def _by_formula(self, functions: list[KeysOf], p: Tensor, edges: Tensor) -> Tensor:
         shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
         column = (-1, *[1] * (len(shape) - 1))
         start = edges[:-1].view(column).expand(shape)

@@ -20,19 +20,6 @@ from clearhead.positions.stretch import Linear, Llama3, Stretch, Yarn
 Positions: TypeAlias = Sinusoidal | Learned | Rotary | RelativeBias | ALiBi | NoPositions
 
 __all__ = [
-    "ALiBi",
-    "BucketedBias",
-    "Learned",
-    "LearnedPositions",
-    "Linear",
-    "LinearBias",
-    "Llama3",
-    "NoPositions",
-    "Positions",
-    "RelativeBias",
-    "Rotary",
-    "Sinusoidal",
-    "SinusoidalPositions",
-    "Stretch",
-    "Yarn",
-]
+    "ALiBi", "BucketedBias", "Learned", "LearnedPositions", "Linear", "LinearBias", "Llama3", "NoPositions",
+    "Positions", "RelativeBias", "Rotary", "Sinusoidal", "SinusoidalPositions", "Stretch", "Yarn",
+]  # fmt: skip
