@@ -66,7 +66,8 @@ class KVCache:
         """Adds the newest T tokens; returns the keys and values of all S = length tokens."""
         self._check(k, v)
         start, stop = self._length, self._length + k.shape[-2]
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad or self._needs_grad()):
+        learn = [x is not None and x.requires_grad for x in (k, v, self._k, self._v)]
+        if torch.is_grad_enabled() and any(learn):
             # Writing into a buffer that an earlier step's backward still needs would spoil it: join instead.
             self._k, self._v = self._joined(self._k, k), self._joined(self._v, v)
         else:
@@ -98,10 +99,9 @@ class KVCache:
         """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along.
 
         `rows` may repeat rows, and may be longer or shorter than the batch."""
-        if not isinstance(rows, Tensor):
-            raise DtypeError(f"rows must be a 1-D integer tensor, got a {type(rows).__name__}")
-        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(f"rows must be a 1-D integer tensor, got {rows.dim()}-D {rows.dtype}")
+        if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
+            got = f"{rows.dim()}-D {rows.dtype}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+            raise DtypeError(f"rows must be a 1-D integer tensor, got {got}")
         if self._k is not None and self._v is not None:
             wrong = stray(rows, self._k.shape[0])
             if wrong is not None:
@@ -176,9 +176,6 @@ class KVCache:
                 )
             if kept.dtype != new.dtype or kept.device != new.device:
                 raise DtypeError(f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}")
-
-    def _needs_grad(self) -> bool:
-        return any(x is not None and x.requires_grad for x in (self._k, self._v))
 
     def _joined(self, kept: Tensor | None, new: Tensor) -> Tensor:
         return new if kept is None else torch.cat((kept[..., : self._length, :], new), -2)

@@ -10,6 +10,7 @@ plan, until a tensor inside of the mask is changed in place."""
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -32,10 +33,8 @@ KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
 
 LONG = 4096
-"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test.
-
-A larger block reads its columns for more rows, but beside the edges of a mask it computes more pairs that are not
-allowed. """
+"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test: these
+read their columns for more rows, but beside the edges of a mask they compute more pairs that are not allowed."""
 
 _ON_CPU = 1 << 17
 """Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
@@ -143,10 +142,7 @@ class Plan:
 
     @property
     def _batch(self) -> int:
-        size = 1
-        for n in self.mask.batch_shape:
-            size *= n
-        return size
+        return math.prod(self.mask.batch_shape)
 
     @property
     def nbytes(self) -> int:
@@ -282,21 +278,19 @@ _NUMBERS = itertools.count(1)
 
 
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
+    empty = not T or not S or 0 in mask.batch_shape
     columns: Tensor | None = None
-    triangle = False
-    rest: Mask | None = None
-    if T and S and 0 not in mask.batch_shape:
-        rest = mask
-        if blocking.triangle and T == S and offset == 0:
-            causal, left = whole_triangle(mask)
-            if causal is not None:
-                triangle, rest = True, left
-        if not triangle and blocking.dense_from is not None:
-            whole, left = whole_columns(mask)
-            if whole is not None:
-                seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
-                if len(seen) >= blocking.dense_from:
-                    columns, rest = seen, left
+    triangle, rest = False, None if empty else mask
+    if not empty and blocking.triangle and T == S and offset == 0:
+        causal, left = whole_triangle(mask)
+        if causal is not None:
+            triangle, rest = True, left
+    if not empty and not triangle and blocking.dense_from is not None:
+        whole, left = whole_columns(mask)
+        if whole is not None:
+            seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
+            if len(seen) >= blocking.dense_from:
+                columns, rest = seen, left
     return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
 
 

@@ -173,7 +173,5 @@ def _expect_width(what: str, x: Tensor, width: int) -> None:
 
 def _expect_heads(q: Tensor, n_heads: int) -> None:
     if n_heads != 1 and q.shape[-3] != n_heads:
-        raise ShapeError(
-            f"got {q.shape[-3]} heads and this score function has weights for {n_heads}; "
-            f"make it with n_heads={q.shape[-3]}, or with n_heads=1 to share one set"
-        )
+        got, advice = q.shape[-3], f"make it with n_heads={q.shape[-3]}, or with n_heads=1 to share one set"
+        raise ShapeError(f"got {got} heads and this score function has weights for {n_heads}; {advice}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from torch import Tensor
 from clearhead._shapes import Bool, Float
 from clearhead.config import Value
 from clearhead.values import Range, Rate
+
+Rows: TypeAlias = Float[Tensor, "*B T S"]
+Allowed: TypeAlias = Bool[Tensor, "..."] | None
 
 
 @runtime_checkable
@@ -37,13 +40,8 @@ class Softmax(Value):
     temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
     dropout: Rate = 0.0
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
-        if self.temperature == 0.0:
-            weights = Hard()(scores, allowed)
-        else:
-            weights = _softmax(scores, allowed, self.temperature)
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
+        weights = Hard()(scores, allowed) if self.temperature == 0 else _softmax(scores, allowed, self.temperature)
         return F.dropout(weights, self.dropout) if self.dropout else weights
 
 
@@ -53,9 +51,7 @@ class Hard:
 
     The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values."""
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         if scores.shape[-1] == 0:
             return scores
         chosen = scores == _hide(scores, allowed).amax(-1, keepdim=True)
@@ -71,9 +67,7 @@ class StraightThrough(Value):
 
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         return _straight_through(_softmax(scores, allowed, self.temperature), scores, allowed)
 
 
@@ -88,9 +82,7 @@ class Gumbel(Value):
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
     hard: bool = False
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         tiny = torch.finfo(scores.dtype).tiny
         exponential = -torch.log(torch.rand_like(scores).clamp(min=tiny))
         noisy = scores - torch.log(exponential.clamp(min=tiny))

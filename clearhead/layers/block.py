@@ -94,11 +94,9 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T M"]:
         """x (B, T, M) after this layer; `mask` and `bias` are for self-attention, `memory_mask` for the memory."""
         self._check(memory)
-        if self.cross_attention is None:
-            own = other = cache
-        else:
-            own, other = (None, None) if cache is None else (cache.at("self"), cache.at("cross"))
-
+        own = other = cache
+        if cache is not None and self.cross_attention is not None:
+            own, other = cache.at("self"), cache.at("cross")
         first, entered = self.norm1, x
         x = self.residual(
             x, first, lambda h: self._end(self.after1, self.attention(h, mask=mask, bias=bias, cache=own)), entered
@@ -115,13 +113,12 @@ class Block(nn.Module):
 
     def _check(self, memory: Tensor | None) -> None:
         if memory is not None and self.cross_attention is None:
-            raise ConfigError(
-                "A memory was given to a block that cannot read one; expected none. Build it with cross=True."
-            )
+            what = "A memory was given to a block that cannot read one; expected none."
+            raise ConfigError(f"{what} Build it with cross=True.")
         if memory is None and self.cross_attention is not None:
             raise ConfigError(
-                "No memory was given to a block that reads one; expected memory=(B, S, M), the output of an "
-                "encoder, also when decoding with a cache."
+                "No memory was given to a block that reads one; expected memory=(B, S, M), the output of an encoder, "
+                "also when decoding with a cache."
             )
 
 

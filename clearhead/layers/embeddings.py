@@ -17,16 +17,14 @@ from clearhead.values import checked, whole
 
 
 class TokenEmbedding(nn.Embedding):
-    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the
-    positions' size).
+    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the positions).
 
     Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall the queue,
     and inside `torch.compile`, the lookup itself refuses."""
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
-        super().__init__(
-            whole(vocab_size, "TokenEmbedding: vocab_size", least=1), whole(d_model, "TokenEmbedding: d_model", least=1)
-        )
+        V = whole(vocab_size, "TokenEmbedding: vocab_size", least=1)
+        super().__init__(V, whole(d_model, "TokenEmbedding: d_model", least=1))
         self.scaled: bool = checked(scaled, "TokenEmbedding: scaled", bool)
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
@@ -37,9 +35,8 @@ class TokenEmbedding(nn.Embedding):
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... M"]:
         """(B, T) ids to (B, T, M)."""
         if ids.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(
-                f"ids are {ids.dtype}; expected whole numbers, torch.int64 or torch.int32. Convert them with `.long()`."
-            )
+            wanted = "whole numbers, torch.int64 or torch.int32"
+            raise DtypeError(f"ids are {ids.dtype}; expected {wanted}. Convert them with `.long()`.")
         wrong = stray(ids, self.num_embeddings)
         if wrong is not None:
             raise ShapeError(
@@ -82,13 +79,11 @@ class PatchEmbedding(nn.Module):
     def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
         """The flattened patches (B, N, C · patch²), before the projection."""
         if images.ndim != 4 or images.shape[1] != self.n_channels:
-            raise ShapeError(
-                f"images have shape {tuple(images.shape)}; expected (B, {self.n_channels}, height, width)."
-            )
+            wanted = f"(B, {self.n_channels}, height, width)"
+            raise ShapeError(f"images have shape {tuple(images.shape)}; expected {wanted}.")
         if not images.is_floating_point():
-            raise DtypeError(
-                f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / 255`."
-            )
+            advice = "Convert bytes with `images.float() / 255`."
+            raise DtypeError(f"images are {images.dtype}; expected floating point. {advice}")
         B, C, height, width = images.shape
         rows, columns = self.grid(height, width)
         p = self.patch
@@ -104,11 +99,9 @@ class PatchEmbedding(nn.Module):
 
         It uses the same memory for its weights: training or loading one changes the other."""
         weight, bias = self.projection.weight, self.projection.bias
-        convolution = nn.Conv2d(
-            self.n_channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
-        )
-        kernel = (len(weight), self.n_channels, self.patch, self.patch)
-        convolution.weight = nn.Parameter(weight.detach().view(kernel), requires_grad=weight.requires_grad)
+        M, C, p = len(weight), self.n_channels, self.patch
+        convolution = nn.Conv2d(C, M, p, stride=p, bias=bias is not None, device="meta")
+        convolution.weight = nn.Parameter(weight.detach().view(M, C, p, p), requires_grad=weight.requires_grad)
         if bias is not None:
             convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         return convolution
@@ -125,9 +118,8 @@ class FrameEmbedding(nn.Module):
         self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
         self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
         self.earlier = whole(earlier, "FrameEmbedding: earlier", least=0)
-        self.projection = nn.Linear(
-            n_features * (stacked + earlier), whole(d_model, "FrameEmbedding: d_model", least=1)
-        )
+        d_model = whole(d_model, "FrameEmbedding: d_model", least=1)
+        self.projection = nn.Linear(n_features * (stacked + earlier), d_model)
 
     def forward(
         self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None

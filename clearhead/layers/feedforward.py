@@ -92,9 +92,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
         """Each token by itself: (…, M) becomes (…, F) and (…, M) again."""
         if x.ndim < 1 or x.shape[-1] != self.up.in_features:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this feed-forward."
-            )
+            wanted = f"(…, {self.up.in_features}), the width of this feed-forward"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (…, F)
         else:

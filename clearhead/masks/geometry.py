@@ -71,6 +71,10 @@ class Keys(NamedTuple):
     modulus: int = 1
     residue: Tensor | int = 0
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
+        """The same with every tensor changed, and numbers as they are."""
+        return Keys._make(change(x) if isinstance(x, Tensor) else x for x in self)
+
 
 KeysOf: TypeAlias = Callable[[Tensor], Keys]
 """From the positions of queries (N,) to what they see."""

@@ -16,11 +16,9 @@ from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.positions import Learned, Sinusoidal
 
-# ---------------------------------------------------------------------- Vaswani et al., 2017: translation
-
 
 def transformer_base() -> EncoderDecoderConfig:
-    """The base model of 2017: six layers a side, 512 wide, one vocabulary of 37,000 for English and German."""
+    """The base model of 2017 (Vaswani et al.): six layers a side, 512 wide, 37,000 tokens for English and German."""
     return _transformer_2017(d_model=512, d_ff=2048, n_heads=8, dropout=0.1)
 
 
@@ -48,11 +46,8 @@ def _transformer_2017(*, d_model: int, d_ff: int, n_heads: int, dropout: float) 
     )
 
 
-# ---------------------------------------------------------------------- Radford et al., 2019: text
-
-
 def gpt2() -> DecoderConfig:
-    """GPT-2, the smallest: 124 million parameters."""
+    """GPT-2, the smallest (Radford et al., 2019): 124 million parameters."""
     return _gpt2(d_model=768, n_layers=12, n_heads=12)
 
 
@@ -89,11 +84,8 @@ def _gpt2(*, d_model: int, n_layers: int, n_heads: int) -> DecoderConfig:
     )
 
 
-# ---------------------------------------------------------------------- Devlin et al., 2019: reading
-
-
 def bert_base() -> EncoderConfig:
-    """BERT base, without the heads it was trained with; segment embeddings are left out (one segment)."""
+    """BERT base (Devlin et al., 2019), without the heads it was trained with and without segment embeddings."""
     return EncoderConfig(
         vocab_size=30_522,
         max_len=512,
@@ -111,9 +103,6 @@ def bert_base() -> EncoderConfig:
     )
 
 
-# ---------------------------------------------------------------------- Dosovitskiy et al., 2021: pictures
-
-
 def vit_tiny() -> VisionConfig:
     """ViT tiny (DeiT's): patches of 16, images of 224, 1,000 classes."""
     return _vit(d_model=192, n_heads=3)
@@ -125,7 +114,7 @@ def vit_small() -> VisionConfig:
 
 
 def vit_base() -> VisionConfig:
-    """ViT base: patches of 16, images of 224, 1,000 classes."""
+    """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
     return _vit(d_model=768, n_heads=12)
 
 
@@ -142,9 +131,6 @@ def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
         activation=GELU(),
         init=TruncatedNormal(std=0.02),
     )
-
-
-# ---------------------------------------------------------------------- tiny ones: built and run in milliseconds
 
 
 def tiny_encoder() -> EncoderConfig:
@@ -183,20 +169,7 @@ def tiny_speech() -> SpeechConfig:
     return SpeechConfig(d_model=32, n_layers=2, n_heads=4)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "base": transformer_base,
-    "big": transformer_big,
-    "gpt2": gpt2,
-    "gpt2-medium": gpt2_medium,
-    "gpt2-large": gpt2_large,
-    "gpt2-xl": gpt2_xl,
-    "bert-base": bert_base,
-    "vit-tiny": vit_tiny,
-    "vit-small": vit_small,
-    "vit-base": vit_base,
-    "tiny-encoder": tiny_encoder,
-    "tiny-decoder": tiny_decoder,
-    "tiny-encoder-decoder": tiny_encoder_decoder,
-    "tiny-vision": tiny_vision,
-    "tiny-speech": tiny_speech,
-}
+_BY_NAME = (gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, vit_tiny, vit_small, vit_base)
+_TINY = (tiny_encoder, tiny_decoder, tiny_encoder_decoder, tiny_vision, tiny_speech)
+PRESETS: dict[str, Callable[[], Config]] = {"base": transformer_base, "big": transformer_big}
+PRESETS |= {preset.__name__.replace("_", "-"): preset for preset in (*_BY_NAME, *_TINY)}

@@ -24,8 +24,7 @@ __all__ = ["AfterStep", "BeforeStep", "FixedVector", "RecurrentSeq2Seq", "Recurr
 
 _LSTM = LSTM()
 
-# B batch, S source tokens, T target tokens, M width of a state, W width of the memory (M, or 2M both ways), V
-# vocabulary.
+# B batch, S source tokens, T target tokens, M width of a state, W of the memory (M, or 2M both ways), V vocabulary.
 
 
 @dataclass(frozen=True)

@@ -113,14 +113,12 @@ class Stack(nn.Module):
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
         self._positions_kind = positions.kind
-        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
-        self.positions: nn.Module | None = None
         own_width = getattr(config, "d_embedding", None)  # of what enters, where it is not that of the blocks
         width = own_width or config.d_model
-        if positions.kind == "added":
-            self.positions = positions.build(width)
-        elif positions.kind == "bias":
-            self.positions = positions.build(config.n_heads)
+        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
+        self.positions: nn.Module | None = None
+        if positions.kind == "added" or positions.kind == "bias":
+            self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -165,7 +163,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, M) through all the blocks and the last norm."""
         bias = None
-        offset, T = _length(cache), x.shape[-2]
+        offset, T = 0 if cache is None else cache.length, x.shape[-2]
         if self._positions_kind == "bias" and self.positions is not None:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.undone_on_error():
@@ -180,24 +178,18 @@ class Stack(nn.Module):
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"
 
 
-def _length(cache: KVCache | None) -> int:
-    return 0 if cache is None else cache.length
-
-
 def check_ids(ids: Tensor, name: str = "ids") -> None:
     """Refuses what is no batch of token numbers, in words, before an embedding table does it in its own."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} are {ids.dtype}; expected token numbers, torch.int64 (or int32)")
     if ids.dim() != 2:
-        raise ShapeError(
-            f"{name} have shape {tuple(ids.shape)}; expected (batch, length): add the batch with ids[None]"
-        )
+        got = f"{name} have shape {tuple(ids.shape)}"
+        raise ShapeError(f"{got}; expected (batch, length): add the batch with ids[None]")
 
 
 def both(own: Mask, extra: Mask | None) -> Mask | None:
     """The model's own mask and the caller's, together; None where neither forbids anything."""
-    if extra is not None:
-        extra = as_mask(extra)
+    extra = None if extra is None else as_mask(extra)
     if own == full():
         return extra
     return own if extra is None else own & extra

@@ -103,9 +103,6 @@ def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
         raise StorageError(f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"')
 
 
-# ---------------------------------------------------------------------- what is stored
-
-
 def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
     """Each stored tensor with all the names it goes by: tied weights are one tensor under several names."""
     groups: dict[int, tuple[list[str], Tensor]] = {}
@@ -116,9 +113,8 @@ def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if tensor.is_meta:
-        raise StorageError(
-            f"{name} is on the meta device and has no numbers to store; build the model on a real device"
-        )
+        what = f"{name} is on the meta device and has no numbers to store"
+        raise StorageError(f"{what}; build the model on a real device")
     stored = tensor.detach().cpu().contiguous()
     if dtype is None or not stored.is_floating_point():
         return stored
@@ -134,9 +130,6 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _has_computed_buffers(model: nn.Module) -> bool:
     stored = model.state_dict().keys()
     return any(name not in stored for name, _ in model.named_buffers(remove_duplicate=False))
-
-
-# ---------------------------------------------------------------------- writing
 
 
 def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
@@ -181,9 +174,6 @@ def _settle(folder: Path) -> None:
         sync(folder)
     new_config.unlink(missing_ok=True)
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------- reading
 
 
 def _read_config(folder: Path) -> Config:

@@ -80,12 +80,11 @@ class LearnedPositions(nn.Module):
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
         """x plus the rows at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
-        rows = self.weight if not self.choice.skipped else self.weight[self.choice.skipped :]
+        rows = self.weight[self.choice.skipped :] if self.choice.skipped else self.weight
         length, width = rows.shape
         if x.ndim < 2 or x.shape[-1] != width:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, T, {width}), the width of the position table."
-            )
+            wanted = f"(…, T, {width}), the width of the position table"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
         if positions is None:
             if x.shape[-2] > length:
                 raise self._too_far(f"a sequence of {x.shape[-2]} tokens")

@@ -69,7 +69,6 @@ def _structured(view: View, spans: Spans, indices: Tensor | None, keep_empty: bo
         bounds=marks.bounds,
         bits=marks.bits,
         skip=(modulus, residue),
-        pool=None,
         order=work_order(n_full + n_partial, view.rows.shape[0], keep_empty),
     )
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.spans import Span, Spans, View
+from clearhead.attention.planning.spans import Spans, View
 from clearhead.masks import Atom, fold
+from clearhead.masks.geometry import Keys
 
 MAX_MODULUS = 1 << 20
 """Residues are tabulated up to this common modulus; beyond it a residue class counts as unknown."""
@@ -81,7 +82,7 @@ def residues_of(spans: Spans, device: torch.device) -> Residues:
     return Residues(modulus, of, len(kinds), 0, truth_of)
 
 
-def _common_shift(moving: list[Span]) -> Tensor | None:
+def _common_shift(moving: list[Keys]) -> Tensor | None:
     """The residue that all moving spans share within each block, or None."""
     if not moving or any(span.modulus != moving[0].modulus for span in moving):
         return None
@@ -111,8 +112,7 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
         seen = ((at >= low_min) & (at < high_max))[..., None]
         if spans[atom].modulus > 1:
             truth = residues.truth.get(atom)
-            full = full & (truth if truth is not None else torch.zeros(1, dtype=torch.bool, device=device))
-            seen = seen & truth if truth is not None else seen
+            full, seen = (full & False, seen) if truth is None else (full & truth, seen & truth)
         return full, seen
 
     for atom in spans:
@@ -130,7 +130,7 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
     return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
 
 
-def _bounds(span: Span, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _bounds(span: Keys, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Least and greatest start, least and greatest stop of the rows of each block, (B,) each."""
 
     def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:

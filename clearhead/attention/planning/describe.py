@@ -1,20 +1,20 @@
-"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit for
-each pair.
+"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit a pair.
 
 Blocks that look alike, seen from their first row, are described once."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
+from operator import and_, invert, or_
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.planning.columns import Residues, Stretches
 from clearhead.attention.planning.lists import expand, pack
-from clearhead.attention.planning.spans import Span, Spans, View, spans_at
-from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.attention.planning.spans import Spans, View, sees, spans_at
+from clearhead.masks import Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.masks.geometry import Keys
 
 _PAIRS_AT_ONCE = 1 << 24
 # Leaves whose answer depends on p − j alone.
@@ -69,8 +69,7 @@ def describe(view: View, spans: Spans, stretches: Stretches, full: Tensor, parti
 
 
 def _runs(view: View, spans: Spans, segments: Tensor, ranges: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns (R, X) of the lists with their places and widths: one by one or, in ranges, where an answer
-    may change."""
+    """Columns (R, X) of the lists, their places and widths: one by one or, in ranges, where an answer may change."""
     starts, counts = segments[..., 0], segments[..., 2]
     ends = counts.cumsum(1)
     total = ends[:, -1:]
@@ -119,7 +118,7 @@ def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) 
     return torch.cat([*phases, *columns], 1)
 
 
-def _alone(span: Span, blocks: int, device: torch.device) -> Tensor:
+def _alone(span: Keys, blocks: int, device: torch.device) -> Tensor:
     """(B, 1) a number of its own for a block whose rows differ; −1 where all see one interval, which the edges say."""
     differ = torch.zeros(blocks, 1, dtype=torch.bool, device=device)
     for value in (span.start, span.stop):
@@ -133,18 +132,15 @@ def _representatives(signature: Tensor | None, blocks: int, device: torch.device
     if signature is None:
         every = torch.arange(blocks, device=device)
         return every, every
-    first: dict[bytes, int] = {}
     rows = signature.cpu().contiguous()
     data, width = rows.numpy().tobytes(), rows.shape[1] * rows.element_size()
     keys = [data[at : at + width] for at in range(0, blocks * width, width)]
-    chosen: list[int] = []
-    member: list[int] = []
+    first: dict[bytes, int] = {}
     for number, key in enumerate(keys):
-        mine = first.setdefault(key, len(chosen))
-        if mine == len(chosen):
-            chosen.append(number)
-        member.append(mine)
-    return torch.tensor(chosen, device=device), torch.tensor(member, device=device)
+        first.setdefault(key, number)
+    place = {key: i for i, key in enumerate(first)}
+    member = [place[key] for key in keys]
+    return torch.tensor(list(first.values()), device=device), torch.tensor(member, device=device)
 
 
 def _parts(lengths: Tensor, M: int) -> list[Tensor]:
@@ -165,13 +161,8 @@ def _parts(lengths: Tensor, M: int) -> list[Tensor]:
 
 def _exact(view: View, spans: Spans, columns: Tensor) -> Tensor:
     """(R, M, X) whether a row sees a column, by the definition."""
-
-    def test(atom: Atom) -> Tensor:
-        return spans[atom].test(columns)
-
-    seen = fold(
-        view.mask, leaf=test, both=operator.and_, either=operator.or_, inverse=operator.invert, swapped=view.by_key
-    )
+    leaf, by_key = (lambda atom: sees(spans[atom], columns)), view.by_key
+    seen = fold(view.mask, leaf=leaf, both=and_, either=or_, inverse=invert, swapped=by_key)
     return seen.broadcast_to((columns.shape[0], view.rows.shape[1], columns.shape[1]))
 
 
@@ -225,8 +216,7 @@ def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
 
 
 def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
-    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: they
-    have holes."""
+    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: with holes."""
     seen, at, width = piece.seen, piece.at[:, None], piece.width[:, None]
     L = int((at + width).max())
     high = (seen * (at + width)).amax(2)  # 0: sees nothing

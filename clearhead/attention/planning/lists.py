@@ -8,7 +8,7 @@ look alike share one description."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,21 +32,21 @@ class Lists:
     high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r (mod m), which
     nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m."""
 
-    rows: Tensor | None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
     n_rows: int
     n_columns: int
     M: int
     N: int
-    batch_shape: tuple[int, ...]
     segments: Segments  # (batch · N, n, 3) int32
     full: Tensor  # (batch · N,) int32: how many columns all rows see
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
-    bounds: Tensor | None  # (…, 2) int32, M of them a description
-    bits: Tensor | None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
-    skip: tuple[int, int]  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
-    pool: Tensor | None  # (…,) int32: segments count in it if there is one
     order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
+    rows: Tensor | None = None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
+    batch_shape: tuple[int, ...] = ()
+    bounds: Tensor | None = None  # (…, 2) int32, M of them a description
+    bits: Tensor | None = None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
+    skip: tuple[int, int] = (0, 0)  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
+    pool: Tensor | None = None  # (…,) int32: segments count in it if there is one
     memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
 
     @property
@@ -67,22 +67,19 @@ class Lists:
         return int(self.total.max()) if self.total.numel() else 0
 
     @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {field.name: x for field in fields(self) if isinstance(x := getattr(self, field.name), Tensor)}
+
+    @property
     def nbytes(self) -> int:
-        tensors = (self.rows, self.segments, self.full, self.total, self.where, self.bounds, self.bits, self.pool)
-        return sum(t.numel() * t.element_size() for t in (*tensors, self.order) if t is not None)
+        return sum(x.nbytes for x in self._tensors.values())
 
     def to(self, device: torch.device) -> Lists:
         """The same lists on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in self.__dict__.items()
-            if name in self.__dataclass_fields__ and name != "memo"
-        }
-        return Lists(**moved)
+        return replace(self, memo={}, **{name: x.to(device) for name, x in self._tensors.items()})
 
     def chunked(self, heads: int) -> tuple[int, int]:
-        """Pairs with torch operations, filled up as they are there, and operations, for so many heads of
-        each pattern."""
+        """Pairs with torch operations, filled up as they are there, and operations, for so many heads a pattern."""
         key = ("chunked", heads)
         if key not in self.memo:
             pairs = chunks = 0
@@ -191,8 +188,7 @@ def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits (words, M) of lists of so many places, from the rows' answers (places of all lists, M), and
-    their begins."""
+    """The bits (words, M) of lists of so many places, from the rows' answers (all places, M), and their begins."""
     words, where = words_of(lengths)
     of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     place = torch.arange(len(answers), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]
