@@ -57,8 +57,13 @@ class KVCache:
     @property
     def n_bytes(self) -> int:
         """Memory held, in bytes, room that is not yet used included."""
-        own = sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
-        return own + sum(part.n_bytes for part in self._parts.values())
+        return sum(x.nbytes for part in self._tree() for x in (part._k, part._v) if x is not None)
+
+    def _tree(self) -> Iterator[KVCache]:
+        """This part and all that it is made of."""
+        yield self
+        for part in self._parts.values():
+            yield from part._tree()
 
     def append(
         self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]
@@ -102,28 +107,22 @@ class KVCache:
         if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
             got = f"{rows.dim()}-D {rows.dtype}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
             raise DtypeError(f"rows must be a 1-D integer tensor, got {got}")
-        if self._k is not None and self._v is not None:
-            wrong = stray(rows, self._k.shape[0])
-            if wrong is not None:
-                raise ShapeError(f"rows hold {wrong}, but the cache has rows 0 … {self._k.shape[0] - 1}")
-            self._k, self._v = (x.index_select(0, rows.to(x.device)) for x in (self._k, self._v))
-        for part in self._parts.values():
-            part.reorder(rows)
+        for part in self._tree():
+            if part._k is not None and part._v is not None:
+                wrong = stray(rows, part._k.shape[0])
+                if wrong is not None:
+                    raise ShapeError(f"rows hold {wrong}, but the cache has rows 0 … {part._k.shape[0] - 1}")
+                part._k, part._v = (x.index_select(0, rows.to(x.device)) for x in (part._k, part._v))
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens (a memory is kept)."""
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
             raise ShapeError(f"cannot truncate a cache of {self.length} tokens to {length!r}")
-        self._truncate(length)
-
-    def _truncate(self, length: int) -> None:
-        if not self._fixed and length < self._length:
-            self._length = length
-            # What was forgotten may still be read, by a trace or in a backward pass: the next tokens are
-            # written elsewhere.
-            self._k, self._v = (None if x is None else x[..., :length, :] for x in (self._k, self._v))
-        for part in self._parts.values():
-            part._truncate(length)
+        for part in self._tree():
+            if not part._fixed and length < part._length:
+                # What goes may still be read, by a trace or in a backward pass: the next tokens are written elsewhere.
+                part._k, part._v = (None if x is None else x[..., :length, :] for x in (part._k, part._v))
+                part._length = length
 
     def forget(self, n: int) -> None:
         """Lets go of the oldest `n` tokens, and of their memory: a mask that is a window sees them no more.
@@ -132,17 +131,12 @@ class KVCache:
         under `blocks(size)` for multiples of the size."""
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.length:
             raise ShapeError(f"cannot forget {n!r} of the {self.length} tokens of this cache")
-        self._forget(n)
-
-    def _forget(self, n: int) -> None:
-        if not self._fixed:
-            self.forgotten += n
-            if self._k is not None and self._v is not None:
+        for part in self._tree():
+            part.forgotten += 0 if part._fixed else n
+            if not part._fixed and part._k is not None and part._v is not None:
                 # Copied, because a view would hold on to the memory.
-                self._k, self._v = (x[..., n : self._length, :].clone() for x in (self._k, self._v))
-                self._length -= n
-        for part in self._parts.values():
-            part._forget(n)
+                part._k, part._v = (x[..., n : part._length, :].clone() for x in (part._k, part._v))
+                part._length -= n
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -155,7 +149,7 @@ class KVCache:
             yield
         except BaseException:
             if length:
-                self._truncate(length)
+                self.truncate(length)
             elif not knew:
                 self._parts, self._k, self._v, self._length, self._fixed = {}, None, None, 0, False
             raise
@@ -170,9 +164,8 @@ class KVCache:
                 continue
             if kept.shape[:-2] != new.shape[:-2] or kept.shape[-1] != new.shape[-1]:
                 raise ShapeError(
-                    f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got "
-                    f"{tuple(new.shape)}; batch, heads and width must stay the same (a new sequence needs a "
-                    "new KVCache)"
+                    f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got {tuple(new.shape)}; "
+                    "batch, heads and width must stay the same (a new sequence needs a new KVCache)"
                 )
             if kept.dtype != new.dtype or kept.device != new.device:
                 raise DtypeError(f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}")

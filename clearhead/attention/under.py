@@ -28,8 +28,6 @@ from clearhead.errors import ConfigError, MaskError
 from clearhead.masks import Mask, allow, as_mask, causal
 from clearhead.values import did_you_mean
 
-__all__ = ["attend_under", "from_sdpa", "under"]
-
 
 class _Here(threading.local):
     """What one thread is doing."""

@@ -16,10 +16,6 @@ from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers.feedforward import GELU, ReLU
 from clearhead.values import Count
 
-__all__ = ["Autoencoder", "AutoencoderConfig"]
-
-_RELU = ReLU()
-
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig(Config):
@@ -31,7 +27,7 @@ class AutoencoderConfig(Config):
     n_features: Count
     d_latent: Count
     hidden: tuple[Count, ...] = ()
-    activation: ReLU | GELU = _RELU
+    activation: ReLU | GELU = ReLU()
     bias: bool = True
 
     def build(self) -> Autoencoder:

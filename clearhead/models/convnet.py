@@ -18,8 +18,6 @@ from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.values import Count, Natural, require
 
-__all__ = ["ConvHead", "ConvNet", "ConvNetConfig", "LinearHead", "PointwiseHead", "conv_output", "shapes"]
-
 # B batch, C channels; sizes of images and maps are always (height, width).
 
 

@@ -21,8 +21,6 @@ from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.values import Count, Positive
 
-__all__ = ["Decoder", "DecoderConfig", "WriterConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriterConfig(TextConfig):

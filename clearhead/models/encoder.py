@@ -20,8 +20,6 @@ from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.positions import Sinusoidal
 from clearhead.values import Count, Natural, require
 
-__all__ = ["Encoder", "EncoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextConfig):

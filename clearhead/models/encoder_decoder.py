@@ -22,8 +22,6 @@ from clearhead.models.stack import TextConfig, TransformerConfig
 from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
 
-__all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(WriterConfig):

@@ -18,8 +18,6 @@ from clearhead.config import Config, Value
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.values import Count, NotNegative, Range
 
-__all__ = ["LogisticRegression", "LogisticRegressionConfig", "Ridge", "SquaredInfinity", "logistic_loss"]
-
 # N examples, C classes; "features" is the width of one example.
 
 

@@ -20,10 +20,6 @@ from clearhead.masks import Mask
 from clearhead.models.recurrent import GRU, LSTM, RNN, RecurrentCache, RecurrentStack, check_ids, real_tokens
 from clearhead.values import Count, Rate
 
-__all__ = ["AfterStep", "BeforeStep", "FixedVector", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig"]
-
-_LSTM = LSTM()
-
 # B batch, S source tokens, T target tokens, M width of a state, W of the memory (M, or 2M both ways), V vocabulary.
 
 
@@ -60,7 +56,7 @@ class RecurrentSeq2SeqConfig(Config):
     source_vocab_size: Count | None = None  # None: vocab_size
     d_attention: Count | None = None  # width of the attention's hidden layer; None: d_model
     n_layers: Count = 1
-    cell: RNN | GRU | LSTM = _LSTM
+    cell: RNN | GRU | LSTM = LSTM()
     attention: AfterStep | BeforeStep | FixedVector = AfterStep()
     bidirectional: bool = True
     dropout: Rate = 0.0

@@ -16,8 +16,6 @@ from clearhead.models.stack import Stack, TransformerConfig, both
 from clearhead.positions import Positions, Sinusoidal
 from clearhead.values import Count
 
-__all__ = ["SoundConfig", "SoundEncoder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SoundConfig(TransformerConfig):

@@ -28,8 +28,6 @@ from clearhead.values import Count, Natural, Positive
 
 _FRAMES = "frames"  # the part of a cache that keeps the last of them
 
-__all__ = ["Pace", "SpeechConfig", "SpeechEncoder"]
-
 
 @dataclass(frozen=True)
 class Pace:

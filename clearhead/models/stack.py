@@ -24,8 +24,6 @@ from clearhead.masks import Mask, as_mask, full
 from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
 from clearhead.values import Count, require
 
-__all__ = ["Stack", "TextConfig", "TransformerConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(BlockParts):

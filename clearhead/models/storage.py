@@ -25,8 +25,6 @@ from clearhead.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from safetensors import safe_open
 
-__all__ = ["FLOATS", "build_empty", "check_target", "few", "groups", "load", "opened", "save"]
-
 CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
 _NEW = ".new"

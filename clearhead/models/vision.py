@@ -20,8 +20,6 @@ from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.positions import Learned, LearnedPositions, Positions
 from clearhead.values import Count, Natural, require
 
-__all__ = ["Cls", "ClsAndMean", "Distilled", "Mean", "VisionConfig", "VisionTransformer"]
-
 
 @dataclass(frozen=True)
 class Cls:

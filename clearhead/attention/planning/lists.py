@@ -76,7 +76,8 @@ class Lists:
 
     def to(self, device: torch.device) -> Lists:
         """The same lists on another device."""
-        return replace(self, memo={}, **{name: x.to(device) for name, x in self._tensors.items()})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in self._tensors.items()}
+        return replace(self, memo={}, **moved)
 
     def chunked(self, heads: int) -> tuple[int, int]:
         """Pairs with torch operations, filled up as they are there, and operations, for so many heads a pattern."""
