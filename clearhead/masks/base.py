@@ -299,15 +299,15 @@ def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that these broadcast to, or a ShapeError."""
     common: tuple[int, ...] = ()
     for shape in shapes:
-        rank = max(len(common), len(shape))
-        a, b = (1,) * (rank - len(common)) + common, (1,) * (rank - len(shape)) + shape
-        for x, y in zip(a, b, strict=True):
+        long, short = (common, shape) if len(common) > len(shape) else (shape, common)
+        front = len(long) - len(short)
+        for x, y in zip(long[front:], short, strict=True):
             if x != y and x != 1 and y != 1:
                 raise ShapeError(
                     f"shapes {common} and {shape} do not broadcast ({x} against {y}); expected equal sizes or 1. Masks "
                     "combined with & or | describe the same batch (padding and documents count a 1 for the heads)"
                 )
-        common = tuple([y if x == 1 else x for x, y in zip(a, b, strict=True)])
+        common = long[:front] + tuple([y if x == 1 else x for x, y in zip(long[front:], short, strict=True)])
     return common
 
 

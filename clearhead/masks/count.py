@@ -7,8 +7,9 @@ form is listed (`scattered`) or, at worst, tested pair by pair in pieces of boun
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,21 +36,15 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
     Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
     themselves. The empty product is 1: every pair."""
 
-    def product(a: Terms, b: Terms) -> Terms:
-        return _product(a, b, limit)
-
     def term(atom: Atom) -> Terms:
         return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
 
+    def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
+        return _complement(product(_complement(a), _complement(b)))
+
+    product = partial(_product, limit=limit)
     try:
-        # a | b = ~(~a & ~b), so one product serves both.
-        return fold(
-            mask,
-            leaf=term,
-            both=product,
-            either=lambda a, b: _complement(product(_complement(a), _complement(b))),
-            inverse=_complement,
-        )
+        return fold(mask, leaf=term, both=product, either=either, inverse=_complement)
     except _TooManyTermsError:
         return None
 
@@ -175,7 +170,7 @@ class Counter:
         classes: list[tuple[int, Tensor | int]] = []
         for function in functions:
             keys = function(p)
-            start, stop = _larger(start, keys.start), _smaller(stop, keys.stop)
+            start, stop = start.clamp(min=keys.start), stop.clamp(max=keys.stop)
             if keys.modulus > 1:
                 classes.append((keys.modulus, keys.residue))
         sizes = _members(start, stop, classes)  # (C, *some of the batch, N)
@@ -201,28 +196,16 @@ class Counter:
     def _by_pairs(self, p: Tensor, edges: Tensor) -> Tensor:
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         batch = math.prod(self.batch)
-        for rows, columns in _pieces(p, int(edges[0]), int(edges[-1]), batch):
+        first, stop = int(edges[0]), int(edges[-1])
+        width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
+        height = max(1, _PAIRS_AT_ONCE // (batch * width))
+        for rows, left in itertools.product(p.split(height), range(first, stop, width)):
+            columns = torch.arange(left, min(left + width, stop), device=p.device)
             allowed = self.mask.test(rows[:, None], columns[None, :], self.grid)
             allowed = allowed.broadcast_to((*self.batch, len(rows), len(columns)))
             number = allowed.reshape(-1, len(columns)).sum(0)
             result.index_add_(0, torch.bucketize(columns, edges[1:-1], right=True), number)
         return result
-
-
-def _pieces(p: Tensor, first: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
-    height = max(1, _PAIRS_AT_ONCE // (batch * width))
-    for rows in p.split(height):
-        for left in range(first, stop, width):
-            yield rows, torch.arange(left, min(left + width, stop), device=p.device)
-
-
-def _larger(a: Tensor, b: Tensor | int) -> Tensor:
-    return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp(min=b)
-
-
-def _smaller(a: Tensor, b: Tensor | int) -> Tensor:
-    return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp(max=b)
 
 
 def _members(start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]]) -> Tensor:

@@ -13,11 +13,13 @@ import functools
 import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.attention import KVCache
+from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import Block, BlockConfig, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
@@ -42,8 +44,11 @@ class TransformerConfig(BlockParts):
 
     def block(self, rotary: Rotary | None = None) -> BlockConfig:
         """What one block of the stack is made of."""
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlockParts)}
-        return BlockConfig(**parts, rotary=rotary)
+        return BlockConfig(**self.shared(BlockParts), rotary=rotary)
+
+    def shared(self, kind: type[Config]) -> dict[str, Any]:
+        """The fields that it has in common with a kind of configuration that it is derived from."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def check_positions(self, positions: Positions) -> None:
         """Refuses here, before anything is built, what `positions` would refuse later."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.attention.planning.columns import MAX_PROGRESSIONS, Residues, Stretches, stretches_of
 from clearhead.attention.planning.describe import describe
-from clearhead.attention.planning.lists import Lists, work_order
+from clearhead.attention.planning.lists import Lists
 from clearhead.attention.planning.spans import Spans, View, outline_of
 from clearhead.attention.planning.tested import tested
 
@@ -55,22 +55,8 @@ def _structured(view: View, spans: Spans, indices: Tensor | None, keep_empty: bo
     n_full, n_partial = (found[..., 2].sum(1) for found in (full_segments, partial_segments))
     segments = torch.cat([full_segments, partial_segments], 1)
     segments[..., 2] = segments[..., 2].cumsum(1)
-    return Lists(
-        rows=None if indices is None else indices.to(torch.int32),
-        n_rows=view.n_rows,
-        n_columns=view.stop - view.first,
-        M=view.rows.shape[1],
-        N=view.rows.shape[0],
-        batch_shape=view.mask.batch_shape,
-        segments=segments.to(torch.int32).contiguous(),
-        full=n_full.to(torch.int32),
-        total=(n_full + n_partial).to(torch.int32),
-        where=marks.where,
-        bounds=marks.bounds,
-        bits=marks.bits,
-        skip=(modulus, residue),
-        order=work_order(n_full + n_partial, view.rows.shape[0], keep_empty),
-    )
+    marks = marks._replace(skip=(modulus, residue))
+    return Lists.of(view, indices, keep_empty, (n_full, n_partial), segments, **marks._asdict())
 
 
 def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Tensor:

@@ -4,14 +4,14 @@ Blocks that look alike, seen from their first row, are described once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import and_, invert, or_
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.planning.columns import Residues, Stretches
-from clearhead.attention.planning.lists import expand, pack
+from clearhead.attention.planning.lists import alike, expand, pack
 from clearhead.attention.planning.spans import Spans, View, sees, spans_at
 from clearhead.masks import Blocks, Causal, Every, Full, Stride, Window, fold
 from clearhead.masks.geometry import Keys
@@ -21,8 +21,7 @@ _PAIRS_AT_ONCE = 1 << 24
 _MOVE_ALONG = (Full, Causal, Window, Stride)
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """Where each block's description begins, the descriptions (bounds or bits, or neither), and what is left out.
 
     Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue)."""
@@ -33,8 +32,7 @@ class Marks:
     skip: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Some representatives with lists of about the same length, place by place or in runs that all rows treat alike."""
 
     chosen: Tensor  # (R,) which of the representatives
@@ -146,17 +144,8 @@ def _representatives(signature: Tensor | None, blocks: int, device: torch.device
 def _parts(lengths: Tensor, M: int) -> list[Tensor]:
     """The representatives with something to describe, in parts of about the same length and bounded size."""
     order = lengths.sort(descending=True, stable=True).indices
-    sizes = lengths[order].tolist()
-    parts: list[Tensor] = []
-    at = 0
-    while at < len(sizes) and sizes[at]:
-        room = max(1, _PAIRS_AT_ONCE // (M * sizes[at]))
-        end = at + 1
-        while end < len(sizes) and end - at < room and 2 * sizes[end] > sizes[at]:
-            end += 1
-        parts.append(order[at:end])
-        at = end
-    return parts
+    sizes = [n for n in lengths[order].tolist() if n]
+    return [order[at:end] for at, end in alike(sizes, M, pairs=_PAIRS_AT_ONCE, share=0.5)]
 
 
 def _exact(view: View, spans: Spans, columns: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.attention.planning.spans import View
+
 PAIRS_AT_ONCE = 1 << 18
 """Scores that torch operations work on at a time: a megabyte or two, which stay in a core's cache."""
 
@@ -48,6 +50,27 @@ class Lists:
     skip: tuple[int, int] = (0, 0)  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
     pool: Tensor | None = None  # (…,) int32: segments count in it if there is one
     memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
+
+    @classmethod
+    def of(
+        cls, view: View, indices: Tensor | None, keep_empty: bool, counts: tuple[Tensor, Tensor], segments: Segments,
+        **described: Any,
+    ) -> Lists:  # fmt: skip
+        """The lists of a view: `counts` are the full and the partial columns of each block."""
+        (N, M), total = view.rows.shape, counts[0] + counts[1]
+        return cls(
+            rows=None if indices is None else indices.to(torch.int32),
+            n_rows=view.n_rows,
+            n_columns=view.stop - view.first,
+            M=M,
+            N=N,
+            batch_shape=view.mask.batch_shape,
+            segments=segments.to(torch.int32).contiguous(),
+            full=counts[0].to(torch.int32),
+            total=total.to(torch.int32),
+            order=work_order(total, N, keep_empty),
+            **described,
+        )
 
     @property
     def batch(self) -> int:
@@ -149,17 +172,19 @@ class Lists:
         return result > 0
 
 
-def alike(lengths: list[int], M: int, heads: int) -> Iterator[tuple[int, int]]:
+def alike(
+    lengths: list[int], M: int, heads: int = 1, *, pairs: int = PAIRS_AT_ONCE, share: float = 0.75
+) -> Iterator[tuple[int, int]]:
     """(first, end) of lists that are worked on together with torch operations, from lengths in decreasing order.
 
-    They are filled up to the first, so the shortest has three quarters of its length; and few enough scores to stay in
-    the cache between one operation and the next."""
+    They are filled up to the first, so the shortest has that `share` of its length; and few enough `pairs`, by default
+    to stay in the cache between one operation and the next."""
     at = 0
     while at < len(lengths):
         longest = max(lengths[at], 1)
-        room = max(1, PAIRS_AT_ONCE // (longest * M * heads))
+        room = max(1, pairs // (longest * M * heads))
         end = at + 1
-        while end < len(lengths) and end - at < room and lengths[end] * 4 >= longest * 3:
+        while end < len(lengths) and end - at < room and lengths[end] >= longest * share:
             end += 1
         yield at, end
         at = end

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import Lists, pack, work_order
+from clearhead.attention.planning.lists import Lists, pack
 from clearhead.attention.planning.spans import View
 
 _PAIRS_AT_ONCE = 1 << 24
@@ -37,22 +37,9 @@ def tested(view: View, indices: Tensor | None, keep_empty: bool) -> Lists:
     where = torch.arange(len(total), device=total.device) * M
     if bounds is None:
         bits, where = pack(answers, n_partial)
-    return Lists(
-        rows=None if indices is None else indices.to(torch.int32),
-        n_rows=view.n_rows,
-        n_columns=S,
-        M=M,
-        N=len(view.rows),
-        batch_shape=view.mask.batch_shape,
-        segments=torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].to(torch.int32).contiguous(),
-        full=n_full.to(torch.int32),
-        total=total.to(torch.int32),
-        where=where,
-        bounds=bounds,
-        bits=bits,
-        pool=torch.cat([*chain.from_iterable(columns)]),
-        order=work_order(total, len(view.rows), keep_empty),
-    )
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
+    described = {"where": where, "bounds": bounds, "bits": bits, "pool": torch.cat([*chain.from_iterable(columns)])}
+    return Lists.of(view, indices, keep_empty, (n_full, n_partial), segments, **described)
 
 
 def _test_blocks(view: View, rows: Tensor) -> Tensor:
