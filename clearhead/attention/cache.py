@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.values import whole
+
+KeysValues: TypeAlias = tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]
 
 
 class KVCache:
@@ -65,9 +68,7 @@ class KVCache:
         for part in self._parts.values():
             yield from part._tree()
 
-    def append(
-        self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]
-    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+    def append(self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]) -> KeysValues:
         """Adds the newest T tokens; returns the keys and values of all S = length tokens."""
         self._check(k, v)
         start, stop = self._length, self._length + k.shape[-2]
@@ -82,9 +83,7 @@ class KVCache:
         self._length = stop
         return self._k[..., :stop, :], self._v[..., :stop, :]
 
-    def remember(
-        self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]
-    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+    def remember(self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]) -> KeysValues:
         """Keeps a memory's keys and values whole: cross-attention computes them once."""
         if self._length and not self._fixed:
             raise ShapeError(
@@ -94,7 +93,7 @@ class KVCache:
         self._k, self._v, self._length, self._fixed = k, v, k.shape[-2], True
         return k, v
 
-    def recall(self) -> tuple[Tensor, Tensor]:
+    def recall(self) -> KeysValues:
         """What `remember` or `append` kept, without the spare room."""
         if self._k is None or self._v is None:
             raise ShapeError("this part of the cache is empty; run the model with it once before reading it")

@@ -101,15 +101,11 @@ class Plan:
                     lists = _build(self, part, by_key, n_rows, self.blocking.long, keep_empty)
                 found.append(lists)
             else:
+                if part.scatter not in self.memo:
+                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, Grid(self.S, self.offset), self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self._pairs(part.scatter), shape, M, by_key, keep_empty))
+                found.append(lists_of(self.memo[part.scatter], shape, M, by_key, keep_empty))
         return tuple(found)
-
-    def _pairs(self, scatter: Scatter) -> Pairs:
-        """The pairs that a `scattered` names, kept for the other side."""
-        if scatter not in self.memo:
-            self.memo[scatter] = pairs_of(scatter, self.T, Grid(self.S, self.offset), self.device)
-        return self.memo[scatter]
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -184,12 +180,12 @@ class Plan:
         each = float(self.T * self.S)
         if not self.mask.depends_on_query:
             return {"dense": heads * each}
-        parts = [leaf for leaf, _ in leaves(self.mask)]
+        parts, where = [leaf for leaf, _ in leaves(self.mask)], (device or self.device).type
         return {
             "masked": heads * each,
             "leaves": len(parts),
             "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
-            "moved": sum(_is_elsewhere(leaf, device or self.device) for leaf in parts),
+            "moved": sum(leaf.device is not None and leaf.device.type != where for leaf in parts),
             "remainders": each * sum(isinstance(leaf, Stride) for leaf in parts),
         }
 
@@ -292,10 +288,6 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
             if len(seen) >= blocking.dense_from:
                 columns, rest = seen, left
     return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
-
-
-def _is_elsewhere(leaf: Mask, device: torch.device) -> bool:
-    return leaf.device is not None and leaf.device.type != device.type
 
 
 def _is_long(lists: Lists) -> bool:

@@ -152,13 +152,6 @@ def _feed_forward(config: BlockConfig) -> FeedForward | ExpertsFeedForward:
 
 def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention:
     return MultiHeadAttention(
-        config.d_model,
-        config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        d_head=config.d_head,
-        bias=config.bias,
-        dropout=config.attention_dropout,
-        rotary=rotary,
-        qk_norm=config.qk_norm,
-        scores=config.scores,
-    )
+        config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, bias=config.bias,
+        dropout=config.attention_dropout, rotary=rotary, qk_norm=config.qk_norm, scores=config.scores,
+    )  # fmt: skip

@@ -82,7 +82,11 @@ class Mask(ABC):
         _check_size("S (the number of keys)", S)
         if offset is None:
             if self.uses_query_position and T != S:  # in this order: sizes that do not matter leave no guard
-                _refuse_unknown_offset(self, T, S)
+                hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
+                raise MaskError(
+                    f"{brief(self)} depends on where a query stands among the keys, and T={T} queries with S={S} keys "
+                    f"leave that open: give offset, the position of the first query among the keys{hint}"
+                )
             offset = 0
         _check_size("offset (the position of the first query among the keys)", offset)
         self._check_data(T, S, offset, False)
@@ -317,14 +321,6 @@ def _check_size(what: str, value: Any) -> None:
             return
         raise MaskError(f"{what} is {value}; expected between 0 and {MAX_INTEGER}")
     whole_number(value, what)
-
-
-def _refuse_unknown_offset(mask: Mask, T: int, S: int) -> NoReturn:
-    hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
-    raise MaskError(
-        f"{brief(mask)} depends on where a query stands among the keys, and T={T} queries with S={S} keys leave that "
-        f"open: give offset, the position of the first query among the keys{hint}"
-    )
 
 
 def _operand(value: object, sign: str | None) -> Mask:

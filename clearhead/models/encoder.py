@@ -44,7 +44,6 @@ class EncoderConfig(TextConfig):
             not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
             f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
         )
-
         require(
             not self.share_layers or (self.first_norm and not self.layer_rotary),
             f"{self.owner}: layers that share their weights are one block; leave first_norm and layer_rotary out",

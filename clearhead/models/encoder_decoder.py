@@ -111,9 +111,8 @@ class EncoderDecoder(nn.Module):
         `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
         several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
         positions are distances needs none of these and leaves them."""
-        memory, told = self._read(
-            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
-        )
+        positions = source_positions, target_positions
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
         return self.decode(target, memory, **told)
 
     def features(
@@ -128,9 +127,8 @@ class EncoderDecoder(nn.Module):
         target_positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T M"]:
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
-        memory, told = self._read(
-            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
-        )
+        positions = source_positions, target_positions
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
         return self.decoder.features(target, memory=memory, **told)
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
@@ -143,14 +141,9 @@ class EncoderDecoder(nn.Module):
         return self.decoder.logit_bias
 
     def _read(
-        self,
-        source: Tensor,
-        source_mask: Mask | None,
-        target_mask: Mask | None,
-        memory_mask: Mask | None,
-        *,
+        self, source: Tensor, source_mask: Mask | None, target_mask: Mask | None, memory_mask: Mask | None,
         positions: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
         """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:
             memory_mask = source_mask

@@ -29,21 +29,10 @@ def transformer_big() -> EncoderDecoderConfig:
 
 def _transformer_2017(*, d_model: int, d_ff: int, n_heads: int, dropout: float) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
-        vocab_size=37_000,
-        d_model=d_model,
-        d_ff=d_ff,
-        n_heads=n_heads,
-        n_encoder_layers=6,
-        n_decoder_layers=6,
-        dropout=dropout,
-        residual=PostNorm(),
-        activation=ReLU(),
-        positions=Sinusoidal(),
-        scaled_embedding=True,
-        tied=True,
-        share_embeddings=True,
-        init=Xavier(),
-    )
+        vocab_size=37_000, d_model=d_model, d_ff=d_ff, n_heads=n_heads, n_encoder_layers=6, n_decoder_layers=6,
+        dropout=dropout, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
+        scaled_embedding=True, tied=True, share_embeddings=True, init=Xavier(),
+    )  # fmt: skip
 
 
 def gpt2() -> DecoderConfig:
@@ -68,39 +57,19 @@ def gpt2_xl() -> DecoderConfig:
 
 def _gpt2(*, d_model: int, n_layers: int, n_heads: int) -> DecoderConfig:
     return DecoderConfig(
-        vocab_size=50_257,
-        max_len=1024,
-        d_model=d_model,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        dropout=0.1,
-        attention_dropout=0.1,
-        norm=LayerNorm(eps=1e-5),
-        residual=PreNorm(),
-        activation=GELU(tanh=True),
-        positions=Learned(max_len=1024),
-        tied=True,
-        init=DepthScaled(std=0.02),
-    )
+        vocab_size=50_257, max_len=1024, d_model=d_model, n_layers=n_layers, n_heads=n_heads,
+        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
+        positions=Learned(max_len=1024), tied=True, init=DepthScaled(std=0.02),
+    )  # fmt: skip
 
 
 def bert_base() -> EncoderConfig:
     """BERT base (Devlin et al., 2019), without the heads it was trained with and without segment embeddings."""
     return EncoderConfig(
-        vocab_size=30_522,
-        max_len=512,
-        d_model=768,
-        n_layers=12,
-        n_heads=12,
-        dropout=0.1,
-        attention_dropout=0.1,
-        norm=LayerNorm(eps=1e-12),
-        residual=PostNorm(),
-        activation=GELU(),
-        positions=Learned(max_len=512),
-        embedding_norm=True,
-        init=TruncatedNormal(std=0.02),
-    )
+        vocab_size=30_522, max_len=512, d_model=768, n_layers=12, n_heads=12,
+        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-12), residual=PostNorm(), activation=GELU(),
+        positions=Learned(max_len=512), embedding_norm=True, init=TruncatedNormal(std=0.02),
+    )  # fmt: skip
 
 
 def vit_tiny() -> VisionConfig:
@@ -120,17 +89,9 @@ def vit_base() -> VisionConfig:
 
 def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
     return VisionConfig(
-        image_size=(224, 224),
-        patch_size=16,
-        n_classes=1000,
-        d_model=d_model,
-        n_layers=12,
-        n_heads=n_heads,
-        norm=LayerNorm(eps=1e-6),
-        residual=PreNorm(),
-        activation=GELU(),
-        init=TruncatedNormal(std=0.02),
-    )
+        image_size=(224, 224), patch_size=16, n_classes=1000, d_model=d_model, n_layers=12, n_heads=n_heads,
+        norm=LayerNorm(eps=1e-6), residual=PreNorm(), activation=GELU(), init=TruncatedNormal(std=0.02),
+    )  # fmt: skip
 
 
 def tiny_encoder() -> EncoderConfig:
@@ -146,15 +107,9 @@ def tiny_decoder() -> DecoderConfig:
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
     """A small encoder-decoder for tests and first steps."""
     return EncoderDecoderConfig(
-        vocab_size=101,
-        max_len=64,
-        d_model=32,
-        n_heads=4,
-        n_encoder_layers=2,
-        n_decoder_layers=2,
-        scaled_embedding=True,
-        share_embeddings=True,
-    )
+        vocab_size=101, max_len=64, d_model=32, n_heads=4, n_encoder_layers=2, n_decoder_layers=2,
+        scaled_embedding=True, share_embeddings=True,
+    )  # fmt: skip
 
 
 def tiny_vision() -> VisionConfig:

@@ -79,8 +79,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
             # One Parameter object under all its names keeps tied weights tied.
             shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
             weights.update(dict.fromkeys(names, shared))
-    model = skeleton
-    if _has_computed_buffers(skeleton):
+    model, stored = skeleton, skeleton.state_dict()
+    if any(name not in stored for name, _ in skeleton.named_buffers(remove_duplicate=False)):
         # Buffers that are not stored are computed while building, so this one has to be built for real;
         # the initial weights are thrown away, and so must be the random numbers that they took.
         with torch.random.fork_rng(devices=[]):
@@ -123,11 +123,6 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
             "use torch.bfloat16 or torch.float32"
         )
     return narrow
-
-
-def _has_computed_buffers(model: nn.Module) -> bool:
-    stored = model.state_dict().keys()
-    return any(name not in stored for name, _ in model.named_buffers(remove_duplicate=False))
 
 
 def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
@@ -244,11 +239,7 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
     """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
     expected = {names[0]: tensor for names, tensor in groups(model)}
     found = set(file.keys())
-    faults = []
-    if missing := [name for name in expected if name not in found]:
-        faults.append(f"missing: {few(missing)}")
-    if unexpected := sorted(found - expected.keys()):
-        faults.append(f"unexpected: {few(unexpected)}")
+    missing, unexpected = [name for name in expected if name not in found], sorted(found - expected.keys())
     shapes, kinds = [], []
     for name in [name for name in expected if name in found]:
         view, tensor = file.get_slice(name), expected[name]
@@ -256,19 +247,13 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())
         if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
-            kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
-    faults += [f"shapes: {few(shapes)}"] if shapes else []
-    faults += [f"dtypes: {few(kinds)}"] if kinds else []
+            wanted = "one of " + "/".join(FLOATS) if tensor.is_floating_point() else tensor.dtype
+            kinds.append(f"{name} is {view.get_dtype()}, expected {wanted}")
+    wrong = {"missing": missing, "unexpected": unexpected, "shapes": shapes, "dtypes": kinds}
+    faults = [f"{what}: {few(which)}" for what, which in wrong.items() if which]
     if faults:
-        raise StorageError(
-            f"{path} does not hold the weights of the {type(model).__name__} that {CONFIG} describes; "
-            + "; ".join(faults)
-            + ". Use the pair that one save() wrote"
-        )
-
-
-def _kind_words(tensor: Tensor) -> str:
-    return "one of " + "/".join(FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
+        whose = f"the weights of the {type(model).__name__} that {CONFIG} describes"
+        raise StorageError(f"{path} does not hold {whose}; {'; '.join(faults)}. Use the pair that one save() wrote")
 
 
 def few(items: list[str], most: int = 3) -> str:

@@ -178,7 +178,11 @@ def _encode(pieces: list[_Piece], lengths: Tensor, member: Tensor, residues: Res
     else:
         return Marks(member * M, table.reshape(-1, 2), None, skip)
     order = torch.cat([*(piece.chosen for piece in pieces), (lengths == 0).nonzero().flatten()])
-    bits, begins = pack(torch.cat([_answers(piece) for piece in pieces]), lengths[order])
+    answers = []  # (places, M) what the rows see of every place of the lists, one list after the other
+    for piece in pieces:
+        there = piece.width > 0
+        answers.append(piece.seen.transpose(1, 2)[there].repeat_interleave(piece.width[there], dim=0))
+    bits, begins = pack(torch.cat(answers), lengths[order])
     where = torch.zeros_like(lengths)
     where[order] = begins
     return Marks(where[member], None, bits)
@@ -217,9 +221,3 @@ def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
     if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
-
-
-def _answers(piece: _Piece) -> Tensor:
-    """(places, M) what the rows see of every place of the lists, one list after the other."""
-    there = piece.width > 0
-    return piece.seen.transpose(1, 2)[there].repeat_interleave(piece.width[there], dim=0)

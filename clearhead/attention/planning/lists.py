@@ -59,18 +59,10 @@ class Lists:
         """The lists of a view: `counts` are the full and the partial columns of each block."""
         (N, M), total = view.rows.shape, counts[0] + counts[1]
         return cls(
-            rows=None if indices is None else indices.to(torch.int32),
-            n_rows=view.n_rows,
-            n_columns=view.stop - view.first,
-            M=M,
-            N=N,
-            batch_shape=view.mask.batch_shape,
-            segments=segments.to(torch.int32).contiguous(),
-            full=counts[0].to(torch.int32),
-            total=total.to(torch.int32),
-            order=work_order(total, N, keep_empty),
-            **described,
-        )
+            view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=counts[0].int(),
+            total=total.int(), order=work_order(total, N, keep_empty), batch_shape=view.mask.batch_shape,
+            rows=None if indices is None else indices.int(), **described,
+        )  # fmt: skip
 
     @property
     def batch(self) -> int:
