@@ -39,8 +39,8 @@ class LogisticRegressionConfig(Config):
 class LogisticRegression(nn.Module):
     """Logits that are linear in the features; the log-odds of the classes.
 
-    With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is (1 −
-    σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
+    With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is
+    (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
     cross-entropy is the loss. Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
     The weights start at zero: the loss is convex, so every start leads to the same place, and this one needs

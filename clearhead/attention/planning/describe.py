@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.attention.planning.columns import Residues, Stretches
 from clearhead.attention.planning.lists import alike, expand, pack
 from clearhead.attention.planning.spans import Spans, View, sees, spans_at
-from clearhead.masks import Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
 from clearhead.masks.geometry import Keys
 
 _PAIRS_AT_ONCE = 1 << 24
@@ -150,8 +150,11 @@ def _parts(lengths: Tensor, M: int) -> list[Tensor]:
 
 def _exact(view: View, spans: Spans, columns: Tensor) -> Tensor:
     """(R, M, X) whether a row sees a column, by the definition."""
-    leaf, by_key = (lambda atom: sees(spans[atom], columns)), view.by_key
-    seen = fold(view.mask, leaf=leaf, both=and_, either=or_, inverse=invert, swapped=by_key)
+
+    def leaf(atom: Atom) -> Tensor:
+        return sees(spans[atom], columns)
+
+    seen = fold(view.mask, leaf=leaf, both=and_, either=or_, inverse=invert, swapped=view.by_key)
     return seen.broadcast_to((columns.shape[0], view.rows.shape[1], columns.shape[1]))
 
 

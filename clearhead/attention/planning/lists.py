@@ -30,9 +30,9 @@ Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends 
 class Lists:
     """What each block of M rows gathers; block n of batch element b is number b · N + n.
 
-    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say low ≤ x − full <
-    high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r (mod m), which
-    nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m."""
+    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say so, with
+    low ≤ x − full < high, or its bit. With a `skip` of (m, r) the partial segments leave out the columns ≡ r (mod m),
+    which nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m."""
 
     n_rows: int
     n_columns: int
