@@ -109,8 +109,8 @@ def _resolve(mask: Mask | None, offset: int | None, q: Tensor, k: Tensor) -> tup
     mask, front = as_mask(mask), q.shape[:-2]  # (B, H)
     position = mask.check(q.shape[-2], k.shape[-2], offset)
     if not _broadcasts(mask.batch_shape, front):
-        own = f"the mask is made for (batch, heads) {_shape(mask.batch_shape)}"
-        raise ShapeError(f"{own} and the queries have {_shape(front)}; expected sizes that broadcast")
+        own = f"the mask is made for (batch, heads) {mask.batch_shape}"
+        raise ShapeError(f"{own} and the queries have {tuple(front)}; expected sizes that broadcast")
     return mask, position
 
 
@@ -122,13 +122,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) ->
             raise DtypeError(f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)")
         if x.dim() < 3:
             wanted = "(batch, heads, length, width), with any number of batch dimensions"
-            raise ShapeError(f"{name} has shape {_shape(x.shape)}; expected {wanted}")
+            raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ShapeError(f"k has shape {_shape(k.shape)} and v {_shape(v.shape)}; all but the width must be equal")
+        raise ShapeError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; all but the width must be equal")
     if q.shape[:-3] != k.shape[:-3]:
-        raise ShapeError(f"q has a batch of {_shape(q.shape[:-3])} and k of {_shape(k.shape[:-3])}")
+        raise ShapeError(f"q has a batch of {tuple(q.shape[:-3])} and k of {tuple(k.shape[:-3])}")
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise ShapeError(f"{q.shape[-3]} query heads cannot be shared out over {k.shape[-3]} key/value heads")
     if q.shape[-1] != k.shape[-1] and not isinstance(scores, torch.nn.Module):
@@ -152,12 +152,8 @@ def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
             f"(a bool tensor is a mask: allow(tensor) or block(tensor))"
         )
     if not _broadcasts(bias.shape, wanted):
-        raise ShapeError(f"bias has shape {_shape(bias.shape)}; it must broadcast to {_shape(wanted)}")
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(wanted)}")
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False))
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"

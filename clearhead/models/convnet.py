@@ -211,8 +211,8 @@ class ConvNet(nn.Module):
             )
         with torch.device("meta"):  # the weights come from here: none need be drawn
             twin = ConvNet(self.config.replace(head=ConvHead()))
-        shapes = {name: weight.shape for name, weight in twin.named_parameters()}
-        twin.load_state_dict({name: x.view(shapes[name]) for name, x in self.state_dict().items()}, assign=True)
+        sizes = {name: weight.shape for name, weight in twin.named_parameters()}
+        twin.load_state_dict({name: x.view(sizes[name]) for name, x in self.state_dict().items()}, assign=True)
         for ours, theirs in zip(self.parameters(), twin.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)
         return twin.train(self.training)

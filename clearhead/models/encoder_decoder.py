@@ -65,15 +65,15 @@ class EncoderDecoderConfig(WriterConfig):
         own["positions"] = self.encoder_positions or self.positions
         own["max_len"] = self.encoder_max_len or self.max_len
         if self.n_features is not None:
-            return SoundConfig(**self.shared(TransformerConfig) | own, n_features=self.n_features)
-        shared = self.shared(TextConfig) | own
+            return SoundConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
+        shared = self._shared(TextConfig) | own
         shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         return EncoderConfig(**shared)
 
     @property
     def decoder(self) -> DecoderConfig:
         """The configuration of the writing half."""
-        shared = self.shared(WriterConfig)
+        shared = self._shared(WriterConfig)
         if isinstance(self.positions, RelativeBias):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)

@@ -44,9 +44,9 @@ class TransformerConfig(BlockParts):
 
     def block(self, rotary: Rotary | None = None) -> BlockConfig:
         """What one block of the stack is made of."""
-        return BlockConfig(**self.shared(BlockParts), rotary=rotary)
+        return BlockConfig(**self._shared(BlockParts), rotary=rotary)
 
-    def shared(self, kind: type[Config]) -> dict[str, Any]:
+    def _shared(self, kind: type[Config]) -> dict[str, Any]:
         """The fields that it has in common with a kind of configuration that it is derived from."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,16 +24,12 @@ Factor: TypeAlias = Annotated[float, Range(least=1)]
 class Linear(Value):
     """Every frequency `factor` times slower: position p stands where p / factor stood (Chen et al., 2023)."""
 
+    length: ClassVar[float] = 1.0  # what the turned vectors are multiplied by
     factor: Factor = 1.0
 
     def slowed(self, frequencies: Tensor, base: float) -> Tensor:
         """Every frequency (D/2,) divided by the factor."""
         return frequencies / self.factor
-
-    @property
-    def length(self) -> float:
-        """What the turned vectors are multiplied by."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class Llama3(Value):
     """Llama 3's: wavelengths above `trained_len` / `low` are `factor` times slower, those below `trained_len` / `high`
     stay, and between them one passes into the other."""
 
+    length: ClassVar[float] = 1.0
     factor: Factor = 8.0
     low: Positive = 1.0
     high: Positive = 4.0
@@ -55,11 +52,6 @@ class Llama3(Value):
         turns = self.trained_len * frequencies / (2 * math.pi)  # in a text of the trained length
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (keep + (1 - keep) / self.factor)
-
-    @property
-    def length(self) -> float:
-        """What the turned vectors are multiplied by."""
-        return 1.0
 
 
 @dataclass(frozen=True)
