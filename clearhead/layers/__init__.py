@@ -1,6 +1,5 @@
-"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and how
-weights begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values that live in configs; the rest
-are modules."""
+"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and how weights
+begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values in configs; the rest are modules."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from clearhead.values import Count, require
 @dataclass(frozen=True)
 class Experts(Value):
     """`n` feed-forwards, of which a token takes the `top_k` that its router scores highest, each as much as a softmax
-    over those scores says (Shazeer et al., 2017, as Mixtral has it). Which are taken is not differentiated, how much
-    of each is."""
+    over those scores says (Shazeer et al., 2017, as Mixtral has it). Not which, but how much is differentiated."""
 
     n: Count
     top_k: Count = 2

@@ -1,8 +1,7 @@
 """Masks that hold tensors: padding, documents, allow, block.
 
 They are equal only to masks that hold the very same tensors, print the name of their tensor (`padding(lengths)`), and
-add its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you
-gave away."""
+add its batch dimensions in front. Values are read when the mask is used: do not change a tensor that you gave away."""
 
 from __future__ import annotations
 

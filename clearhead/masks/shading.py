@@ -1,8 +1,7 @@
 """Makes drawings of masks: the allowed fraction of every cell, within bounded time and memory.
 
 Up to `cells` queries and keys a cell is one pair. Beyond that a cell is a rectangle whose density is counted
-exactly from structure; only where a row of cells spans very many queries are the queries sampled, and the caption
-then says so."""
+exactly from structure; only where a row of cells spans very many queries are these sampled, as the caption says."""
 
 from __future__ import annotations
 

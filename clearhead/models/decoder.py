@@ -34,8 +34,7 @@ class WriterConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(WriterConfig):
-    """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() &
-    window(256, 0)`."""
+    """`Decoder`'s configuration. `mask` is the pattern of its self-attention, such as `causal() & window(256, 0)`."""
 
     n_layers: Count
     mask: Mask = causal()

@@ -25,8 +25,7 @@ from clearhead.values import Count, NotNegative, Range
 class LogisticRegressionConfig(Config):
     """The sizes of a `LogisticRegression`.
 
-    `bias=False` is for data whose features hold a constant 1: then that weight is the bias, and is penalised like
-    the rest."""
+    `bias=False` is for data whose features hold a constant 1: then that weight is the bias, penalised like the rest."""
 
     n_features: Count
     n_classes: Annotated[int, Range(least=2)] = 2
@@ -43,8 +42,7 @@ class LogisticRegression(nn.Module):
     (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
     cross-entropy is the loss. Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
-    The weights start at zero: the loss is convex, so every start leads to the same place, and this one needs
-    no seed."""
+    The weights start at zero: the loss is convex, so every start leads to the same place, and this needs no seed."""
 
     def __init__(self, config: LogisticRegressionConfig) -> None:
         super().__init__()

@@ -27,8 +27,7 @@ from clearhead.values import Count, Rate
 class AfterStep:
     """The state takes its step, then looks at the source with where it has come to (Luong's order).
 
-    What is seen does not enter the recurrence, so in training all states are computed by one kernel and all look
-    at once."""
+    What is seen does not enter the recurrence, so in training one kernel computes all states, and all look at once."""
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ class TextConfig(TransformerConfig):
 
 
 class Stack(nn.Module):
-    """Positions, blocks and the last norm. The Transformers of this room are Stacks that add an entrance and
-    an exit."""
+    """Positions, blocks and the last norm. The Transformers of this room are Stacks with an entrance and an exit."""
 
     def __init__(
         self,

@@ -26,8 +26,7 @@ class Learned(Value):
     The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts the others.
     `Learned()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two, are `skipped`.
 
-    Beyond the trained length: refused with a `ShapeError`, since no row exists; `resized` on the built module
-    gives one."""
+    Beyond the trained length: refused with a `ShapeError`, since no row exists; the module's `resized` makes one."""
 
     kind: ClassVar[Literal["added"]] = "added"
     max_len: Count | None = None

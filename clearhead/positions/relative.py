@@ -1,5 +1,4 @@
-"""Relative bias: a learned number for each head and each bucket of distances, added to the scores (Raffel et
-al., 2020).
+"""Relative bias: a learned number a head and bucket of distances, added to the scores (Raffel et al., 2020).
 
 Near distances have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`, and
 everything beyond it falls into the last one."""
@@ -22,8 +21,7 @@ class RelativeBias(Value):
     """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j.
 
     `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it (encoders).
-    `bidirectional=False` gives all to the keys before it, and puts later keys, which a causal mask hides, with
-    distance 0.
+    `bidirectional=False` gives all to the keys before it; later ones, which a causal mask hides, count as distance 0.
 
     Beyond the trained length: every distance of `max_distance` or more shares the last bucket, so any length is
     defined, and far keys are told apart from near ones but not from each other."""

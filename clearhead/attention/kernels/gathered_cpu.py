@@ -15,8 +15,7 @@ from torch import Tensor
 from clearhead.attention.planning.lists import Lists, alike
 
 _KEPT_PAIRS = 1 << 26
-"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for
-each call."""
+"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, each call makes them."""
 
 
 @dataclass(frozen=True)

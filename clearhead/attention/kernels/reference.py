@@ -89,8 +89,7 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *,
 
 
 def _length(x: Tensor) -> float:
-    """√Σx², or infinity where that is not quick to have: of tensors that do not lie in one piece, or in
-    half precision."""
+    """√Σx², or infinity where that is not quick to have: of tensors in several pieces, or in half precision."""
     x = x.detach()
     if x.dtype not in (torch.float32, torch.float64):
         return math.inf

@@ -1,8 +1,7 @@
 """A mask as plain words and numbers, so that a plan can be made while torch.compile traces.
 
 Dynamo hands only constants to a function that runs at compile time, and a mask that was put together inside the
-traced code is none. Its spelling is: nested tuples of a kind and its numbers, or None where it holds tensors or
-symbolic numbers."""
+traced code is none. Its spelling is: nested tuples of a kind and its numbers; None for tensors or symbolic numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Lists of what a `scattered` adds: its keys are known by name for each query, so only those few pairs are looked at.
 
-The time follows the number of pairs, nearly all of it in the hash that names them; both sides of a plan use the
-same pairs."""
+The time follows the number of pairs, nearly all of it in the hash that names them; both sides of a plan share them."""
 
 from __future__ import annotations
 
