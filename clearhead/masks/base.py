@@ -302,7 +302,7 @@ def brief(mask: Mask) -> str:
 def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that these broadcast to, or a ShapeError."""
     common: tuple[int, ...] = ()
-    for shape in shapes:
+    for shape in [shape for shape in shapes if shape]:
         long, short = (common, shape) if len(common) > len(shape) else (shape, common)
         front = len(long) - len(short)
         for x, y in zip(long[front:], short, strict=True):

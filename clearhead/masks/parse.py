@@ -35,6 +35,9 @@ _NUMBERS = (full, causal, window, every, stride, prefix, blocks, scattered)  # w
 _DATA = (padding, documents, allow, block)  # whose arguments are the names of tensors
 _CONSTRUCTORS: dict[str, Callable[..., Mask]] = {make.__name__: make for make in (*_NUMBERS, *_DATA)}
 _PARAMETERS = {name: inspect.signature(make).parameters for name, make in _CONSTRUCTORS.items()}
+_NEEDED = {
+    name: [word for word, how in known.items() if how.default is how.empty] for name, known in _PARAMETERS.items()
+}
 
 
 class _Token(NamedTuple):
@@ -156,13 +159,13 @@ class _Reader:
                 self._fail(f"expected , or ) in the arguments of {owner}")
             parameter, token = self._argument(owner, given)
             given[parameter], values[parameter] = token, self._value(owner, parameter, token)
-        known = _PARAMETERS[owner]
-        missing = [word for word, how in known.items() if how.default is how.empty and word not in given]
+        missing = [word for word in _NEEDED[owner] if word not in given]
         if missing:
             self._fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
         mask = self._built(_CONSTRUCTORS[owner], column=name.column, **values)
         if isinstance(mask, _Data):
-            mask = dataclasses.replace(mask, names=tuple([given[word].text for word in known if word in given]))
+            names = tuple([given[word].text for word in _PARAMETERS[owner] if word in given])
+            mask = dataclasses.replace(mask, names=names)
         return mask
 
     def _argument(self, owner: str, given: dict[str, _Token]) -> tuple[str, _Token]:
@@ -223,7 +226,7 @@ class _Reader:
 
 
 def _usage(owner: str) -> str:
-    words = [word if how.default is how.empty else f"{word}=…" for word, how in _PARAMETERS[owner].items()]
+    words = [word if word in _NEEDED[owner] else f"{word}=…" for word in _PARAMETERS[owner]]
     return f"{owner}({', '.join(words)})"
 
 

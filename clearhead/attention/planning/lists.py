@@ -91,6 +91,8 @@ class Lists:
 
     def to(self, device: torch.device) -> Lists:
         """The same lists on another device."""
+        if self.total.device == device:
+            return self
         moved: dict[str, Any] = {name: x.to(device) for name, x in self._tensors.items()}
         return replace(self, memo={}, **moved)
 

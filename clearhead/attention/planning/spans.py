@@ -55,7 +55,7 @@ class View:
         """For every leaf the function from rows to the columns they see; None where it has no such form."""
         return {atom: atom.keys() for atom in leaves(self.mask, swapped=self.by_key)}
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """How many patterns there are: one for each element of the mask's batch."""
         return math.prod(self.mask.batch_shape)
@@ -102,8 +102,7 @@ def _span(view: View, atom: Atom, rows: Tensor) -> Keys | None:
         return None
 
     def spread(x: Tensor) -> Tensor:
-        x = x.to(rows.device).broadcast_to((*view.mask.batch_shape, rows.numel()))
-        return x.reshape(view.batch * rows.shape[0], rows.shape[1])
+        return x.to(rows.device).broadcast_to(shape).reshape(view.batch * rows.shape[0], rows.shape[1])
 
-    flat = rows.reshape(-1)
+    flat, shape = rows.reshape(-1), (*view.mask.batch_shape, rows.numel())
     return function(flat if device is None else flat.to(device)).each(spread)

@@ -114,7 +114,7 @@ def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device
     """(N, M) indices of rows in blocks, −1 for none: rows that look alike together, in their order."""
     index = torch.arange(n_rows, device=device)
     position = index + first
-    kind = position % part.step
+    kind = position % part.step if part.step > 1 else torch.zeros_like(index)
     for leaf, swapped in leaves(part.mask, swapped=by_key):
         if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
             chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
