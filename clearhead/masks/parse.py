@@ -35,9 +35,7 @@ _NUMBERS = (full, causal, window, every, stride, prefix, blocks, scattered)  # w
 _DATA = (padding, documents, allow, block)  # whose arguments are the names of tensors
 _CONSTRUCTORS: dict[str, Callable[..., Mask]] = {make.__name__: make for make in (*_NUMBERS, *_DATA)}
 _PARAMETERS = {name: inspect.signature(make).parameters for name, make in _CONSTRUCTORS.items()}
-_NEEDED = {
-    name: [word for word, how in known.items() if how.default is how.empty] for name, known in _PARAMETERS.items()
-}
+_NEEDED = {name: [word for word, how in of.items() if how.default is how.empty] for name, of in _PARAMETERS.items()}
 
 
 class _Token(NamedTuple):

@@ -116,16 +116,10 @@ class EncoderDecoder(nn.Module):
         return self.decode(target, memory, **told)
 
     def features(
-        self,
-        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-        memory_mask: Mask | None = None,
-        source_positions: Int[Tensor, "..."] | None = None,
-        target_positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B T M"]:
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], *,
+        source_mask: Mask | None = None, target_mask: Mask | None = None, memory_mask: Mask | None = None,
+        source_positions: Int[Tensor, "..."] | None = None, target_positions: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B T M"]:  # fmt: skip
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
         positions = source_positions, target_positions
         memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
@@ -158,25 +152,16 @@ class EncoderDecoder(nn.Module):
         return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
 
     def encode(
-        self,
-        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
-        *,
-        mask: Mask | None = None,
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], *, mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B S M"]:
+    ) -> Float[Tensor, "B S M"]:  # fmt: skip
         """The memory: one vector a source token."""
         return self.encoder(source, mask=mask, positions=positions)
 
     def decode(
-        self,
-        target: Int[Tensor, "B T"],
-        memory: Float[Tensor, "B S M"],
-        *,
-        memory_mask: Mask | None = None,
-        mask: Mask | None = None,
-        positions: Int[Tensor, "..."] | None = None,
-        cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T V"]:
+        self, target: Int[Tensor, "B T"], memory: Float[Tensor, "B S M"], *, memory_mask: Mask | None = None,
+        mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None, cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T V"]:  # fmt: skip
         """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
         return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
 
