@@ -303,7 +303,7 @@ def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that these broadcast to, or a ShapeError."""
     common: tuple[int, ...] = ()
     for shape in [shape for shape in shapes if shape]:
-        long, short = (common, shape) if len(common) > len(shape) else (shape, common)
+        long, short = (common, shape) if len(common) >= len(shape) else (shape, common)
         front = len(long) - len(short)
         for x, y in zip(long[front:], short, strict=True):
             if x != y and x != 1 and y != 1:
