@@ -9,20 +9,6 @@ from clearhead.attention.under import under
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough
 
 __all__ = [
-    "Additive",
-    "AttentionConfig",
-    "Biases",
-    "Bilinear",
-    "Capped",
-    "Dot",
-    "Gumbel",
-    "Hard",
-    "KVCache",
-    "MultiHeadAttention",
-    "Scaled",
-    "ScaledDot",
-    "Softmax",
-    "StraightThrough",
-    "attend",
-    "under",
-]
+    "Additive", "AttentionConfig", "Biases", "Bilinear", "Capped", "Dot", "Gumbel", "Hard", "KVCache",
+    "MultiHeadAttention", "Scaled", "ScaledDot", "Softmax", "StraightThrough", "attend", "under",
+]  # fmt: skip

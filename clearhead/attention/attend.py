@@ -1,8 +1,7 @@
 """`attend`: the one way into attention.
 
 It checks the call, picks an implementation, and runs it. The reference equation is in `kernels/reference.py`; every
-other implementation gives the same answer, faster, for the calls it can run.
-"""
+other implementation gives the same answer, faster, for the calls it can run."""
 
 from __future__ import annotations
 
@@ -51,15 +50,15 @@ def attend(
         out[i] = Σ_j w[i, j] v[j]        w[i] = weights(scores(q[i], k) + bias[i]) over the keys j that mask allows
 
     H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
-    to (B, H, T, S); −∞ in it hides a key. `offset` is the position of the first query among the keys, needed where T ≠
-    S and the mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
+    to (B, H, T, S); −∞ in it hides a key. Gradients beside a bias beyond about 1e7 may be off, because the scores' own
+    digits are lost in it. `offset` is the position of the first query among the keys, needed where T ≠ S and the mask
+    speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
     beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
     dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward mode
-    go through "reference", and so must derivatives of gradients be asked for.
-    """
+    go through "reference", and so must derivatives of gradients be asked for."""
     q, k, v = (_autocast(x) for x in (q, k, v))
     _check(q, k, v, scores, weights)
     if bias is not None:
@@ -107,14 +106,11 @@ def _resolve(mask: Mask | None, offset: int | None, q: Tensor, k: Tensor) -> tup
     """The mask (None if it forbids nothing) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
         return None, 0 if offset is None else offset
-    mask = as_mask(mask)
+    mask, front = as_mask(mask), q.shape[:-2]  # (B, H)
     position = mask.check(q.shape[-2], k.shape[-2], offset)
-    front = q.shape[:-2]  # (B, H)
     if not _broadcasts(mask.batch_shape, front):
-        raise ShapeError(
-            f"the mask is made for (batch, heads) {_shape(mask.batch_shape)} and the queries have {_shape(front)}; "
-            f"expected sizes that broadcast"
-        )
+        own = f"the mask is made for (batch, heads) {mask.batch_shape}"
+        raise ShapeError(f"{own} and the queries have {tuple(front)}; expected sizes that broadcast")
     return mask, position
 
 
@@ -125,16 +121,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) ->
         if not x.is_floating_point():
             raise DtypeError(f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)")
         if x.dim() < 3:
-            raise ShapeError(
-                f"{name} has shape {_shape(x.shape)}; expected (batch, heads, length, width), "
-                f"with any number of batch dimensions"
-            )
+            wanted = "(batch, heads, length, width), with any number of batch dimensions"
+            raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ShapeError(f"k has shape {_shape(k.shape)} and v {_shape(v.shape)}; all but the width must be equal")
+        raise ShapeError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; all but the width must be equal")
     if q.shape[:-3] != k.shape[:-3]:
-        raise ShapeError(f"q has a batch of {_shape(q.shape[:-3])} and k of {_shape(k.shape[:-3])}")
+        raise ShapeError(f"q has a batch of {tuple(q.shape[:-3])} and k of {tuple(k.shape[:-3])}")
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise ShapeError(f"{q.shape[-3]} query heads cannot be shared out over {k.shape[-3]} key/value heads")
     if q.shape[-1] != k.shape[-1] and not isinstance(scores, torch.nn.Module):
@@ -150,21 +144,16 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) ->
 
 def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
     if not isinstance(bias, Tensor):
-        raise DtypeError(
-            f"bias is a {type(bias).__name__}; expected a floating-point tensor that broadcasts to the scores"
-        )
+        got = type(bias).__name__
+        raise DtypeError(f"bias is a {got}; expected a floating-point tensor that broadcasts to the scores")
     if not bias.is_floating_point():
         raise DtypeError(
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "
             f"(a bool tensor is a mask: allow(tensor) or block(tensor))"
         )
     if not _broadcasts(bias.shape, wanted):
-        raise ShapeError(f"bias has shape {_shape(bias.shape)}; it must broadcast to {_shape(wanted)}")
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(wanted)}")
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False))
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"

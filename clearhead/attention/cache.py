@@ -2,13 +2,13 @@
 
 One `KVCache` serves a whole model: it is a tree whose parts mirror the model's (`cache.at(3)` is block 3's), and each
 part that belongs to an attention layer holds that layer's keys and values, (B, K, S, D). Room is allocated ahead and
-doubles when it is full, so that appending a token costs the token, not the sequence.
-"""
+doubles when it is full, so that appending a token costs the token, not the sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from clearhead._shapes import Float, Int
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.values import whole
 
+KeysValues: TypeAlias = tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]
+
 
 class KVCache:
     """The keys and values of every attention layer of one running sequence (or batch of them).
 
     Pass the same object to each call; it grows with what it sees. `length` is how many tokens that is. The cache
-    belongs to one model: its parts are found by their place.
-    """
+    belongs to one model: its parts are found by their place."""
 
     def __init__(self, capacity: int = 64) -> None:
         self.capacity = whole(capacity, "KVCache: capacity", least=1)
@@ -59,16 +60,20 @@ class KVCache:
     @property
     def n_bytes(self) -> int:
         """Memory held, in bytes, room that is not yet used included."""
-        own = sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
-        return own + sum(part.n_bytes for part in self._parts.values())
+        return sum(x.nbytes for part in self._tree() for x in (part._k, part._v) if x is not None)
 
-    def append(
-        self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]
-    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+    def _tree(self) -> Iterator[KVCache]:
+        """This part and all that it is made of."""
+        yield self
+        for part in self._parts.values():
+            yield from part._tree()
+
+    def append(self, k: Float[Tensor, "*B K T D"], v: Float[Tensor, "*B K T E"]) -> KeysValues:
         """Adds the newest T tokens; returns the keys and values of all S = length tokens."""
         self._check(k, v)
         start, stop = self._length, self._length + k.shape[-2]
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad or self._needs_grad()):
+        learn = [x is not None and x.requires_grad for x in (k, v, self._k, self._v)]
+        if torch.is_grad_enabled() and any(learn):
             # Writing into a buffer that an earlier step's backward still needs would spoil it: join instead.
             self._k, self._v = self._joined(self._k, k), self._joined(self._v, v)
         else:
@@ -78,9 +83,7 @@ class KVCache:
         self._length = stop
         return self._k[..., :stop, :], self._v[..., :stop, :]
 
-    def remember(
-        self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]
-    ) -> tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]:
+    def remember(self, k: Float[Tensor, "*B K S D"], v: Float[Tensor, "*B K S E"]) -> KeysValues:
         """Keeps a memory's keys and values whole: cross-attention computes them once."""
         if self._length and not self._fixed:
             raise ShapeError(
@@ -90,7 +93,7 @@ class KVCache:
         self._k, self._v, self._length, self._fixed = k, v, k.shape[-2], True
         return k, v
 
-    def recall(self) -> tuple[Tensor, Tensor]:
+    def recall(self) -> KeysValues:
         """What `remember` or `append` kept, without the spare room."""
         if self._k is None or self._v is None:
             raise ShapeError("this part of the cache is empty; run the model with it once before reading it")
@@ -99,54 +102,40 @@ class KVCache:
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along.
 
-        `rows` may repeat rows, and may be longer or shorter than the batch.
-        """
-        if not isinstance(rows, Tensor):
-            raise DtypeError(f"rows must be a 1-D integer tensor, got a {type(rows).__name__}")
-        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(f"rows must be a 1-D integer tensor, got {rows.dim()}-D {rows.dtype}")
-        if self._k is not None and self._v is not None:
-            wrong = stray(rows, self._k.shape[0])
-            if wrong is not None:
-                raise ShapeError(f"rows hold {wrong}, but the cache has rows 0 … {self._k.shape[0] - 1}")
-            self._k, self._v = (x.index_select(0, rows.to(x.device)) for x in (self._k, self._v))
-        for part in self._parts.values():
-            part.reorder(rows)
+        `rows` may repeat rows, and may be longer or shorter than the batch."""
+        if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
+            got = f"{rows.dim()}-D {rows.dtype}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+            raise DtypeError(f"rows must be a 1-D integer tensor, got {got}")
+        for part in self._tree():
+            if part._k is not None and part._v is not None:
+                wrong = stray(rows, part._k.shape[0])
+                if wrong is not None:
+                    raise ShapeError(f"rows hold {wrong}, but the cache has rows 0 … {part._k.shape[0] - 1}")
+                part._k, part._v = (x.index_select(0, rows.to(x.device)) for x in (part._k, part._v))
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens (a memory is kept)."""
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
             raise ShapeError(f"cannot truncate a cache of {self.length} tokens to {length!r}")
-        self._truncate(length)
-
-    def _truncate(self, length: int) -> None:
-        if not self._fixed and length < self._length:
-            self._length = length
-            # What was forgotten may still be read, by a trace or in a backward pass: the next tokens are
-            # written elsewhere.
-            self._k, self._v = (None if x is None else x[..., :length, :] for x in (self._k, self._v))
-        for part in self._parts.values():
-            part._truncate(length)
+        for part in self._tree():
+            if not part._fixed and length < part._length:
+                # What goes may still be read, by a trace or in a backward pass: the next tokens are written elsewhere.
+                part._k, part._v = (None if x is None else x[..., :length, :] for x in (part._k, part._v))
+                part._length = length
 
     def forget(self, n: int) -> None:
         """Lets go of the oldest `n` tokens, and of their memory: a mask that is a window sees them no more.
 
         Masks and biases are read from the oldest token that is kept, so this is for those that know distances only;
-        under `blocks(size)` for multiples of the size.
-        """
+        under `blocks(size)` for multiples of the size."""
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= self.length:
             raise ShapeError(f"cannot forget {n!r} of the {self.length} tokens of this cache")
-        self._forget(n)
-
-    def _forget(self, n: int) -> None:
-        if not self._fixed:
-            self.forgotten += n
-            if self._k is not None and self._v is not None:
+        for part in self._tree():
+            part.forgotten += 0 if part._fixed else n
+            if not part._fixed and part._k is not None and part._v is not None:
                 # Copied, because a view would hold on to the memory.
-                self._k, self._v = (x[..., n : self._length, :].clone() for x in (self._k, self._v))
-                self._length -= n
-        for part in self._parts.values():
-            part._forget(n)
+                part._k, part._v = (x[..., n : part._length, :].clone() for x in (part._k, part._v))
+                part._length -= n
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -159,7 +148,7 @@ class KVCache:
             yield
         except BaseException:
             if length:
-                self._truncate(length)
+                self.truncate(length)
             elif not knew:
                 self._parts, self._k, self._v, self._length, self._fixed = {}, None, None, 0, False
             raise
@@ -174,15 +163,11 @@ class KVCache:
                 continue
             if kept.shape[:-2] != new.shape[:-2] or kept.shape[-1] != new.shape[-1]:
                 raise ShapeError(
-                    f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got "
-                    f"{tuple(new.shape)}; batch, heads and width must stay the same (a new sequence needs a "
-                    "new KVCache)"
+                    f"the cache holds {tuple(kept.shape[:-2])} × length × {kept.shape[-1]} and got {tuple(new.shape)}; "
+                    "batch, heads and width must stay the same (a new sequence needs a new KVCache)"
                 )
             if kept.dtype != new.dtype or kept.device != new.device:
                 raise DtypeError(f"the cache holds {kept.dtype} on {kept.device} and got {new.dtype} on {new.device}")
-
-    def _needs_grad(self) -> bool:
-        return any(x is not None and x.requires_grad for x in (self._k, self._v))
 
     def _joined(self, kept: Tensor | None, new: Tensor) -> Tensor:
         return new if kept is None else torch.cat((kept[..., : self._length, :], new), -2)

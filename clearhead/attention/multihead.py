@@ -2,8 +2,7 @@
 
     MultiHead(Q, K, V) = concat(head_1, …, head_H) W_O        head_h = attend(Q W_Q^h, K W_K^h, V W_V^h)
 
-The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product.
-"""
+The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product."""
 
 from __future__ import annotations
 
@@ -45,26 +44,14 @@ class MultiHeadAttention(nn.Module):
     `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
     `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
     weights in training. `bias` may also say which of the maps add one. `qk_norm` normalises the queries and the keys of
-    every head before they are turned. `scores` and `weights` are any of the attention room's choices.
-    """
+    every head before they are turned. `scores` and `weights` are any of the attention room's choices."""
 
     def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        n_kv_heads: int | None = None,
-        d_head: int | None = None,
-        bias: bool | Biases = True,
-        dropout: float = 0.0,
-        rotary: Rotation | None = None,
-        qk_norm: Normalisation | None = None,
-        scores: Scores | None = None,
-        weights: Weights | None = None,
-        d_key: int | None = None,
-        d_value: int | None = None,
-        impl: Impl = "auto",
-    ) -> None:
+        self, d_model: int, n_heads: int, *, n_kv_heads: int | None = None, d_head: int | None = None,
+        bias: bool | Biases = True, dropout: float = 0.0, rotary: Rotation | None = None,
+        qk_norm: Normalisation | None = None, scores: Scores | None = None, weights: Weights | None = None,
+        d_key: int | None = None, d_value: int | None = None, impl: Impl = "auto",
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
         self.d_model, self.n_heads = sizes.d_model, sizes.n_heads
@@ -82,7 +69,10 @@ class MultiHeadAttention(nn.Module):
         self.o_proj = nn.Linear(self.n_heads * self.d_head, d_model, bias=biases.out)  # W_O
         self.q_norm = None if qk_norm is None else qk_norm.build(self.d_head)
         self.k_norm = None if qk_norm is None else qk_norm.build(self.d_head)
-        self._initialise()
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -97,8 +87,7 @@ class MultiHeadAttention(nn.Module):
         """`key` defaults to `query` (self-attention), `value` to `key`.
 
         With a cache, self-attention adds its keys and values to those seen before, and the mask is read at the right
-        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once.
-        """
+        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once."""
         self._check(query, key, value)
         offset = cache.length if cache is not None and key is None else None
         if offset is not None and as_mask(mask).depends_on_length:
@@ -111,31 +100,21 @@ class MultiHeadAttention(nn.Module):
             if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
                 # Backward wants them as they are, and the cache will write on beside them.
                 k, v = k.clone(), v.clone()
-            out = attend(
-                q,
-                k,
-                v,
-                mask,
-                scores=self.scores,
-                weights=self.training_weights if self.training else self.weights,
-                bias=bias,
-                offset=offset,
-                impl=self.impl,
-            )
+            weigh = self.training_weights if self.training else self.weights
+            out = attend(q, k, v, mask, scores=self.scores, weights=weigh, bias=bias, offset=offset, impl=self.impl)
         return self.o_proj(out.transpose(-2, -3).flatten(-2))  # of (B, H, T, D)
 
-    def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, offset: int | None = None) -> Tensor:
+    def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, offset: int | None) -> Tensor:
         """Projected queries or keys (…, T, heads · D) as heads (…, heads, T, D), with norm and turned by position."""
         x = self._split(x, heads)
-        return self._rotate(x if norm is None else norm(x), offset)
+        x = x if norm is None else norm(x)
+        if self.rotary is None:
+            return x
+        start = 0 if offset is None else offset
+        return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
 
     def _keys_values(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        offset: int | None,
-        cache: KVCache | None,
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, offset: int | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.holds_memory and key is not None:
             k, v = cache.recall()
@@ -156,18 +135,6 @@ class MultiHeadAttention(nn.Module):
         """(B, T, heads·D) → (B, heads, T, D), without a copy."""
         return x.unflatten(-1, (heads, self.d_head)).transpose(-2, -3)
 
-    def _rotate(self, x: Tensor, offset: int | None) -> Tensor:
-        if self.rotary is None:
-            return x
-        start = 0 if offset is None else offset
-        return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
-
-    def _initialise(self) -> None:
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
-
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if key is None and value is not None:
             raise ShapeError("value was given without key; give both, or neither for self-attention")
@@ -175,15 +142,12 @@ class MultiHeadAttention(nn.Module):
             raise ShapeError(f"this layer attends to vectors {self.k_proj.in_features} wide; give it key (and value)")
         given = {"query": query, "key": key, "value": value if value is not None else key}
         for (name, x), layer in zip(given.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
-            if x is None:
-                continue
-            if x.dim() < 2:
-                raise ShapeError(f"{name} has {x.dim()} dimension(s); expected (batch, length, {layer.in_features})")
-            if x.shape[-1] != layer.in_features:
-                raise ShapeError(
-                    f"{name} is {x.shape[-1]} wide; this layer was made for {layer.in_features}: "
-                    f"expected (batch, length, {layer.in_features})"
-                )
+            wanted = f"expected (batch, length, {layer.in_features})"
+            if x is not None and x.dim() < 2:
+                raise ShapeError(f"{name} has {x.dim()} dimension(s); {wanted}")
+            if x is not None and x.shape[-1] != layer.in_features:
+                made = f"this layer was made for {layer.in_features}"
+                raise ShapeError(f"{name} is {x.shape[-1]} wide; {made}: {wanted}")
 
     def extra_repr(self) -> str:
         kv = "" if self.n_kv_heads == self.n_heads else f", n_kv_heads={self.n_kv_heads}"

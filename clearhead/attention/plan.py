@@ -10,6 +10,7 @@ plan, until a tensor inside of the mask is changed in place."""
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -32,10 +33,8 @@ KEPT = 64
 """How many plans are kept; the one that was not used for longest goes first."""
 
 LONG = 4096
-"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test.
-
-A larger block reads its columns for more rows, but beside the edges of a mask it computes more pairs that are not
-allowed. """
+"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test: these
+read their columns for more rows, but beside the edges of a mask they compute more pairs that are not allowed."""
 
 _ON_CPU = 1 << 17
 """Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
@@ -102,15 +101,11 @@ class Plan:
                     lists = _build(self, part, by_key, n_rows, self.blocking.long, keep_empty)
                 found.append(lists)
             else:
+                if part.scatter not in self.memo:
+                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, Grid(self.S, self.offset), self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self._pairs(part.scatter), shape, M, by_key, keep_empty))
+                found.append(lists_of(self.memo[part.scatter], shape, M, by_key, keep_empty))
         return tuple(found)
-
-    def _pairs(self, scatter: Scatter) -> Pairs:
-        """The pairs that a `scattered` names, kept for the other side."""
-        if scatter not in self.memo:
-            self.memo[scatter] = pairs_of(scatter, self.T, Grid(self.S, self.offset), self.device)
-        return self.memo[scatter]
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -143,10 +138,7 @@ class Plan:
 
     @property
     def _batch(self) -> int:
-        size = 1
-        for n in self.mask.batch_shape:
-            size *= n
-        return size
+        return math.prod(self.mask.batch_shape)
 
     @property
     def nbytes(self) -> int:
@@ -184,17 +176,16 @@ class Plan:
     def fused_work(self, heads: int, device: torch.device | None = None) -> dict[str, float]:
         """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor.
 
-        It would do so on `device`, if that is another one than the plan is on.
-        """
+        It would do so on `device`, if that is another one than the plan is on."""
         each = float(self.T * self.S)
         if not self.mask.depends_on_query:
             return {"dense": heads * each}
-        parts = [leaf for leaf, _ in leaves(self.mask)]
+        parts, where = [leaf for leaf, _ in leaves(self.mask)], (device or self.device).type
         return {
             "masked": heads * each,
             "leaves": len(parts),
             "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
-            "moved": sum(_is_elsewhere(leaf, device or self.device) for leaf in parts),
+            "moved": sum(leaf.device is not None and leaf.device.type != where for leaf in parts),
             "remainders": each * sum(isinstance(leaf, Stride) for leaf in parts),
         }
 
@@ -217,19 +208,13 @@ class Plan:
 
 
 def plan(
-    mask: Mask | None,
-    T: int,
-    S: int | None = None,
-    *,
-    offset: int | None = None,
-    device: torch.device | str = "cpu",
-    blocking: Blocking | None = None,
-) -> Plan:
+    mask: Mask | None, T: int, S: int | None = None, *, offset: int | None = None,
+    device: torch.device | str = "cpu", blocking: Blocking | None = None,
+) -> Plan:  # fmt: skip
     """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call.
 
     Unless said otherwise it is cut as `attend` cuts it on this device for heads of width 64, in float32 on a CPU and in
-    bfloat16 elsewhere.
-    """
+    bfloat16 elsewhere."""
     mask = as_mask(mask)
     S = T if S is None else S
     position = mask.check(T, S, offset)
@@ -284,26 +269,20 @@ _NUMBERS = itertools.count(1)
 
 
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
+    empty = not T or not S or 0 in mask.batch_shape
     columns: Tensor | None = None
-    triangle = False
-    rest: Mask | None = None
-    if T and S and 0 not in mask.batch_shape:
-        rest = mask
-        if blocking.triangle and T == S and offset == 0:
-            causal, left = whole_triangle(mask)
-            if causal is not None:
-                triangle, rest = True, left
-        if not triangle and blocking.dense_from is not None:
-            whole, left = whole_columns(mask)
-            if whole is not None:
-                seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
-                if len(seen) >= blocking.dense_from:
-                    columns, rest = seen, left
+    triangle, rest = False, None if empty else mask
+    if not empty and blocking.triangle and T == S and offset == 0:
+        causal, left = whole_triangle(mask)
+        if causal is not None:
+            triangle, rest = True, left
+    if not empty and not triangle and blocking.dense_from is not None:
+        whole, left = whole_columns(mask)
+        if whole is not None:
+            seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
+            if len(seen) >= blocking.dense_from:
+                columns, rest = seen, left
     return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
-
-
-def _is_elsewhere(leaf: Mask, device: torch.device) -> bool:
-    return leaf.device is not None and leaf.device.type != device.type
 
 
 def _is_long(lists: Lists) -> bool:

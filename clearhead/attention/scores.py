@@ -1,9 +1,8 @@
 """How alike a query and a key are: the number before the softmax.
 
 A score function is called with q (..., H, T, D) and k (..., H, S, D) and returns scores (..., H, T, S). `Dot` and
-`ScaledDot` are plain values; `Bilinear` (multiplicative attention) and `Additive` carry parameters and are modules.
-A function that is a dot product after a change of the query says so with `as_dot`: that is what lets it run fused.
-"""
+`ScaledDot` are plain values; `Bilinear` (multiplicative attention) and `Additive` carry parameters and are modules. A
+function that is a dot product after a change of the query says so with `as_dot`: that is what lets it run fused."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class Scaled(Value):
 class Capped(Value):
     """score(q, k) = cap · tanh(scale · qᵀk / cap), so that no score is beyond ±cap, as in Gemma 2.
 
-    `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory.
-    """
+    `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory."""
 
     cap: Positive
     scale: Positive | None = None
@@ -96,8 +94,7 @@ class Bilinear(nn.Module):
     """score(q, k) = qᵀWk, multiplicative attention: queries and keys may have different widths.
 
     One W for all heads, or one for each with `n_heads`. W starts as Xavier-uniform. qᵀW is kept in float32 or wider, so
-    that half precision is computed by the reference, with all (..., T, S) scores in memory.
-    """
+    that half precision is computed by the reference, with all (..., T, S) scores in memory."""
 
     def __init__(self, d_query: int, d_key: int, n_heads: int = 1) -> None:
         super().__init__()
@@ -127,8 +124,7 @@ class Additive(nn.Module):
     """score(q, k) = uᵀ tanh(W q + U k): a one-layer network compares the two.
 
     It builds (..., H, T, S, A) for hidden width A: A times the memory of the scores, and no matrix product to speak of.
-    One network for all heads, or one for each with `n_heads`.
-    """
+    One network for all heads, or one for each with `n_heads`."""
 
     def __init__(self, d_query: int, d_key: int, d_hidden: int, n_heads: int = 1) -> None:
         super().__init__()
@@ -177,7 +173,5 @@ def _expect_width(what: str, x: Tensor, width: int) -> None:
 
 def _expect_heads(q: Tensor, n_heads: int) -> None:
     if n_heads != 1 and q.shape[-3] != n_heads:
-        raise ShapeError(
-            f"got {q.shape[-3]} heads and this score function has weights for {n_heads}; "
-            f"make it with n_heads={q.shape[-3]}, or with n_heads=1 to share one set"
-        )
+        got, advice = q.shape[-3], f"make it with n_heads={q.shape[-3]}, or with n_heads=1 to share one set"
+        raise ShapeError(f"got {got} heads and this score function has weights for {n_heads}; {advice}")

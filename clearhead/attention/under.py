@@ -28,8 +28,6 @@ from clearhead.errors import ConfigError, MaskError
 from clearhead.masks import Mask, allow, as_mask, causal
 from clearhead.values import did_you_mean
 
-__all__ = ["attend_under", "from_sdpa", "under"]
-
 
 class _Here(threading.local):
     """What one thread is doing."""
@@ -87,23 +85,16 @@ def attend_under(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, **how: Any)
 
 
 def from_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> dict[str, Any]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """The arguments of `F.scaled_dot_product_attention` as those of `attend`; tensors without heads get one."""
     q, k, v = (x if x.dim() > 3 else x.unsqueeze(-3) for x in (query, key, value))
     mask: Mask | None = causal() if is_causal else None
     bias = None
     if attn_mask is not None:
         attn_mask = attn_mask.unsqueeze(-3) if query.dim() <= 3 and attn_mask.dim() > 2 else attn_mask
-        # A view: no T × S is made.
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])  # a view: no T × S is made
         if attn_mask.is_floating_point():
             bias = attn_mask
         else:
@@ -221,9 +212,8 @@ def _parts(model: nn.Module, layers: str | Sequence[str] | None) -> list[nn.Modu
     if layers is None:
         return [model]
     paths = dict(model.named_modules())
-    wanted = [layers] if isinstance(layers, str) else list(layers)
     found: dict[str, nn.Module] = {}
-    for pattern in wanted:
+    for pattern in [layers] if isinstance(layers, str) else layers:
         matches = [path for path in paths if path == pattern or fnmatchcase(path, pattern)]
         if not matches:
             raise ConfigError(f"the model has no module {pattern!r}; {did_you_mean(pattern, paths)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from torch import Tensor
 from clearhead._shapes import Bool, Float
 from clearhead.config import Value
 from clearhead.values import Range, Rate
+
+Rows: TypeAlias = Float[Tensor, "*B T S"]
+Allowed: TypeAlias = Bool[Tensor, "..."] | None
 
 
 @runtime_checkable
@@ -31,20 +34,14 @@ class Softmax(Value):
     """w = softmax(scores / temperature), over the keys that are allowed.
 
     Both limits are exact: temperature 0 is `Hard()`, infinity is uniform over what is allowed. In between, scores are
-    taken relative to their row's largest before they are divided, so that no temperature overflows.
-    `dropout` drops weights after the softmax (and scales the rest up): for training.
-    """
+    taken relative to their row's largest before they are divided, so that no temperature overflows. `dropout` drops
+    weights after the softmax (and scales the rest up): for training."""
 
     temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
     dropout: Rate = 0.0
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
-        if self.temperature == 0.0:
-            weights = Hard()(scores, allowed)
-        else:
-            weights = _softmax(scores, allowed, self.temperature)
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
+        weights = Hard()(scores, allowed) if self.temperature == 0 else _softmax(scores, allowed, self.temperature)
         return F.dropout(weights, self.dropout) if self.dropout else weights
 
 
@@ -52,12 +49,9 @@ class Softmax(Value):
 class Hard:
     """All the weight on the largest score; ties share it equally, as the limit of temperature → 0 does.
 
-    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values.
-    """
+    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values."""
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         if scores.shape[-1] == 0:
             return scores
         chosen = scores == _hide(scores, allowed).amax(-1, keepdim=True)
@@ -73,9 +67,7 @@ class StraightThrough(Value):
 
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         return _straight_through(_softmax(scores, allowed, self.temperature), scores, allowed)
 
 
@@ -85,15 +77,12 @@ class Gumbel(Value):
 
     The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
     key from the softmax. With `hard` the forward weights are that one key (straight-through). The noise comes from
-    torch's generator for the device: `torch.manual_seed` repeats it.
-    """
+    torch's generator for the device: `torch.manual_seed` repeats it."""
 
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
     hard: bool = False
 
-    def __call__(
-        self, scores: Float[Tensor, "*B T S"], allowed: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*B T S"]:
+    def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         tiny = torch.finfo(scores.dtype).tiny
         exponential = -torch.log(torch.rand_like(scores).clamp(min=tiny))
         noisy = scores - torch.log(exponential.clamp(min=tiny))

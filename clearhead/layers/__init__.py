@@ -1,7 +1,5 @@
-"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and
-how weights begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values that live in configs;
-the rest are modules.
-"""
+"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and how weights
+begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values in configs; the rest are modules."""
 
 from __future__ import annotations
 
@@ -14,32 +12,8 @@ from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
 from clearhead.layers.residual import Parallel, PostNorm, PreNorm, Residual, Sandwich
 
 __all__ = [
-    "GELU",
-    "Activation",
-    "Block",
-    "BlockConfig",
-    "BlockParts",
-    "DepthScaled",
-    "Experts",
-    "ExpertsFeedForward",
-    "FeedForward",
-    "FrameEmbedding",
-    "GeGLU",
-    "Init",
-    "LayerNorm",
-    "Norm",
-    "Parallel",
-    "PatchEmbedding",
-    "PostNorm",
-    "PreNorm",
-    "RMSNorm",
-    "ReLU",
-    "Residual",
-    "Sandwich",
-    "SiLU",
-    "SoundEmbedding",
-    "SwiGLU",
-    "TokenEmbedding",
-    "TruncatedNormal",
-    "Xavier",
-]
+    "GELU", "Activation", "Block", "BlockConfig", "BlockParts", "DepthScaled", "Experts", "ExpertsFeedForward",
+    "FeedForward", "FrameEmbedding", "GeGLU", "Init", "LayerNorm", "Norm", "Parallel", "PatchEmbedding", "PostNorm",
+    "PreNorm", "RMSNorm", "ReLU", "Residual", "Sandwich", "SiLU", "SoundEmbedding", "SwiGLU", "TokenEmbedding",
+    "TruncatedNormal", "Xavier",
+]  # fmt: skip

@@ -1,8 +1,7 @@
-"""The block that every model here stacks: attention, then (in a decoder that reads a memory)
-cross-attention, then feed-forward, each inside a residual connection.
+"""The block that every model here stacks: attention, then (in a decoder that reads a memory) cross-attention, then
+feed-forward, each inside a residual connection.
 
-Letters: B batch, T tokens, S tokens of the memory, M model width.
-"""
+Letters: B batch, T tokens, S tokens of the memory, M model width."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class BlockParts(AttentionConfig):
     """What a block is made of, but for its positions. Three dropouts, all for training only:
 
     `dropout` falls on what each branch adds to the stream, `attention_dropout` on the attention weights, and
-    `feed_forward_dropout` on the hidden features of the feed-forward.
-    """
+    `feed_forward_dropout` on the hidden features of the feed-forward."""
 
     d_ff: Count | None = None  # None: 4 · d_model
     dropout: Rate = 0.0
@@ -96,11 +94,9 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T M"]:
         """x (B, T, M) after this layer; `mask` and `bias` are for self-attention, `memory_mask` for the memory."""
         self._check(memory)
-        if self.cross_attention is None:
-            own = other = cache
-        else:
-            own, other = (None, None) if cache is None else (cache.at("self"), cache.at("cross"))
-
+        own = other = cache
+        if cache is not None and self.cross_attention is not None:
+            own, other = cache.at("self"), cache.at("cross")
         first, entered = self.norm1, x
         x = self.residual(
             x, first, lambda h: self._end(self.after1, self.attention(h, mask=mask, bias=bias, cache=own)), entered
@@ -117,13 +113,12 @@ class Block(nn.Module):
 
     def _check(self, memory: Tensor | None) -> None:
         if memory is not None and self.cross_attention is None:
-            raise ConfigError(
-                "A memory was given to a block that cannot read one; expected none. Build it with cross=True."
-            )
+            what = "A memory was given to a block that cannot read one; expected none."
+            raise ConfigError(f"{what} Build it with cross=True.")
         if memory is None and self.cross_attention is not None:
             raise ConfigError(
-                "No memory was given to a block that reads one; expected memory=(B, S, M), the output of an "
-                "encoder, also when decoding with a cache."
+                "No memory was given to a block that reads one; expected memory=(B, S, M), the output of an encoder, "
+                "also when decoding with a cache."
             )
 
 
@@ -157,13 +152,6 @@ def _feed_forward(config: BlockConfig) -> FeedForward | ExpertsFeedForward:
 
 def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention:
     return MultiHeadAttention(
-        config.d_model,
-        config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        d_head=config.d_head,
-        bias=config.bias,
-        dropout=config.attention_dropout,
-        rotary=rotary,
-        qk_norm=config.qk_norm,
-        scores=config.scores,
-    )
+        config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, bias=config.bias,
+        dropout=config.attention_dropout, rotary=rotary, qk_norm=config.qk_norm, scores=config.scores,
+    )  # fmt: skip

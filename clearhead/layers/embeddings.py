@@ -1,7 +1,6 @@
 """How tokens, images and sounds enter the residual stream: a row of a table for each id, a projection for each patch.
 
-Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame.
-"""
+Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame."""
 
 from __future__ import annotations
 
@@ -18,17 +17,14 @@ from clearhead.values import checked, whole
 
 
 class TokenEmbedding(nn.Embedding):
-    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the
-    positions' size).
+    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the positions).
 
-    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall
-    the queue, and inside `torch.compile`, the lookup itself refuses.
-    """
+    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall the queue,
+    and inside `torch.compile`, the lookup itself refuses."""
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
-        super().__init__(
-            whole(vocab_size, "TokenEmbedding: vocab_size", least=1), whole(d_model, "TokenEmbedding: d_model", least=1)
-        )
+        V = whole(vocab_size, "TokenEmbedding: vocab_size", least=1)
+        super().__init__(V, whole(d_model, "TokenEmbedding: d_model", least=1))
         self.scaled: bool = checked(scaled, "TokenEmbedding: scaled", bool)
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
@@ -39,9 +35,8 @@ class TokenEmbedding(nn.Embedding):
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... M"]:
         """(B, T) ids to (B, T, M)."""
         if ids.dtype not in (torch.int64, torch.int32):
-            raise DtypeError(
-                f"ids are {ids.dtype}; expected whole numbers, torch.int64 or torch.int32. Convert them with `.long()`."
-            )
+            wanted = "whole numbers, torch.int64 or torch.int32"
+            raise DtypeError(f"ids are {ids.dtype}; expected {wanted}. Convert them with `.long()`.")
         wrong = stray(ids, self.num_embeddings)
         if wrong is not None:
             raise ShapeError(
@@ -62,9 +57,8 @@ class TokenEmbedding(nn.Embedding):
 class PatchEmbedding(nn.Module):
     """Cuts an image into squares of `patch` × `patch` pixels and projects each, flattened, to width M.
 
-    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution
-    whose kernel and stride are the patch: `as_convolution` gives it.
-    """
+    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution whose kernel
+    and stride are the patch: `as_convolution` gives it."""
 
     def __init__(self, n_channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -85,13 +79,11 @@ class PatchEmbedding(nn.Module):
     def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
         """The flattened patches (B, N, C · patch²), before the projection."""
         if images.ndim != 4 or images.shape[1] != self.n_channels:
-            raise ShapeError(
-                f"images have shape {tuple(images.shape)}; expected (B, {self.n_channels}, height, width)."
-            )
+            wanted = f"(B, {self.n_channels}, height, width)"
+            raise ShapeError(f"images have shape {tuple(images.shape)}; expected {wanted}.")
         if not images.is_floating_point():
-            raise DtypeError(
-                f"images are {images.dtype}; expected floating point. Convert bytes with `images.float() / 255`."
-            )
+            advice = "Convert bytes with `images.float() / 255`."
+            raise DtypeError(f"images are {images.dtype}; expected floating point. {advice}")
         B, C, height, width = images.shape
         rows, columns = self.grid(height, width)
         p = self.patch
@@ -105,14 +97,11 @@ class PatchEmbedding(nn.Module):
     def as_convolution(self) -> nn.Conv2d:
         """The same map as a strided convolution, (B, C, height, width) to (B, M, rows, columns).
 
-        It uses the same memory for its weights: training or loading one changes the other.
-        """
+        It uses the same memory for its weights: training or loading one changes the other."""
         weight, bias = self.projection.weight, self.projection.bias
-        convolution = nn.Conv2d(
-            self.n_channels, len(weight), self.patch, stride=self.patch, bias=bias is not None, device="meta"
-        )
-        kernel = (len(weight), self.n_channels, self.patch, self.patch)
-        convolution.weight = nn.Parameter(weight.detach().view(kernel), requires_grad=weight.requires_grad)
+        M, C, p = len(weight), self.n_channels, self.patch
+        convolution = nn.Conv2d(C, M, p, stride=p, bias=bias is not None, device="meta")
+        convolution.weight = nn.Parameter(weight.detach().view(M, C, p, p), requires_grad=weight.requires_grad)
         if bias is not None:
             convolution.bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         return convolution
@@ -122,17 +111,15 @@ class FrameEmbedding(nn.Module):
     """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
     of time, which overlap where `earlier` is above 0.
 
-    Frames at the end that do not fill a stack are left out.
-    """
+    Frames at the end that do not fill a stack are left out."""
 
     def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
         super().__init__()
         self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
         self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
         self.earlier = whole(earlier, "FrameEmbedding: earlier", least=0)
-        self.projection = nn.Linear(
-            n_features * (stacked + earlier), whole(d_model, "FrameEmbedding: d_model", least=1)
-        )
+        d_model = whole(d_model, "FrameEmbedding: d_model", least=1)
+        self.projection = nn.Linear(n_features * (stacked + earlier), d_model)
 
     def forward(
         self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None

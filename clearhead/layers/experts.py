@@ -1,7 +1,6 @@
 """A mixture of experts: several feed-forwards of which each token takes the few that a router picks for it.
 
-Letters: N tokens, M model width, n experts, k of them a token.
-"""
+Letters: N tokens, M model width, n experts, k of them a token."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from clearhead.values import Count, require
 @dataclass(frozen=True)
 class Experts(Value):
     """`n` feed-forwards, of which a token takes the `top_k` that its router scores highest, each as much as a softmax
-    over those scores says (Shazeer et al., 2017, as Mixtral has it). Which are taken is not differentiated, how much
-    of each is."""
+    over those scores says (Shazeer et al., 2017, as Mixtral has it). Not which, but how much is differentiated."""
 
     n: Count
     top_k: Count = 2

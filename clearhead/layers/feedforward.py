@@ -1,8 +1,6 @@
-"""The feed-forward half of a block: each token on its own, up to width F, through a non-linearity, and down
-again.
+"""The feed-forward half of a block: each token on its own, up to width F, through a non-linearity, and down again.
 
-Letters: M model width, F feed-forward width.
-"""
+Letters: M model width, F feed-forward width."""
 
 from __future__ import annotations
 
@@ -77,8 +75,7 @@ Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU
 class FeedForward(nn.Module):
     """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where the activation is gated.
 
-    Dropout, in training, falls on the F hidden features, just before the way down.
-    """
+    Dropout, in training, falls on the F hidden features, just before the way down."""
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True, dropout: float = 0.0
@@ -95,9 +92,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
         """Each token by itself: (…, M) becomes (…, F) and (…, M) again."""
         if x.ndim < 1 or x.shape[-1] != self.up.in_features:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features}), the width of this feed-forward."
-            )
+            wanted = f"(…, {self.up.in_features}), the width of this feed-forward"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (…, F)
         else:

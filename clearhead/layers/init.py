@@ -1,8 +1,6 @@
-"""How weights begin. A choice walks over a module and sets its linear maps, embeddings and tables of
-learned positions.
+"""How weights begin. A choice walks over a module and sets its linear maps, embeddings and tables of learned positions.
 
-Biases begin at zero. Norms, and parameters that belong to none of these, keep what they were built with.
-"""
+Biases begin at zero. Norms, and parameters that belong to none of these, keep what they were built with."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ RESIDUAL_OUTPUTS = frozenset({"o_proj", "down"})
 class Xavier:
     """Linear maps uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010).
 
-    Embeddings are normal with variance 1 / M, so that times √M they have variance 1; positions likewise
-    stay small.
-    """
+    Embeddings are normal with variance 1 / M, so that times √M they have variance 1; positions likewise stay small."""
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
@@ -43,8 +39,7 @@ class Xavier:
 class TruncatedNormal(Value):
     """Normal with standard deviation `std`, drawn again beyond two of them (BERT, ViT).
 
-    What is cut off counts: the weights' own standard deviation is 0.88 · std.
-    """
+    What is cut off counts: the weights' own standard deviation is 0.88 · std."""
 
     std: Positive = 0.02
 
@@ -59,8 +54,7 @@ class TruncatedNormal(Value):
 class DepthScaled(Value):
     """Normal with standard deviation `std`; the last map of each residual branch 1 / √(2L) of that (GPT-2).
 
-    A stack of L layers adds 2L branches to the stream, so its variance at the end does not grow with L.
-    """
+    A stack of L layers adds 2L branches to the stream, so its variance at the end does not grow with L."""
 
     std: Positive = 0.02
 
@@ -76,9 +70,7 @@ Init: TypeAlias = Xavier | TruncatedNormal | DepthScaled
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding | LearnedPositions]]:
-    """The parts to set, by name, each weight once (a tied weight by its first owner); biases are zeroed on
-    the way.
-    """
+    """The parts to set, by name, each weight once (a tied weight by its first owner); biases are zeroed on the way."""
     seen: set[Tensor] = set()
     for name, part in module.named_modules():
         if not isinstance(part, (nn.Linear, nn.Embedding, LearnedPositions)):

@@ -6,8 +6,7 @@
     m.count(1_000_000)   # exact, without a million × million tensor
     print(m.draw(16))
 
-True means may attend; rows are queries and columns are keys. `parse` reads the same notation from text.
-"""
+True means may attend; rows are queries and columns are keys. `parse` reads the same notation from text."""
 
 from __future__ import annotations
 
@@ -38,42 +37,8 @@ from clearhead.masks.structural import (
 from clearhead.masks.walk import Atom, fold, leaves, reach
 
 __all__ = [
-    "Allow",
-    "And",
-    "Atom",
-    "Block",
-    "Blocks",
-    "Causal",
-    "Documents",
-    "Drawing",
-    "Every",
-    "Full",
-    "Leaf",
-    "Mask",
-    "Not",
-    "Or",
-    "Padding",
-    "Prefix",
-    "Scattered",
-    "Stride",
-    "Transposed",
-    "Window",
-    "allow",
-    "as_mask",
-    "block",
-    "blocks",
-    "causal",
-    "documents",
-    "draw",
-    "every",
-    "fold",
-    "full",
-    "leaves",
-    "padding",
-    "parse",
-    "prefix",
-    "reach",
-    "scattered",
-    "stride",
-    "window",
-]
+    "Allow", "And", "Atom", "Block", "Blocks", "Causal", "Documents", "Drawing", "Every", "Full", "Leaf", "Mask", "Not",
+    "Or", "Padding", "Prefix", "Scattered", "Stride", "Transposed", "Window", "allow", "as_mask", "block", "blocks",
+    "causal", "documents", "draw", "every", "fold", "full", "leaves", "padding", "parse", "prefix", "reach",
+    "scattered", "stride", "window",
+]  # fmt: skip

@@ -6,8 +6,8 @@ text) is declared here; the kinds of masks are in `structural.py`, `data.py` and
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead._shapes import Bool, Integer
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks.drawing import Drawing
-from clearhead.masks.geometry import Grid, Keys, Region
+from clearhead.masks.geometry import Grid, KeysOf, Region
 from clearhead.values import whole
 
 MAX_DEPTH = 100
@@ -45,31 +45,33 @@ class Mask(ABC):
 
     @property
     def depends_on_query(self) -> bool:
-        """Whether queries may differ at all. If not, one row (…, 1, S) says everything, as for `every`
-        and `padding`."""
+        """Whether queries may differ at all. If not, one row (…, 1, S) says all, as for `every` and `padding`."""
         return self._varies(False)
 
     @property
-    @abstractmethod
     def is_structural(self) -> bool:
-        """Whether it holds no tensor: then it is the same for every batch and prints as text that `parse`
-        reads back."""
+        """Whether it holds no tensor: then it is the same for every batch, and `parse` reads its text back."""
+        return True
 
     @property
-    @abstractmethod
     def depends_on_length(self) -> bool:
         """Whether a pair's answer can change when keys are added at the end, as it does for `scattered`."""
+        return False
 
     @property
-    @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
         """The dimensions that `dense` has before (T, S): () for structural masks, (B, 1) for `padding` of B lengths."""
+        return ()
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        """How often each tensor inside was changed in place, for those who keep what they made of it; None:
-        not known."""
+        """How often each tensor inside was changed in place, for those who keep what they made of it; None: unknown."""
         return ()
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the mask's tensors are; None if it has none."""
+        return None
 
     # -- tests and tensors --------------------------------------------------------------------------------------------
 
@@ -80,7 +82,11 @@ class Mask(ABC):
         _check_size("S (the number of keys)", S)
         if offset is None:
             if self.uses_query_position and T != S:  # in this order: sizes that do not matter leave no guard
-                _refuse_unknown_offset(self, T, S)
+                hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
+                raise MaskError(
+                    f"{brief(self)} depends on where a query stands among the keys, and T={T} queries with S={S} keys "
+                    f"leave that open: give offset, the position of the first query among the keys{hint}"
+                )
             offset = 0
         _check_size("offset (the position of the first query among the keys)", offset)
         self._check_data(T, S, offset, False)
@@ -98,15 +104,10 @@ class Mask(ABC):
                 raise DtypeError(f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)")
         p, j = p.long(), j.long()  # narrower numbers would wrap around in differences and hashes
         allowed = self.test(p, j, Grid(keys, offset))
-        return allowed.broadcast_to((*self.batch_shape, *_common_shape(tuple(p.shape), tuple(j.shape))))
+        return allowed.broadcast_to((*self.batch_shape, *common_shape([tuple(p.shape), tuple(j.shape)])))
 
     def dense(
-        self,
-        T: int,
-        S: int | None = None,
-        *,
-        offset: int | None = None,
-        device: torch.device | str | None = None,
+        self, T: int, S: int | None = None, *, offset: int | None = None, device: torch.device | str | None = None
     ) -> Bool[Tensor, "..."]:
         """The bool tensor (*batch_shape, T, S) itself. Without `device`, it is made where the mask's tensors are."""
         S = T if S is None else S
@@ -128,17 +129,13 @@ class Mask(ABC):
     def density(self, T: int, S: int | None = None, *, offset: int | None = None) -> float:
         """The allowed fraction of all pairs; 0.0 where there are no pairs."""
         S = T if S is None else S
-        allowed = self.count(T, S, offset=offset)
-        pairs = T * S
-        for size in self.batch_shape:
-            pairs *= size
+        allowed, pairs = self.count(T, S, offset=offset), T * S * math.prod(self.batch_shape)
         return allowed / pairs if pairs else 0.0
 
     def may_be_empty(self, T: int, S: int | None = None, *, offset: int | None = None) -> bool:
         """Could some query be left with no key? False is a proof that none is; True may only mean "not proved".
 
-        Costs a walk over the expression, whatever T and S are, and never looks into tensors.
-        """
+        Costs a walk over the expression, whatever T and S are, and never looks into tensors."""
         S = T if S is None else S
         start = self.check(T, S, offset)
         if T == 0:
@@ -152,8 +149,7 @@ class Mask(ABC):
     # -- for people ---------------------------------------------------------------------------------------------------
 
     def draw(self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
-        """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); `cells` a side at most,
-        shaded beyond."""
+        """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); beyond `cells` a side, shaded."""
         from clearhead.masks.shading import draw
 
         return draw(self, T, S, offset=offset, cells=cells)
@@ -243,11 +239,6 @@ class Mask(ABC):
         """Raise if the tensors inside do not fit these sizes."""
         return
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where the mask's tensors are; None if it has none."""
-        return None
-
     def _fills(self, first: int, last: int, keys: int) -> bool:
         """Proof that every query from position first to last has a key: one rule for a key that all rows accept."""
         if self.verdict(Region.nearest(first, last, keys)):
@@ -267,27 +258,14 @@ class Leaf(Mask):
     reads_key: ClassVar[bool] = True
 
     @property
-    def is_structural(self) -> bool:
-        return True
-
-    @property
-    def depends_on_length(self) -> bool:
-        return False
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
     def symmetric(self) -> bool:
         """Whether `.T` changes nothing."""
         return False
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         """The function from query positions (N,) to the `Keys` they see, or None where these are no such set.
 
-        If swapped: from key positions to the queries that see them.
-        """
+        If swapped: from key positions to the queries that see them."""
         return None
 
     def _reads(self, swapped: bool) -> bool:
@@ -295,6 +273,10 @@ class Leaf(Mask):
 
     def _varies(self, swapped: bool) -> bool:
         return self._reads(swapped)
+
+    def __str__(self) -> str:
+        numbers = ", ".join([str(value) for value in vars(self).values()])
+        return f"{type(self).__name__.lower()}({numbers})"
 
 
 def as_mask(value: object) -> Mask:
@@ -317,27 +299,20 @@ def brief(mask: Mask) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def common_batch(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that these batch shapes broadcast to, or a ShapeError."""
-    result: tuple[int, ...] = ()
-    for shape in shapes:
-        result = _common_shape(result, shape)
-    return result
-
-
-def _common_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if len(a) < len(b):
-        a, b = b, a
-    front = len(a) - len(b)
-    sizes = list(a[:front])
-    for x, y in zip(a[front:], b, strict=True):
-        if x != y and x != 1 and y != 1:
-            raise ShapeError(
-                f"shapes {tuple(a)} and {tuple(b)} do not broadcast ({x} against {y}); expected equal sizes or 1. "
-                "Masks combined with & or | describe the same batch (padding and documents count a 1 for the heads)"
-            )
-        sizes.append(y if x == 1 else x)
-    return tuple(sizes)
+def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that these broadcast to, or a ShapeError."""
+    common: tuple[int, ...] = ()
+    for shape in [shape for shape in shapes if shape]:
+        long, short = (common, shape) if len(common) >= len(shape) else (shape, common)
+        front = len(long) - len(short)
+        for x, y in zip(long[front:], short, strict=True):
+            if x != y and x != 1 and y != 1:
+                raise ShapeError(
+                    f"shapes {common} and {shape} do not broadcast ({x} against {y}); expected equal sizes or 1. Masks "
+                    "combined with & or | describe the same batch (padding and documents count a 1 for the heads)"
+                )
+        common = long[:front] + tuple([y if x == 1 else x for x, y in zip(long[front:], short, strict=True)])
+    return common
 
 
 def _check_size(what: str, value: Any) -> None:
@@ -348,23 +323,15 @@ def _check_size(what: str, value: Any) -> None:
     whole_number(value, what)
 
 
-def _refuse_unknown_offset(mask: Mask, T: int, S: int) -> NoReturn:
-    hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
-    raise MaskError(
-        f"{brief(mask)} depends on where a query stands among the keys, and T={T} queries with S={S} keys leave that "
-        f"open: give offset, the position of the first query among the keys{hint}"
-    )
-
-
 def _operand(value: object, sign: str | None) -> Mask:
     if isinstance(value, Mask):
         return value
     place = "where a mask is wanted" if sign is None else f"beside {sign} of a mask"
     if isinstance(value, Tensor):
-        kind = f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
         raise MaskTypeError(
-            f"got {kind} {place}; say what its True means: allow(tensor) if True may attend, as in "
-            "scaled_dot_product_attention, or block(tensor) if True is hidden, as in nn.MultiheadAttention"
+            f"got a tensor of {value.dtype} and shape {tuple(value.shape)} {place}; say what its True means: "
+            "allow(tensor) if True may attend, as in scaled_dot_product_attention, or block(tensor) if True is hidden, "
+            "as in nn.MultiheadAttention"
         )
     raise MaskTypeError(
         f"got {type(value).__name__} {place}; expected a Mask such as causal() or window(2, 2), or a bool tensor "

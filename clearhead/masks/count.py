@@ -7,14 +7,15 @@ form is listed (`scattered`) or, at worst, tested pair by pair in pieces of boun
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from clearhead.masks.base import Mask
-from clearhead.masks.geometry import Grid, Keys
+from clearhead.masks.geometry import Grid, KeysOf
 from clearhead.masks.structural import Full, Scattered
 from clearhead.masks.walk import Atom, fold
 
@@ -25,33 +26,25 @@ _NUMBERS_AT_ONCE = 1 << 14
 split each short operation over threads, whose waiting for each other costs more than the work on a busy machine."""
 _PAIRS_AT_ONCE = 1 << 21
 
-
 Term = frozenset[Atom]
 Terms = dict[Term, int]
 
 
 def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
-    """The expression as Σ coefficient · Π atoms, where an atom is 1 (allowed) or 0; None if it needs over
-    `limit` terms.
+    """The expression as Σ coefficient · Π atoms, an atom being 1 (allowed) or 0; None if it needs over `limit` terms.
 
     Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
     themselves. The empty product is 1: every pair."""
 
-    def product(a: Terms, b: Terms) -> Terms:
-        return _product(a, b, limit)
-
     def term(atom: Atom) -> Terms:
         return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
 
+    def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
+        return _complement(product(_complement(a), _complement(b)))
+
+    product = partial(_product, limit=limit)
     try:
-        # a | b = ~(~a & ~b), so one product serves both.
-        return fold(
-            mask,
-            leaf=term,
-            both=product,
-            either=lambda a, b: _complement(product(_complement(a), _complement(b))),
-            inverse=_complement,
-        )
+        return fold(mask, leaf=term, both=product, either=either, inverse=_complement)
     except _TooManyTermsError:
         return None
 
@@ -128,31 +121,27 @@ class Counter:
     """Counts allowed pairs of chosen rows between column edges. `terms` None means: test every pair.
 
     The numbers are exact whatever the way, which decides only the cost: a formula a row for products of intervals, the
-    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`).
-    """
+    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`)."""
 
     def __init__(self, mask: Mask, grid: Grid, terms: Terms | None) -> None:
         self.mask = mask
         self.grid = grid
         self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
-        self.formulas: list[tuple[list[Callable[[Tensor], Keys]], int]] = []
+        self.formulas: list[tuple[list[KeysOf], int]] = []
         self.lists: list[tuple[Scattered, list[Atom], int]] = []
         self.by_pairs = terms is None or not self._sort_out(terms)
 
     def _sort_out(self, terms: Terms) -> bool:
-        found = {factor: factor.keys() for term in terms for factor in term}
+        functions = {factor: factor.keys() for term in terms for factor in term}
         for term, number in terms.items():
-            lists = [factor for factor in term if isinstance(factor.leaf, Scattered) and not factor.swapped]
+            lists = [leaf for leaf, swapped in term if isinstance(leaf, Scattered) and not swapped]
             if lists:
-                shortest = min(lists, key=lambda factor: factor.leaf.per_row)  # type: ignore[attr-defined]
-                others = [factor for factor in term if factor != shortest]
-                assert isinstance(shortest.leaf, Scattered)
-                self.lists.append((shortest.leaf, others, number))
+                shortest = min(lists, key=lambda leaf: leaf.per_row)
+                self.lists.append((shortest, [factor for factor in term if factor != (shortest, False)], number))
                 continue
-            functions = [found[factor] for factor in term]
-            known = [function for function in functions if function is not None]
-            if len(known) < len(functions):
+            known = [function for factor in term if (function := functions[factor]) is not None]
+            if len(known) < len(term):
                 return False
             self.formulas.append((known, number))
         return True
@@ -160,8 +149,7 @@ class Counter:
     def cells(self, p: Tensor, edges: Tensor) -> Tensor:
         """Allowed pairs of the rows p (N,) with the keys edges[c] ≤ j < edges[c + 1], for each c: (C,) integers.
 
-        Sums over the batch as well.
-        """
+        Sums over the batch as well."""
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         if len(p) == 0 or math.prod(self.batch) == 0:
             return result
@@ -174,7 +162,7 @@ class Counter:
             result += number * self._by_list(scattered, others, p, edges)
         return result
 
-    def _by_formula(self, functions: list[Callable[[Tensor], Keys]], p: Tensor, edges: Tensor) -> Tensor:
+    def _by_formula(self, functions: list[KeysOf], p: Tensor, edges: Tensor) -> Tensor:
         shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
         column = (-1, *[1] * (len(shape) - 1))
         start = edges[:-1].view(column).expand(shape)
@@ -182,7 +170,7 @@ class Counter:
         classes: list[tuple[int, Tensor | int]] = []
         for function in functions:
             keys = function(p)
-            start, stop = _larger(start, keys.start), _smaller(stop, keys.stop)
+            start, stop = start.clamp(min=keys.start), stop.clamp(max=keys.stop)
             if keys.modulus > 1:
                 classes.append((keys.modulus, keys.residue))
         sizes = _members(start, stop, classes)  # (C, *some of the batch, N)
@@ -208,28 +196,16 @@ class Counter:
     def _by_pairs(self, p: Tensor, edges: Tensor) -> Tensor:
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         batch = math.prod(self.batch)
-        for rows, columns in _pieces(p, int(edges[0]), int(edges[-1]), batch):
+        first, stop = int(edges[0]), int(edges[-1])
+        width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
+        height = max(1, _PAIRS_AT_ONCE // (batch * width))
+        for rows, left in itertools.product(p.split(height), range(first, stop, width)):
+            columns = torch.arange(left, min(left + width, stop), device=p.device)
             allowed = self.mask.test(rows[:, None], columns[None, :], self.grid)
             allowed = allowed.broadcast_to((*self.batch, len(rows), len(columns)))
             number = allowed.reshape(-1, len(columns)).sum(0)
             result.index_add_(0, torch.bucketize(columns, edges[1:-1], right=True), number)
         return result
-
-
-def _pieces(p: Tensor, first: int, stop: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
-    height = max(1, _PAIRS_AT_ONCE // (batch * width))
-    for rows in p.split(height):
-        for left in range(first, stop, width):
-            yield rows, torch.arange(left, min(left + width, stop), device=p.device)
-
-
-def _larger(a: Tensor, b: Tensor | int) -> Tensor:
-    return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp(min=b)
-
-
-def _smaller(a: Tensor, b: Tensor | int) -> Tensor:
-    return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp(max=b)
 
 
 def _members(start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]]) -> Tensor:

@@ -1,21 +1,20 @@
 """Masks that hold tensors: padding, documents, allow, block.
 
 They are equal only to masks that hold the very same tensors, print the name of their tensor (`padding(lengths)`), and
-add its batch dimensions in front. Their values are read when the mask is used, so do not change a tensor that you
-gave away."""
+add its batch dimensions in front. Values are read when the mask is used: do not change a tensor that you gave away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.geometry import UNBOUNDED, Grid, Keys
+from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -24,10 +23,7 @@ class _Data(Leaf):
 
     data: tuple[Tensor, ...]
     names: tuple[str, ...]
-
-    @property
-    def is_structural(self) -> bool:
-        return False
+    is_structural = False
 
     @property
     def versions(self) -> tuple[int, ...] | None:
@@ -47,11 +43,14 @@ class _Data(Leaf):
     def __hash__(self) -> int:
         return hash((type(self).__name__, *[id(tensor) for tensor in self.data]))
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()}({self.names[0]})"
+
 
 class Padding(_Data):
     """before ≤ j < before + lengths; see `padding`. `data` is (lengths,) or (lengths, before)."""
 
-    reads_query: ClassVar[bool] = False
+    reads_query = False
 
     @property
     def lengths(self) -> Tensor:
@@ -80,7 +79,7 @@ class Padding(_Data):
         start, stop = self._bounds(j.device, max(p.ndim, j.ndim))
         return (start <= j) & (j < stop)
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         start, stop = self._bounds(self.lengths.device, 1)
         if swapped:
             return lambda p: Keys(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
@@ -94,6 +93,8 @@ class Padding(_Data):
 class Documents(_Data):
     """ids[p] = ids[j] ≥ 0; see `documents`. `data` is (ids,)."""
 
+    symmetric = True
+
     @property
     def ids(self) -> Tensor:
         """The document of each position, (*batch, N)."""
@@ -102,10 +103,6 @@ class Documents(_Data):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return (*self.ids.shape[:-1], 1) if self.ids.ndim > 1 else ()
-
-    @property
-    def symmetric(self) -> bool:
-        return True
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         N = self.ids.shape[-1]
@@ -130,7 +127,7 @@ class Documents(_Data):
         found = (ids.unsqueeze(-2) if ids.ndim > 1 else ids)[..., positions.clamp(0, N - 1)]
         return torch.where((positions >= 0) & (positions < N), found, -1)
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         runs = _runs(self.ids.long())
         if runs is None:
             return None
@@ -145,15 +142,11 @@ class Documents(_Data):
 
         return keys
 
-    def __str__(self) -> str:
-        return f"documents({self.names[0]})"
-
 
 class Allow(_Data):
     """A bool tensor whose True may attend; see `allow`. `data` is (tensor,)."""
 
-    reads_query: ClassVar[bool] = False
-    reads_key: ClassVar[bool] = False
+    reads_query = reads_key = False
 
     @property
     def tensor(self) -> Tensor:
@@ -188,18 +181,12 @@ class Allow(_Data):
         inside = (row >= 0) & (row < T) & (column >= 0) & (column < S)
         return tensor[..., row.clamp(0, T - 1), column.clamp(0, S - 1)] & inside
 
-    def __str__(self) -> str:
-        return f"allow({self.names[0]})"
-
 
 class Block(Allow):
     """A bool tensor whose True is hidden; see `block`. `data` is (tensor,)."""
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return ~super().test(p, j, grid)
-
-    def __str__(self) -> str:
-        return f"block({self.names[0]})"
 
 
 def padding(lengths: Tensor | Sequence[int], *, before: Tensor | Sequence[int] | None = None) -> Mask:
@@ -277,8 +264,7 @@ def block(tensor: Tensor) -> Mask:
         ■ ■ · ■
         ■ ■ ■ ·
 
-    The same as `~allow(tensor)`, with the same rules.
-    """
+    The same as `~allow(tensor)`, with the same rules."""
     return Block((_bools(tensor, "block"),), ("tensor",))
 
 
@@ -290,9 +276,8 @@ def _integers(value: Any, name: str, owner: str) -> Tensor:
         try:
             value = torch.tensor(value) if len(value) else torch.zeros(0, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DtypeError(
-                f"the {name} of {owner} cannot be made a tensor: {error}; expected whole numbers"
-            ) from None
+            what = f"the {name} of {owner}"
+            raise DtypeError(f"{what} cannot be made a tensor: {error}; expected whole numbers") from None
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise DtypeError(f"the {name} of {owner} have dtype {value.dtype}; expected whole numbers (torch.int64)")
     return value

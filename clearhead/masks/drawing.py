@@ -138,9 +138,7 @@ class Drawing:
 
 
 def _shade(x: float) -> str:
-    if x <= 0:
-        return _SHADES[0]
-    return _SHADES[4] if x >= 1 else _SHADES[1 + min(2, int(3 * x))]
+    return _SHADES[0 if x <= 0 else 4 if x >= 1 else 1 + min(2, int(3 * x))]
 
 
 def _range(stem: str, one: str, many: str, first: int, number: int) -> str:

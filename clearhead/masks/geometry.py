@@ -5,7 +5,8 @@ that a mask can judge at once, and `Keys` describes what one query may see as an
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -51,14 +52,8 @@ class Region(NamedTuple):
     def nearest(first_query: int, last_query: int, keys: int) -> Region:
         """Each query with the key at its own position, or with the last key where it stands beyond the keys."""
         end = keys - 1
-        return Region(
-            first_query,
-            last_query,
-            min(first_query, end),
-            min(last_query, end),
-            max(first_query - end, 0),
-            max(last_query - end, 0),
-        )
+        near = min(first_query, end), min(last_query, end)
+        return Region(first_query, last_query, *near, max(first_query - end, 0), max(last_query - end, 0))
 
     def flipped(self) -> Region:
         """The same pairs with queries and keys exchanged."""
@@ -69,10 +64,17 @@ class Keys(NamedTuple):
     """What each of some queries may see: start ≤ j < stop and j ≡ residue (mod modulus).
 
     `start`, `stop` and `residue` are numbers, or tensors whose last dimension runs over the queries and whose leading
-    dimensions are the mask's batch. Bounds may lie outside the keys; whoever counts clips them.
-    """
+    dimensions are the mask's batch. Bounds may lie outside the keys; whoever counts clips them."""
 
     start: Tensor | int
     stop: Tensor | int
     modulus: int = 1
     residue: Tensor | int = 0
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
+        """The same with every tensor changed, and numbers as they are."""
+        return Keys._make(change(x) if isinstance(x, Tensor) else x for x in self)
+
+
+KeysOf: TypeAlias = Callable[[Tensor], Keys]
+"""From the positions of queries (N,) to what they see."""

@@ -1,8 +1,7 @@
 """Random-looking numbers that depend on their inputs alone: the same on every device and in every version of torch.
 
 All arithmetic is on 64-bit integers that hold 32-bit values and never overflow, so no compiler is free to read it in
-another way. No generator is used and no global state is touched.
-"""
+another way. No generator is used and no global state is touched."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ _ROUNDS = 12
 def mix(x: Tensor) -> Tensor:
     """A bijection of 0 … 2³² − 1 that spreads each bit over all others (two multiply-and-shift rounds).
 
-    The multipliers are below 2³¹, so a product of a 32-bit value stays below 2⁶³.
-    """
+    The multipliers are below 2³¹, so a product of a 32-bit value stays below 2⁶³."""
     x = x & _LOW
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _LOW
     x = ((x ^ (x >> 15)) * 0x735A2D97) & _LOW
@@ -25,9 +23,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op(
-    "clearhead::shuffle",
-    mutates_args=(),
-    schema="(Tensor p, Tensor x, SymInt keys, SymInt seed, bool back) -> Tensor",
+    "clearhead::shuffle", mutates_args=(), schema="(Tensor p, Tensor x, SymInt keys, SymInt seed, bool back) -> Tensor"
 )
 def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     """For each position p a permutation of 0 … keys − 1: where x goes, or (back) which element goes to x.
@@ -36,8 +32,7 @@ def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     c drawn once a row and round; a bit hashed from the larger of the two decides, so both sides agree and a round
     undoes itself. This works for every number of keys without tables, sorting or rejected draws.
 
-    It is an operator of its own so that torch.compile takes it as one step: unrolled, it would compile for minutes.
-    """
+    It is an operator of its own so that torch.compile takes it as one step: unrolled, it would compile for minutes."""
     keys = max(keys, 1)  # with no keys there is nothing to permute, and nothing may divide by 0
     base = mix(mix(mix(torch.zeros_like(p) + keys) + seed) ^ (p & _LOW))
     # Three numbers a round, of which the rotation uses the first two: (3, 1 + rounds, *p.shape).

@@ -1,8 +1,7 @@
 """The four ways to make a mask from masks: `&`, `|`, `~` and `.T`.
 
 `a & b & c` is one node with three parts, however it is bracketed, and likewise for `|`; `~~m` and `m.T.T` are m again.
-Nothing else is rewritten, so an expression prints as it was written.
-"""
+Nothing else is rewritten, so an expression prints as it was written."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import MaskError
-from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Mask, common_batch
+from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Mask, common_shape
 from clearhead.masks.geometry import Grid, Region
 
 
@@ -35,17 +34,17 @@ class _Compound(Mask):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return common_batch([part.batch_shape for part in self.parts])
+        return common_shape([part.batch_shape for part in self.parts])
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        found: tuple[int, ...] = ()
-        for part in self.parts:
-            versions = part.versions  # asked once: a part may be as deep as this one
-            if versions is None:
-                return None
-            found = found + versions
-        return found
+        found = [part.versions for part in self.parts]  # asked once: a part may be as deep as this one
+        return None if None in found else tuple([version for part in found for version in part or ()])
+
+    @property
+    def device(self) -> torch.device | None:
+        found = [part.device for part in self.parts]
+        return next((device for device in found if device is not None), None)
 
     def _reads(self, swapped: bool) -> bool:
         return any([part._reads(swapped) for part in self.parts])
@@ -57,19 +56,8 @@ class _Compound(Mask):
         for part in self.parts:
             part._check_data(T, S, offset, swapped)
 
-    @property
-    def device(self) -> torch.device | None:
-        for part in self.parts:
-            device = part.device
-            if device is not None:
-                return device
-        return None
-
     def _landmarks(self) -> tuple[int, ...]:
-        found: tuple[int, ...] = ()
-        for part in self.parts:
-            found = found + part._landmarks()
-        return found
+        return tuple([key for part in self.parts for key in part._landmarks()])
 
 
 class And(_Compound):
@@ -162,15 +150,10 @@ class Transposed(_Compound):
 
 def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
     """`&` or `|` of all these masks as one node; a single mask stays itself."""
-    parts: list[Mask] = []
-    for mask in masks:
-        if type(mask) is kind:
-            parts.extend(mask.parts)
-        else:
-            parts.append(mask)
+    parts = [part for mask in masks for part in (mask.parts if type(mask) is kind else (mask,))]
     if len(parts) == 1:
         return parts[0]
-    common_batch([part.batch_shape for part in parts])
+    common_shape([part.batch_shape for part in parts])  # or refuses them
     return _build(kind, tuple(parts))
 
 

@@ -1,8 +1,8 @@
 """Reads the text of a mask: `parse("causal() & (window(256, 0) | every(64))")`.
 
-A grammar of its own, never `eval`: nothing in the text can run code. Reading is one pass with an explicit stack, so
-it takes linear time and no text can exhaust Python's recursion. `~` binds tighter than `&`, `&` tighter than `|`, as
-in Python:
+A grammar of its own, never `eval`: nothing in the text can run code. Each line of it is a function of the reader; they
+call each other once for each pair of parentheses, of which 100 may be open, so no text can exhaust Python's stack. `~`
+binds tighter than `&`, `&` tighter than `|`, as in Python:
 
     either  = both ("|" both)*
     both    = item ("&" item)*
@@ -13,15 +13,16 @@ in Python:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from clearhead.errors import ClearheadError, ParseError
-from clearhead.masks import data as _data
-from clearhead.masks import structural as _structural
 from clearhead.masks.base import MAX_DEPTH, Mask
-from clearhead.masks.operators import And, Or, join
+from clearhead.masks.data import _Data, allow, block, documents, padding
+from clearhead.masks.operators import And, Or, invert, join, transpose
+from clearhead.masks.structural import blocks, causal, every, full, prefix, scattered, stride, window
 from clearhead.values import did_you_mean
 
 MAX_TEXT = 65_536
@@ -30,37 +31,17 @@ MAX_TEXT = 65_536
 _TOKEN = re.compile(r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))")
 _BLANK = re.compile(r"\s*")
 
+_NUMBERS = (full, causal, window, every, stride, prefix, blocks, scattered)  # whose arguments are whole numbers
+_DATA = (padding, documents, allow, block)  # whose arguments are the names of tensors
+_CONSTRUCTORS: dict[str, Callable[..., Mask]] = {make.__name__: make for make in (*_NUMBERS, *_DATA)}
+_PARAMETERS = {name: inspect.signature(make).parameters for name, make in _CONSTRUCTORS.items()}
+_NEEDED = {name: [word for word, how in of.items() if how.default is how.empty] for name, of in _PARAMETERS.items()}
+
 
 class _Token(NamedTuple):
     kind: str  # "number", "name", "sign" or "end"
     text: str
     column: int  # from 1
-
-
-class _Constructor(NamedTuple):
-    """How a mask is called: its parameters in order, how many must be given, how many may be given without a name."""
-
-    build: Callable[..., Mask]
-    parameters: tuple[str, ...] = ()
-    required: int = 0
-    positional: int = 0
-    takes_data: bool = False
-
-
-_CONSTRUCTORS = {
-    "full": _Constructor(_structural.full),
-    "causal": _Constructor(_structural.causal),
-    "window": _Constructor(_structural.window, ("before", "after"), 2, 2),
-    "every": _Constructor(_structural.every, ("stride", "offset"), 1, 2),
-    "stride": _Constructor(_structural.stride, ("step",), 1, 1),
-    "prefix": _Constructor(_structural.prefix, ("n",), 1, 1),
-    "blocks": _Constructor(_structural.blocks, ("size",), 1, 1),
-    "scattered": _Constructor(_structural.scattered, ("per_row", "seed"), 2, 2),
-    "padding": _Constructor(_data.padding, ("lengths", "before"), 1, 1, True),
-    "documents": _Constructor(_data.documents, ("ids",), 1, 1, True),
-    "allow": _Constructor(_data.allow, ("tensor",), 1, 1, True),
-    "block": _Constructor(_data.block, ("tensor",), 1, 1, True),
-}
 
 
 def parse(text: str, /, **data: Any) -> Mask:
@@ -75,17 +56,6 @@ def parse(text: str, /, **data: Any) -> Mask:
     if len(text) > MAX_TEXT:
         raise ParseError(f"the text has {len(text)} characters; at most {MAX_TEXT} are read", column=1)
     return _Reader(text, data).read()
-
-
-class _Level:
-    """What has been read so far inside one pair of parentheses (or at the top)."""
-
-    def __init__(self, opened_at: int) -> None:
-        self.opened_at = opened_at
-        self.either: list[Mask] = []  # finished parts of |
-        self.both: list[Mask] = []  # finished parts of the & that is being read
-        self.negated = False  # an odd number of ~ waits for the next item
-        self.item: Mask | None = None  # the primary just read, with its .T
 
 
 class _Reader:
@@ -124,114 +94,99 @@ class _Reader:
     # -- expressions --------------------------------------------------------------------------------------------------
 
     def read(self) -> Mask:
-        """Walk once over the tokens; `levels` holds the open parentheses."""
-        levels = [_Level(0)]
-        while True:
-            level, token = levels[-1], self._next()
-            if level.item is None:
-                self._begin_item(levels, token)
-            elif token.text == "." and token.kind == "sign":
-                self._transpose(level)
-            elif token.text in ("&", "|"):
-                self._finish_part(level, token)
-            elif token.text == ")" and len(levels) > 1:
-                mask = self._finish_level(level, token)
-                levels.pop()
-                levels[-1].item = mask
-            elif token.kind == "end" and len(levels) == 1:
-                return self._finish_level(level, token)
-            elif token.kind == "end":
-                self._fail("this parenthesis is never closed", level.opened_at)
-            elif token.text == ")":
-                self._fail("this parenthesis closes nothing", token.column)
-            else:
-                self._fail(f"expected &, | or .T before {token.text!r}", token.column)
+        mask = self._either(0)
+        token = self._next()
+        if token.text == ")":
+            self._fail("this parenthesis closes nothing", token.column)
+        if token.kind != "end":
+            self._fail(f"expected &, | or .T before {token.text!r}", token.column)
+        return mask
 
-    def _begin_item(self, levels: list[_Level], token: _Token) -> None:
-        level = levels[-1]
-        if token.text == "~":
-            level.negated = not level.negated
-        elif token.text == "(":
-            if len(levels) > MAX_DEPTH:
-                self._fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
-            levels.append(_Level(token.column))
-        elif token.kind == "name":
-            level.item = self._call(token)
-        elif token.kind == "end":
-            self._fail("expected a mask such as causal(), and the text ends", token.column)
-        else:
-            self._fail(f"expected a mask such as causal(), and found {token.text!r}", token.column)
+    def _either(self, depth: int) -> Mask:
+        parts = [self._both(depth)]
+        while self._skip("|"):
+            parts.append(self._both(depth))
+        return self._built(join, Or, parts)
 
-    def _transpose(self, level: _Level) -> None:
-        name = self._next()
-        if name.text != "T":
-            self._fail("expected T after the dot: m.T exchanges queries and keys", name.column)
-        if level.item is not None:
-            item = level.item
-            level.item = self._built(lambda: item.T, name.column)
+    def _both(self, depth: int) -> Mask:
+        parts = [self._item(depth)]
+        while self._skip("&"):
+            parts.append(self._item(depth))
+        return self._built(join, And, parts)
 
-    def _finish_part(self, level: _Level, token: _Token) -> None:
-        """The item is complete, with its ~; at | or at the end the parts of & are too."""
-        if level.item is not None:
-            item = level.item
-            level.both.append(self._built(lambda: ~item, token.column) if level.negated else item)
-        level.item, level.negated = None, False
-        if token.text != "&":
-            parts = level.both
-            level.either.append(self._built(lambda: join(And, parts), token.column))
-            level.both = []
+    def _item(self, depth: int) -> Mask:
+        negated = False
+        while self._skip("~"):
+            negated = not negated
+        mask = self._primary(depth)
+        while self._skip("."):
+            if not self._skip("T"):
+                self._fail("expected T after the dot: m.T exchanges queries and keys")
+            mask = self._built(transpose, mask)
+        return self._built(invert, mask) if negated else mask
 
-    def _finish_level(self, level: _Level, token: _Token) -> Mask:
-        self._finish_part(level, token)
-        return self._built(lambda: join(Or, level.either), token.column)
+    def _primary(self, depth: int) -> Mask:
+        token = self._next()
+        if token.kind == "name":
+            return self._call(token)
+        if token.text != "(":
+            found = "the text ends" if token.kind == "end" else f"found {token.text!r}"
+            self._fail(f"expected a mask such as causal(), and {found}", token.column)
+        if depth == MAX_DEPTH:
+            self._fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
+        mask = self._either(depth + 1)
+        after = self._next()
+        if after.kind == "end":
+            self._fail("this parenthesis is never closed", token.column)
+        if after.text != ")":
+            self._fail(f"expected &, | or .T before {after.text!r}", after.column)
+        return mask
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _call(self, name: _Token) -> Mask:
-        constructor = _CONSTRUCTORS.get(name.text)
-        if constructor is None:
-            self._fail(f"there is no mask {_shown(name.text)}; {did_you_mean(name.text, _CONSTRUCTORS)}", name.column)
+        owner = name.text
+        if owner not in _CONSTRUCTORS:
+            self._fail(f"there is no mask {_shown(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
         if not self._skip("("):
-            self._fail(f"expected ( after {name.text}", self.tokens[self.at].column)
+            self._fail(f"expected ( after {owner}")
+        given: dict[str, _Token] = {}
         values: dict[str, Any] = {}
-        labels: dict[str, str] = {}
         while not self._skip(")"):
-            if values and not self._skip(",") and self.tokens[self.at].kind != "end":
-                self._fail(f"expected , or ) in the arguments of {name.text}", self.tokens[self.at].column)
-            self._argument(name.text, constructor, values, labels)
-        missing = [word for word in constructor.parameters[: constructor.required] if word not in values]
+            if given and not self._skip(",") and self.tokens[self.at].kind != "end":
+                self._fail(f"expected , or ) in the arguments of {owner}")
+            parameter, token = self._argument(owner, given)
+            given[parameter], values[parameter] = token, self._value(owner, parameter, token)
+        missing = [word for word in _NEEDED[owner] if word not in given]
         if missing:
-            self._fail(f"{name.text} needs {' and '.join(missing)}: {_usage(name.text)}", name.column)
-        mask = self._built(lambda: constructor.build(**values), name.column)
-        if constructor.takes_data and isinstance(mask, _data._Data):
-            names = tuple([labels[word] for word in constructor.parameters if word in labels])
+            self._fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
+        mask = self._built(_CONSTRUCTORS[owner], column=name.column, **values)
+        if isinstance(mask, _Data):
+            names = tuple([given[word].text for word in _PARAMETERS[owner] if word in given])
             mask = dataclasses.replace(mask, names=names)
         return mask
 
-    def _argument(self, owner: str, constructor: _Constructor, values: dict[str, Any], labels: dict[str, str]) -> None:
-        token = self._next()
+    def _argument(self, owner: str, given: dict[str, _Token]) -> tuple[str, _Token]:
+        """The parameter that comes next, and the token of its value."""
+        token, known = self._next(), _PARAMETERS[owner]
         if token.kind == "end":
             self._fail(f"the bracket of {owner}( is not closed: {_usage(owner)}", token.column)
         if token.kind == "name" and self._skip("="):
-            parameter, where = token.text, token.column
-            if parameter not in constructor.parameters:
-                self._fail(
-                    f"{owner} has no argument {_shown(parameter)}{_guess(parameter, constructor.parameters)}: "
-                    f"{_usage(owner)}",
-                    where,
-                )
-            token = self._next()
+            parameter, value = token.text, self._next()
+            if parameter not in known:
+                near = _guess(parameter, known)
+                self._fail(f"{owner} has no argument {_shown(parameter)}{near}: {_usage(owner)}", token.column)
         else:
-            if len(values) >= constructor.positional:
+            places = [word for word, how in known.items() if how.kind is not how.KEYWORD_ONLY]
+            if len(given) >= len(places):
                 self._fail(f"too many arguments: {_usage(owner)}", token.column)
-            parameter, where = constructor.parameters[len(values)], token.column
-        if parameter in values:
-            self._fail(f"{parameter} is given twice", where)
-        values[parameter] = self._value(owner, parameter, constructor.takes_data, token)
-        labels[parameter] = token.text
+            parameter, value = places[len(given)], token
+        if parameter in given:
+            self._fail(f"{parameter} is given twice", token.column)
+        return parameter, value
 
-    def _value(self, owner: str, parameter: str, takes_data: bool, token: _Token) -> Any:
-        if not takes_data:
+    def _value(self, owner: str, parameter: str, token: _Token) -> Any:
+        if _CONSTRUCTORS[owner] in _NUMBERS:
             if token.kind != "number":
                 self._fail(f"expected a whole number for {parameter}: {_usage(owner)}", token.column)
             digits = token.text.replace("_", "")
@@ -243,26 +198,24 @@ class _Reader:
         if token.kind != "name":
             self._fail(f"expected the name of a tensor for {parameter}: {_usage(owner)}", token.column)
         if token.text not in self.data:
-            self._fail(
-                f"nothing named {_shown(token.text)} was given{_guess(token.text, self.data)}: "
-                f"pass it with parse(text, {token.text[:40]}=…)",
-                token.column,
-            )
+            near = _guess(token.text, self.data)
+            advice = f"pass it with parse(text, {token.text[:40]}=…)"
+            self._fail(f"nothing named {_shown(token.text)} was given{near}: {advice}", token.column)
         return self.data[token.text]
 
     # -- errors -------------------------------------------------------------------------------------------------------
 
-    def _built(self, build: Callable[[], Mask], column: int) -> Mask:
+    def _built(self, build: Callable[..., Mask], *parts: Any, column: int | None = None, **values: Any) -> Mask:
         """What the constructors and operators refuse, they refuse at a place in the text."""
         try:
-            return build()
+            return build(*parts, **values)
         except ClearheadError as error:
             self._fail(str(error), column)
 
-    def _fail(self, message: str, column: int) -> NoReturn:
-        """Raise with the place: the message in the first line, an excerpt and a caret below it."""
-        start = max(0, column - 41)
-        stop = column + 30
+    def _fail(self, message: str, column: int | None = None) -> NoReturn:
+        """Raise with the place, the next token's unless given: the message, an excerpt and a caret below it."""
+        column = self.tokens[self.at].column if column is None else column
+        start, stop = max(0, column - 41), column + 30
         excerpt = "".join([c if c.isprintable() else " " for c in self.text[start:stop]])
         front, back = "…" if start else "", "…" if stop < len(self.text) else ""
         caret = " " * (len(front) + column - 1 - start) + "^"
@@ -271,11 +224,7 @@ class _Reader:
 
 
 def _usage(owner: str) -> str:
-    constructor = _CONSTRUCTORS[owner]
-    words = [
-        f"{word}=…" if index >= min(constructor.required, constructor.positional) else word
-        for index, word in enumerate(constructor.parameters)
-    ]
+    words = [word if word in _NEEDED[owner] else f"{word}=…" for word in _PARAMETERS[owner]]
     return f"{owner}({', '.join(words)})"
 
 

@@ -1,8 +1,7 @@
 """Makes drawings of masks: the allowed fraction of every cell, within bounded time and memory.
 
 Up to `cells` queries and keys a cell is one pair. Beyond that a cell is a rectangle whose density is counted
-exactly from structure; only where a row of cells spans very many queries are the queries sampled, and the caption
-then says so."""
+exactly from structure; only where a row of cells spans very many queries are these sampled, as the caption says."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ def _shades(mask: Mask, T: int, S: int, start: int, cells: int) -> tuple[Tensor,
 def _chosen(first: int, stop: int, most: int, device: torch.device) -> Tensor:
     """All positions from first to stop, or `most` of them: one from each of as many equal slots.
 
-    The place in the slot is hashed, because evenly spaced rows would fall in step with a periodic mask.
-    """
+    The place in the slot is hashed, because evenly spaced rows would fall in step with a periodic mask."""
     if stop - first <= most:
         return torch.arange(first, stop, device=device)
     slots = first + torch.arange(most + 1, device=device) * (stop - first) // most

@@ -6,15 +6,13 @@ rows are queries, columns are keys, and ■ may attend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask, whole_number
-from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, Region
+from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf, Region
 from clearhead.masks.hashing import shuffle
 
 
@@ -22,8 +20,8 @@ from clearhead.masks.hashing import shuffle
 class Full(Leaf):
     """Every pair; see `full`."""
 
-    reads_query: ClassVar[bool] = False
-    reads_key: ClassVar[bool] = False
+    reads_query = reads_key = False
+    symmetric = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=p.device)
@@ -31,15 +29,8 @@ class Full(Leaf):
     def verdict(self, region: Region) -> bool | None:
         return True
 
-    @property
-    def symmetric(self) -> bool:
-        return True
-
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         return lambda p: Keys(0, UNBOUNDED)
-
-    def __str__(self) -> str:
-        return "full()"
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,11 +43,8 @@ class Causal(Leaf):
     def verdict(self, region: Region) -> bool | None:
         return _decide(region.least >= 0, region.most < 0)
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         return (lambda p: Keys(p, UNBOUNDED)) if swapped else (lambda p: Keys(0, p + 1))
-
-    def __str__(self) -> str:
-        return "causal()"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,12 +65,9 @@ class Window(Leaf):
     def symmetric(self) -> bool:
         return self.before == self.after
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         before, after = (self.after, self.before) if swapped else (self.before, self.after)
         return lambda p: Keys(p - before, p + (after + 1))
-
-    def __str__(self) -> str:
-        return f"window({self.before}, {self.after})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,8 +76,7 @@ class Every(Leaf):
 
     stride: int
     offset: int
-
-    reads_query: ClassVar[bool] = False
+    reads_query = False
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return ((j - self.offset) % self.stride == 0) & (j >= self.offset)
@@ -105,7 +89,7 @@ class Every(Leaf):
         alone = region.first_key == region.last_key  # and not passed over by the line above
         return _decide(alone or (self.stride == 1 and region.first_key >= self.offset), False)
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         if swapped:
             return lambda p: _all_or_none((p >= self.offset) & ((p - self.offset) % self.stride == 0))
         return lambda p: Keys(self.offset, UNBOUNDED, self.stride, self.offset % self.stride)
@@ -122,6 +106,7 @@ class Stride(Leaf):
     """p − j is a multiple of step; see `stride`."""
 
     step: int
+    symmetric = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - j) % self.step == 0
@@ -132,15 +117,8 @@ class Stride(Leaf):
             return False
         return _decide(self.step == 1 or region.least == region.most, False)
 
-    @property
-    def symmetric(self) -> bool:
-        return True
-
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         return lambda p: Keys(0, UNBOUNDED, self.step, p % self.step)
-
-    def __str__(self) -> str:
-        return f"stride({self.step})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,8 +126,7 @@ class Prefix(Leaf):
     """j < n; see `prefix`."""
 
     n: int
-
-    reads_query: ClassVar[bool] = False
+    reads_query = False
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j < self.n
@@ -157,11 +134,8 @@ class Prefix(Leaf):
     def verdict(self, region: Region) -> bool | None:
         return _decide(region.last_key < self.n, region.first_key >= self.n)
 
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         return (lambda p: _all_or_none(p < self.n)) if swapped else (lambda p: Keys(0, self.n))
-
-    def __str__(self) -> str:
-        return f"prefix({self.n})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,6 +143,7 @@ class Blocks(Leaf):
     """p and j in the same block of `size`; see `blocks`."""
 
     size: int
+    symmetric = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return p // self.size == j // self.size
@@ -181,19 +156,12 @@ class Blocks(Leaf):
         far = region.least >= self.size or region.most <= -self.size
         return _decide(together or region.least == region.most == 0, apart or far)
 
-    @property
-    def symmetric(self) -> bool:
-        return True
-
-    def keys_of(self, swapped: bool) -> Callable[[Tensor], Keys] | None:
+    def keys_of(self, swapped: bool) -> KeysOf | None:
         def keys(p: Tensor) -> Keys:
             start = p // self.size * self.size
             return Keys(start, start + self.size)
 
         return keys
-
-    def __str__(self) -> str:
-        return f"blocks({self.size})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,6 +170,7 @@ class Scattered(Leaf):
 
     per_row: int
     seed: int
+    depends_on_length = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         if grid.whole and not grid.swapped:
@@ -216,15 +185,8 @@ class Scattered(Leaf):
         order = torch.arange(min(self.per_row, keys), device=p.device)
         return shuffle(p, order, keys, self.seed, False)
 
-    @property
-    def depends_on_length(self) -> bool:
-        return True
-
     def _fills(self, first: int, last: int, keys: int) -> bool:
         return True
-
-    def __str__(self) -> str:
-        return f"scattered({self.per_row}, {self.seed})"
 
 
 def full() -> Mask:
@@ -236,8 +198,7 @@ def full() -> Mask:
         ■ ■ ■ ■
         ■ ■ ■ ■
 
-    `~full()` allows nothing. T ≠ S needs no offset.
-    """
+    `~full()` allows nothing. T ≠ S needs no offset."""
     return Full()
 
 
@@ -255,8 +216,7 @@ def causal() -> Mask:
         ■ ■ ■ ■ ■ ■ ■ ■
 
     T ≠ S needs `offset`: one new token after 7 cached ones is T=1, S=8, offset=7, and sees all 8 keys. A query that
-    stands beyond the keys sees all of them. No query is ever left without a key, unless there are no keys.
-    """
+    stands beyond the keys sees all of them. No query is ever left without a key, unless there are no keys."""
     return Causal()
 
 
@@ -292,8 +252,7 @@ def every(stride: int, offset: int = 0) -> Mask:
         · ■ · · · ■ · ·
 
     `offset` is the first of these keys (not the position of a query) and may exceed `stride`; where it is S or more, no
-    key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`.
-    """
+    key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`."""
     return Every(whole_number(stride, "the stride of every", least=1), whole_number(offset, "the offset of every"))
 
 
@@ -310,8 +269,7 @@ def stride(step: int) -> Mask:
         ■ · · ■ · · ■ ·
         · ■ · · ■ · · ■
 
-    `stride(1)` is `full()` in effect; a step of S or more leaves the diagonal. T ≠ S needs `offset`.
-    """
+    `stride(1)` is `full()` in effect; a step of S or more leaves the diagonal. T ≠ S needs `offset`."""
     return Stride(whole_number(step, "the step of stride", least=1))
 
 
@@ -329,8 +287,7 @@ def prefix(n: int) -> Mask:
         ■ ■ ■ · · · · ·
 
     `prefix(0)` allows nothing; n of S or more allows everything. `causal() | prefix(n)` is the prefix language model.
-    T ≠ S needs no offset, except under `.T`, which lets the first n queries see all keys.
-    """
+    T ≠ S needs no offset, except under `.T`, which lets the first n queries see all keys."""
     return Prefix(whole_number(n, "the n of prefix"))
 
 
@@ -371,8 +328,7 @@ def scattered(per_row: int, seed: int) -> Mask:
     that matters; rows can then be empty. T ≠ S needs `offset`. Under `.T` each key is seen by min(per_row, S) of the
     positions below S."""
     return Scattered(
-        whole_number(per_row, "the per_row of scattered", least=1),
-        whole_number(seed, "the seed of scattered"),
+        whole_number(per_row, "the per_row of scattered", least=1), whole_number(seed, "the seed of scattered")
     )
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from operator import add
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.geometry import Grid, Keys
+from clearhead.masks.geometry import Grid, KeysOf
 from clearhead.masks.operators import And, Not, Or, Transposed
 from clearhead.masks.structural import Window
 
@@ -29,7 +30,7 @@ class Atom(NamedTuple):
         """The predicate itself, for any positions that broadcast."""
         return self.leaf.test(j, p, grid.flipped()) if self.swapped else self.leaf.test(p, j, grid)
 
-    def keys(self) -> Callable[[Tensor], Keys] | None:
+    def keys(self) -> KeysOf | None:
         """The function from query positions to what they see (interval and residue), or None where there is none."""
         return self.leaf.keys_of(self.swapped)
 
@@ -44,20 +45,13 @@ def atom(leaf: Leaf, swapped: bool) -> Atom:
 
 
 def fold(
-    mask: Mask,
-    *,
-    leaf: Callable[[Atom], V],
-    both: Callable[[V, V], V],
-    either: Callable[[V, V], V],
-    inverse: Callable[[V], V],
-    transposed: Callable[[V], V] | None = None,
-    swapped: bool = False,
-) -> V:
+    mask: Mask, *, leaf: Callable[[Atom], V], both: Callable[[V, V], V], either: Callable[[V, V], V],
+    inverse: Callable[[V], V], transposed: Callable[[V], V] | None = None, swapped: bool = False,
+) -> V:  # fmt: skip
     """The value of an expression, from the values of its leaves, joined two by two from the left.
 
     `.T` is pushed down to the leaves, with `swapped` as if one stood around the whole; or it is a step of its own where
-    `transposed` says what it does.
-    """
+    `transposed` says what it does."""
 
     def value(node: Mask, swapped: bool) -> V:
         if isinstance(node, (And, Or)):
@@ -76,16 +70,8 @@ def fold(
 
 def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
     """The different atoms of an expression (of its `.T`, if swapped), in the order of reading."""
-    found: dict[Atom, None] = {}
-
-    def nothing(*_: None) -> None:
-        return None
-
-    def note(atom: Atom) -> None:
-        found[atom] = None
-
-    fold(mask, leaf=note, both=nothing, either=nothing, inverse=nothing, swapped=swapped)
-    return list(found)
+    found = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
+    return list(dict.fromkeys(found))
 
 
 def reach(mask: Mask) -> int | None:

@@ -1,8 +1,7 @@
 """Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
 
 The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`, `DualEncoder`), the
-presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder.
-"""
+presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder."""
 
 from __future__ import annotations
 
@@ -40,53 +39,11 @@ from clearhead.models.storage import load, save
 from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
 
 __all__ = [
-    "PRESETS",
-    "Autoencoder",
-    "AutoencoderConfig",
-    "Cls",
-    "ClsAndMean",
-    "Config",
-    "ConvNet",
-    "ConvNetConfig",
-    "Decoder",
-    "DecoderConfig",
-    "Distilled",
-    "DualEncoder",
-    "DualEncoderConfig",
-    "Encoder",
-    "EncoderConfig",
-    "EncoderDecoder",
-    "EncoderDecoderConfig",
-    "LogisticRegression",
-    "LogisticRegressionConfig",
-    "Mean",
-    "Pace",
-    "Recurrent",
-    "RecurrentCache",
-    "RecurrentConfig",
-    "RecurrentSeq2Seq",
-    "RecurrentSeq2SeqConfig",
-    "SoundConfig",
-    "SoundEncoder",
-    "SpeechConfig",
-    "SpeechEncoder",
-    "VisionConfig",
-    "VisionTransformer",
-    "bert_base",
-    "gpt2",
-    "gpt2_large",
-    "gpt2_medium",
-    "gpt2_xl",
-    "load",
-    "save",
-    "tiny_decoder",
-    "tiny_encoder",
-    "tiny_encoder_decoder",
-    "tiny_speech",
-    "tiny_vision",
-    "transformer_base",
-    "transformer_big",
-    "vit_base",
-    "vit_small",
-    "vit_tiny",
-]
+    "PRESETS", "Autoencoder", "AutoencoderConfig", "Cls", "ClsAndMean", "Config", "ConvNet", "ConvNetConfig", "Decoder",
+    "DecoderConfig", "Distilled", "DualEncoder", "DualEncoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder",
+    "EncoderDecoderConfig", "LogisticRegression", "LogisticRegressionConfig", "Mean", "Pace", "Recurrent",
+    "RecurrentCache", "RecurrentConfig", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig", "SoundConfig", "SoundEncoder",
+    "SpeechConfig", "SpeechEncoder", "VisionConfig", "VisionTransformer", "bert_base", "gpt2", "gpt2_large",
+    "gpt2_medium", "gpt2_xl", "load", "save", "tiny_decoder", "tiny_encoder", "tiny_encoder_decoder", "tiny_speech",
+    "tiny_vision", "transformer_base", "transformer_big", "vit_base", "vit_small", "vit_tiny",
+]  # fmt: skip

@@ -1,8 +1,7 @@
 """A dense auto-encoder: a network that has to say its input again through a narrow middle.
 
 What passes the middle, the latent vector, is a compressed representation: it keeps what matters most for the
-reconstruction. With no hidden layers it is linear, and the best it can do is what PCA does.
-"""
+reconstruction. With no hidden layers it is linear, and the best it can do is what PCA does."""
 
 from __future__ import annotations
 
@@ -17,23 +16,18 @@ from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers.feedforward import GELU, ReLU
 from clearhead.values import Count
 
-__all__ = ["Autoencoder", "AutoencoderConfig"]
-
-_RELU = ReLU()
-
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig(Config):
     """The widths of an `Autoencoder`.
 
     `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A latent as
-    wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing.
-    """
+    wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing."""
 
     n_features: Count
     d_latent: Count
     hidden: tuple[Count, ...] = ()
-    activation: ReLU | GELU = _RELU
+    activation: ReLU | GELU = ReLU()
     bias: bool = True
 
     def build(self) -> Autoencoder:
@@ -43,10 +37,9 @@ class AutoencoderConfig(Config):
 class Autoencoder(nn.Module):
     """`decode(encode(x))`, trained to be x again.
 
-    For compression, and as the baseline of what a representation is worth. The activation stands between
-    layers, never on the latent and never on the output, so that both may take any value.
-    Source: Deep Learning final exam, January 2025, Part 1, question 5.
-    """
+    For compression, and as the baseline of what a representation is worth. The activation stands between layers, never
+    on the latent and never on the output, so that both may take any value. Source: Deep Learning final exam, January
+    2025, Part 1, question 5."""
 
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__()

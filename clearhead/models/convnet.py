@@ -1,15 +1,14 @@
 """A small convolutional network for grey digits: the baseline that an image Transformer has to beat.
 
-Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The
-default is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3
-Problem 1: 208 + 2,064 + 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without
-running anything.
-"""
+Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The default
+is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3 Problem 1: 208 + 2,064
++ 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without running anything."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,6 @@ from clearhead._shapes import Float
 from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.values import Count, Natural, require
-
-__all__ = ["ConvHead", "ConvNet", "ConvNetConfig", "LinearHead", "PointwiseHead", "conv_output", "shapes"]
 
 # B batch, C channels; sizes of images and maps are always (height, width).
 
@@ -33,8 +30,7 @@ class LinearHead:
 class ConvHead:
     """A convolution whose kernel covers the whole last map: the function of `LinearHead`, weight for weight.
 
-    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places.
-    """
+    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +39,15 @@ class PointwiseHead:
 
 
 Head = LinearHead | ConvHead | PointwiseHead
+Size: TypeAlias = tuple[int, int]
+Sizes: TypeAlias = int | tuple[int, ...]  # one number for all axes, or one per axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNetConfig(Config):
     """The sizes of a `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
 
-    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square.
-    """
+    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
 
     image_size: tuple[Count, Count] = (32, 32)
     n_channels: Count = 1
@@ -76,12 +73,7 @@ class ConvNetConfig(Config):
         return ConvNet(self)
 
 
-def conv_output(
-    size: int | tuple[int, ...],
-    kernel: int | tuple[int, ...],
-    stride: int | tuple[int, ...] = 1,
-    padding: int | tuple[int, ...] = 0,
-) -> int | tuple[int, ...]:
+def conv_output(size: Sizes, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0) -> Sizes:
     """How many places a kernel takes along each axis: ⌊(size + 2·padding − kernel) / stride⌋ + 1.
 
     Every argument is one number for all axes, or one per axis; the answer is a number only when all of them
@@ -118,40 +110,36 @@ def _places(size: int, kernel: int, stride: int, padding: int) -> int:
     return (size + 2 * padding - kernel) // stride + 1
 
 
-def shapes(config: ConvNetConfig, image_size: tuple[int, int] | None = None) -> dict[str, tuple[int, ...]]:
+def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, tuple[int, ...]]:
     """Each layer's output size for one image, by formula: `{"conv1": (8, 28, 28), "pool1": (8, 7, 7), …}`.
 
-    The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`,
-    or `conv` and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one
-    unless given.
-    """
+    The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`, or `conv`
+    and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one unless given."""
     size = config.image_size if image_size is None else image_size
     if isinstance(config.head, LinearHead) and size != config.image_size:
         raise ShapeError(
-            f"got an image of {_by(size)}, expected {_by(config.image_size)}: the linear head has one weight "
-            "for each place of the last map; resize the image, or use all_convolution() or a ConvHead, "
-            "which take larger ones"
+            f"got an image of {_by(size)}, expected {_by(config.image_size)}: the linear head has one weight for each "
+            "place of the last map; resize the image, or use all_convolution() or a ConvHead, which take larger ones"
         )
-    table: dict[str, tuple[int, ...]] = {}
-    for i in range(len(config.filters)):
-        size = _fit(f"conv{i + 1}", size, config.kernels[i], 1, config.paddings[i])
-        table[f"conv{i + 1}"] = (config.filters[i], *size)
-        size = _fit(f"pool{i + 1}", size, config.pools[i], config.pools[i], 0)
-        table[f"pool{i + 1}"] = (config.filters[i], *size)
+    table, size = _maps(config, size)
     if isinstance(config.head, LinearHead):
-        table["flatten"] = (config.filters[-1] * size[0] * size[1],)
-        table["linear"] = (config.n_classes,)
-        return table
+        return table | {"flatten": (config.filters[-1] * size[0] * size[1],), "linear": (config.n_classes,)}
     if isinstance(config.head, ConvHead):
         size = _fit("conv", size, _last_map(config), 1, 0)
-    table["conv"] = (config.n_classes, *size)
-    table["average"] = (config.n_classes,)
-    return table
+    return table | {"conv": (config.n_classes, *size), "average": (config.n_classes,)}
 
 
-def _fit(
-    layer: str, size: tuple[int, int], kernel: int | tuple[int, int], stride: int, padding: int
-) -> tuple[int, int]:
+def _maps(config: ConvNetConfig, size: Size) -> tuple[dict[str, tuple[int, ...]], Size]:
+    """The sizes that the stages make of an image of this size, and that of the last map."""
+    table: dict[str, tuple[int, ...]] = {}
+    stages = zip(config.filters, config.kernels, config.paddings, config.pools, strict=True)
+    for i, (filters, kernel, padding, pool) in enumerate(stages, start=1):
+        table[f"conv{i}"] = (filters, *(size := _fit(f"conv{i}", size, kernel, 1, padding)))
+        table[f"pool{i}"] = (filters, *(size := _fit(f"pool{i}", size, pool, pool, 0)))
+    return table, size
+
+
+def _fit(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) -> Size:
     try:
         height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
     except ShapeError as error:
@@ -159,13 +147,9 @@ def _fit(
     return height, width
 
 
-def _last_map(config: ConvNetConfig) -> tuple[int, int]:
+def _last_map(config: ConvNetConfig) -> Size:
     """The size of the last feature map at the configured image size: what a `ConvHead`'s kernel covers."""
-    size = config.image_size
-    for kernel, padding, pool in zip(config.kernels, config.paddings, config.pools, strict=True):
-        size = _fit("conv", size, kernel, 1, padding)
-        size = _fit("pool", size, pool, pool, 0)
-    return size
+    return _maps(config, config.image_size)[1]
 
 
 def _by(size: tuple[int, ...]) -> str:
@@ -175,10 +159,9 @@ def _by(size: tuple[int, ...]) -> str:
 class ConvNet(nn.Module):
     """Stages of convolution, average pooling and ReLU, then a head.
 
-    A baseline for image classification, and the subject of the worked example "sizes and weights of a small
-    network".
-    Source: Deep Learning final exam, January 2025, Part 3 Problem 1 (the fixed network of question 3;
-    `ConvHead` and `PointwiseHead` are the two answers of question 4).
+    A baseline for image classification, and the subject of the worked example "sizes and weights of a small network".
+    Source: Deep Learning final exam, January 2025, Part 3 Problem 1 (the fixed network of question 3; `ConvHead` and
+    `PointwiseHead` are the two answers of question 4).
 
         ConvNet(ConvNetConfig())(images)              # (B, 1, 32, 32) -> (B, 10)
     """
@@ -199,8 +182,7 @@ class ConvNet(nn.Module):
         if isinstance(config.head, LinearHead):
             self.head = nn.Linear(width * height * length, config.n_classes)
         else:
-            kernel = (height, length) if isinstance(config.head, ConvHead) else 1
-            self.head = nn.Conv2d(width, config.n_classes, kernel)
+            self.head = nn.Conv2d(width, config.n_classes, (height, length) if isinstance(config.head, ConvHead) else 1)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
         """Pictures (B, C, height, width) become the logits (B, classes)."""
@@ -220,35 +202,27 @@ class ConvNet(nn.Module):
     def all_convolution(self) -> ConvNet:
         """The same function with a convolution in place of the linear map (question 4, first answer).
 
-        The new model's weights are views of this one's memory: a change to either, an optimiser's step for
-        example, is seen by both until one of them moves to another device or dtype. Gradients are each
-        model's own.
-        """
+        The new model's weights are views of this one's memory: a change to either, an optimiser's step for example, is
+        seen by both until one of them moves to another device or dtype. Gradients are each model's own."""
         if not isinstance(self.config.head, LinearHead):
             raise ConfigError(
-                f"got a head {self.config.head}, expected LinearHead(): "
-                "this network has no linear map to replace, it is all-convolution already"
+                f"got a head {self.config.head}, expected LinearHead(): this network has no linear map to replace, it "
+                "is all-convolution already"
             )
-        weights = dict(self.named_parameters())
         with torch.device("meta"):  # the weights come from here: none need be drawn
             twin = ConvNet(self.config.replace(head=ConvHead()))
-        for name, theirs in list(twin.named_parameters()):
-            owner = twin.get_submodule(name.rpartition(".")[0])
-            ours = weights[name]
-            view = nn.Parameter(ours.detach().view(theirs.shape), requires_grad=ours.requires_grad)
-            setattr(owner, name.rpartition(".")[2], view)
+        sizes = {name: weight.shape for name, weight in twin.named_parameters()}
+        twin.load_state_dict({name: x.view(sizes[name]) for name, x in self.state_dict().items()}, assign=True)
+        for ours, theirs in zip(self.parameters(), twin.parameters(), strict=True):
+            theirs.requires_grad_(ours.requires_grad)
         return twin.train(self.training)
 
     def _check(self, images: Tensor) -> None:
         if images.dim() != 4 or images.shape[1] != self.config.n_channels:
-            raise ShapeError(
-                f"got images of shape {tuple(images.shape)}, "
-                f"expected (batch, {self.config.n_channels}, height, width); "
-                "add the missing axes with images[:, None] or images[None]"
-            )
+            wanted = f"(batch, {self.config.n_channels}, height, width)"
+            advice = "add the missing axes with images[:, None] or images[None]"
+            raise ShapeError(f"got images of shape {tuple(images.shape)}, expected {wanted}; {advice}")
         if not images.is_floating_point():
-            raise DtypeError(
-                f"got images of {images.dtype}, expected floating point; "
-                "convert pixels of 0 to 255 with images.float() / 255"
-            )
+            advice = "convert pixels of 0 to 255 with images.float() / 255"
+            raise DtypeError(f"got images of {images.dtype}, expected floating point; {advice}")
         shapes(self.config, (images.shape[2], images.shape[3]))  # raises where the size does not fit

@@ -21,8 +21,6 @@ from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.values import Count, Positive
 
-__all__ = ["Decoder", "DecoderConfig", "WriterConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriterConfig(TextConfig):
@@ -36,8 +34,7 @@ class WriterConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(WriterConfig):
-    """`Decoder`'s configuration. `mask` is the pattern of its self-attention: `causal()`, or `causal() &
-    window(256, 0)`."""
+    """`Decoder`'s configuration. `mask` is the pattern of its self-attention, such as `causal() & window(256, 0)`."""
 
     n_layers: Count
     mask: Mask = causal()
@@ -89,15 +86,9 @@ class Decoder(Stack):
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def features(
-        self,
-        ids: Int[Tensor, "B T"],
-        *,
-        mask: Mask | None = None,
-        positions: Int[Tensor, "..."] | None = None,
-        cache: KVCache | None = None,
-        memory: Float[Tensor, "B S M"] | None = None,
-        memory_mask: Mask | None = None,
-    ) -> Float[Tensor, "B T M"]:
+        self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None, memory: Float[Tensor, "B S M"] | None = None, memory_mask: Mask | None = None,
+    ) -> Float[Tensor, "B T M"]:  # fmt: skip
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
         check_ids(ids)
         self._check_memory(memory)

@@ -19,8 +19,6 @@ from clearhead.models.encoder import EncoderConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.values import Count, Natural, require
 
-__all__ = ["DualEncoder", "DualEncoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DualEncoderConfig(Config):

@@ -20,8 +20,6 @@ from clearhead.models.stack import Stack, TextConfig, both, check_ids
 from clearhead.positions import Sinusoidal
 from clearhead.values import Count, Natural, require
 
-__all__ = ["Encoder", "EncoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextConfig):
@@ -46,7 +44,6 @@ class EncoderConfig(TextConfig):
             not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
             f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
         )
-
         require(
             not self.share_layers or (self.first_norm and not self.layer_rotary),
             f"{self.owner}: layers that share their weights are one block; leave first_norm and layer_rotary out",
@@ -82,8 +79,7 @@ class Encoder(Stack):
         """One vector a token. Give `mask=padding(lengths)` for texts of different lengths in one batch.
 
         `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
-        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first.
-        """
+        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first."""
         check_ids(ids)
         x = self.place(self._with_segments(self.embedding(ids), segments), positions)
         return self.run(x, mask=both(self.config.mask, mask))

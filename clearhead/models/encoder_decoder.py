@@ -22,8 +22,6 @@ from clearhead.models.stack import TextConfig, TransformerConfig
 from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
 
-__all__ = ["EncoderDecoder", "EncoderDecoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(WriterConfig):
@@ -32,8 +30,7 @@ class EncoderDecoderConfig(WriterConfig):
     `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
     for the logits too), as the 2017 model does; then there is one vocabulary. The embedding is then one module in two
     places: give `torch.func.functional_call` such a model with `tie_weights=False`, or torch swaps its weight twice and
-    leaves in the model the one that was lent to it.
-    """
+    leaves in the model the one that was lent to it."""
 
     n_encoder_layers: Count
     n_decoder_layers: Count
@@ -68,27 +65,19 @@ class EncoderDecoderConfig(WriterConfig):
         own["positions"] = self.encoder_positions or self.positions
         own["max_len"] = self.encoder_max_len or self.max_len
         if self.n_features is not None:
-            return SoundConfig(**self._of(TransformerConfig) | own, n_features=self.n_features)
-        shared = self._of(TextConfig) | own
+            return SoundConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
+        shared = self._shared(TextConfig) | own
         shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         return EncoderConfig(**shared)
 
     @property
     def decoder(self) -> DecoderConfig:
         """The configuration of the writing half."""
-        shared = self._of(WriterConfig)
+        shared = self._shared(WriterConfig)
         if isinstance(self.positions, RelativeBias):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
-        return DecoderConfig(
-            **shared,
-            n_layers=self.n_decoder_layers,
-            mask=self.decoder_mask,
-            cross_attention=True,
-        )
-
-    def _of(self, kind: type[TransformerConfig]) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
+        return DecoderConfig(**shared, n_layers=self.n_decoder_layers, mask=self.decoder_mask, cross_attention=True)
 
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
@@ -121,28 +110,19 @@ class EncoderDecoder(nn.Module):
         `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and, where no
         `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
         several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
-        positions are distances needs none of these and leaves them.
-        """
-        memory, told = self._read(
-            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
-        )
+        positions are distances needs none of these and leaves them."""
+        positions = source_positions, target_positions
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
         return self.decode(target, memory, **told)
 
     def features(
-        self,
-        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-        memory_mask: Mask | None = None,
-        source_positions: Int[Tensor, "..."] | None = None,
-        target_positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B T M"]:
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], *,
+        source_mask: Mask | None = None, target_mask: Mask | None = None, memory_mask: Mask | None = None,
+        source_positions: Int[Tensor, "..."] | None = None, target_positions: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B T M"]:  # fmt: skip
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
-        memory, told = self._read(
-            source, source_mask, target_mask, memory_mask, positions=(source_positions, target_positions)
-        )
+        positions = source_positions, target_positions
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
         return self.decoder.features(target, memory=memory, **told)
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
@@ -155,14 +135,9 @@ class EncoderDecoder(nn.Module):
         return self.decoder.logit_bias
 
     def _read(
-        self,
-        source: Tensor,
-        source_mask: Mask | None,
-        target_mask: Mask | None,
-        memory_mask: Mask | None,
-        *,
+        self, source: Tensor, source_mask: Mask | None, target_mask: Mask | None, memory_mask: Mask | None,
         positions: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
         """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:
             memory_mask = source_mask
@@ -177,25 +152,16 @@ class EncoderDecoder(nn.Module):
         return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
 
     def encode(
-        self,
-        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
-        *,
-        mask: Mask | None = None,
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], *, mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B S M"]:
+    ) -> Float[Tensor, "B S M"]:  # fmt: skip
         """The memory: one vector a source token."""
         return self.encoder(source, mask=mask, positions=positions)
 
     def decode(
-        self,
-        target: Int[Tensor, "B T"],
-        memory: Float[Tensor, "B S M"],
-        *,
-        memory_mask: Mask | None = None,
-        mask: Mask | None = None,
-        positions: Int[Tensor, "..."] | None = None,
-        cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T V"]:
+        self, target: Int[Tensor, "B T"], memory: Float[Tensor, "B S M"], *, memory_mask: Mask | None = None,
+        mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None, cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T V"]:  # fmt: skip
         """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
         return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
 

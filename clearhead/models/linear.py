@@ -1,9 +1,7 @@
 """Logistic regression: one linear map to the logits, the plainest baseline for any classification.
 
-The loss is the mean cross-entropy, and a penalty on the weights may be added to it: `Ridge` or
-`SquaredInfinity`. A penalty is a value that is called with the model, because it belongs to training and not
-to the model.
-"""
+The loss is the mean cross-entropy, and a penalty on the weights may be added to it: `Ridge` or `SquaredInfinity`. A
+penalty is a value that is called with the model, because it belongs to training and not to the model."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from clearhead.config import Config, Value
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.values import Count, NotNegative, Range
 
-__all__ = ["LogisticRegression", "LogisticRegressionConfig", "Ridge", "SquaredInfinity", "logistic_loss"]
-
 # N examples, C classes; "features" is the width of one example.
 
 
@@ -29,9 +25,7 @@ __all__ = ["LogisticRegression", "LogisticRegressionConfig", "Ridge", "SquaredIn
 class LogisticRegressionConfig(Config):
     """The sizes of a `LogisticRegression`.
 
-    `bias=False` is for data whose features hold a constant 1: then that weight is the bias, and is penalised
-    like the rest.
-    """
+    `bias=False` is for data whose features hold a constant 1: then that weight is the bias, penalised like the rest."""
 
     n_features: Count
     n_classes: Annotated[int, Range(least=2)] = 2
@@ -45,13 +39,10 @@ class LogisticRegression(nn.Module):
     """Logits that are linear in the features; the log-odds of the classes.
 
     With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is
-    (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case,
-    and cross-entropy is the loss.
-    Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
+    (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
+    cross-entropy is the loss. Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
-    The weights start at zero: the loss is convex, so every start leads to the same place, and this one needs
-    no seed.
-    """
+    The weights start at zero: the loss is convex, so every start leads to the same place, and this needs no seed."""
 
     def __init__(self, config: LogisticRegressionConfig) -> None:
         super().__init__()
@@ -85,11 +76,9 @@ class Ridge(Value):
 class SquaredInfinity(Value):
     """strength/2 · ‖w‖∞², ‖w‖∞ the largest |weight|: pulls on that one weight alone. The bias is left out.
 
-    Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1,
-    question 3). Where several weights tie, the penalty has no gradient but many subgradients; this takes the
-    first of them, as the argmax of that rule does. With more than two classes the maximum is over the whole
-    weight matrix.
-    """
+    Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1, question 3).
+    Where several weights tie, the penalty has no gradient but many subgradients; this takes the first of them, as the
+    argmax of that rule does. With more than two classes the maximum is over the whole weight matrix."""
 
     strength: NotNegative
 
@@ -108,9 +97,8 @@ def logistic_loss(
 ) -> Float[Tensor, ""]:
     """The mean cross-entropy of `classes` (numbers from 0), plus `penalty(model)` where one is given.
 
-    The mean and not the sum, so that a penalty means the same for any number of examples. A library that
-    minimises sum + ‖w‖²/(2C), as scikit-learn does, has the same optimum as Ridge(1 / (C·N)).
-    """
+    The mean and not the sum, so that a penalty means the same for any number of examples. A library that minimises sum
+    + ‖w‖²/(2C), as scikit-learn does, has the same optimum as Ridge(1 / (C·N))."""
     logits = model(x)
     if classes.shape != logits.shape[:1]:
         raise ShapeError(f"got {tuple(classes.shape)} classes for {logits.shape[0]} examples, expected one number each")

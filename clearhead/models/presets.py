@@ -1,8 +1,7 @@
 """Configurations with a name: the models of well-known papers, and tiny ones for tests and first steps.
 
 Each is a function that returns a configuration; nothing is allocated until `build()`. Sizes are those of the papers'
-tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`.
-"""
+tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`."""
 
 from __future__ import annotations
 
@@ -17,11 +16,9 @@ from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.positions import Learned, Sinusoidal
 
-# ---------------------------------------------------------------------- Vaswani et al., 2017: translation
-
 
 def transformer_base() -> EncoderDecoderConfig:
-    """The base model of 2017: six layers a side, 512 wide, one vocabulary of 37,000 for English and German."""
+    """The base model of 2017 (Vaswani et al.): six layers a side, 512 wide, 37,000 tokens for English and German."""
     return _transformer_2017(d_model=512, d_ff=2048, n_heads=8, dropout=0.1)
 
 
@@ -32,28 +29,14 @@ def transformer_big() -> EncoderDecoderConfig:
 
 def _transformer_2017(*, d_model: int, d_ff: int, n_heads: int, dropout: float) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
-        vocab_size=37_000,
-        d_model=d_model,
-        d_ff=d_ff,
-        n_heads=n_heads,
-        n_encoder_layers=6,
-        n_decoder_layers=6,
-        dropout=dropout,
-        residual=PostNorm(),
-        activation=ReLU(),
-        positions=Sinusoidal(),
-        scaled_embedding=True,
-        tied=True,
-        share_embeddings=True,
-        init=Xavier(),
-    )
-
-
-# ---------------------------------------------------------------------- Radford et al., 2019: text
+        vocab_size=37_000, d_model=d_model, d_ff=d_ff, n_heads=n_heads, n_encoder_layers=6, n_decoder_layers=6,
+        dropout=dropout, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
+        scaled_embedding=True, tied=True, share_embeddings=True, init=Xavier(),
+    )  # fmt: skip
 
 
 def gpt2() -> DecoderConfig:
-    """GPT-2, the smallest: 124 million parameters."""
+    """GPT-2, the smallest (Radford et al., 2019): 124 million parameters."""
     return _gpt2(d_model=768, n_layers=12, n_heads=12)
 
 
@@ -74,45 +57,19 @@ def gpt2_xl() -> DecoderConfig:
 
 def _gpt2(*, d_model: int, n_layers: int, n_heads: int) -> DecoderConfig:
     return DecoderConfig(
-        vocab_size=50_257,
-        max_len=1024,
-        d_model=d_model,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        dropout=0.1,
-        attention_dropout=0.1,
-        norm=LayerNorm(eps=1e-5),
-        residual=PreNorm(),
-        activation=GELU(tanh=True),
-        positions=Learned(max_len=1024),
-        tied=True,
-        init=DepthScaled(std=0.02),
-    )
-
-
-# ---------------------------------------------------------------------- Devlin et al., 2019: reading
+        vocab_size=50_257, max_len=1024, d_model=d_model, n_layers=n_layers, n_heads=n_heads,
+        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
+        positions=Learned(max_len=1024), tied=True, init=DepthScaled(std=0.02),
+    )  # fmt: skip
 
 
 def bert_base() -> EncoderConfig:
-    """BERT base, without the heads it was trained with; segment embeddings are left out (one segment)."""
+    """BERT base (Devlin et al., 2019), without the heads it was trained with and without segment embeddings."""
     return EncoderConfig(
-        vocab_size=30_522,
-        max_len=512,
-        d_model=768,
-        n_layers=12,
-        n_heads=12,
-        dropout=0.1,
-        attention_dropout=0.1,
-        norm=LayerNorm(eps=1e-12),
-        residual=PostNorm(),
-        activation=GELU(),
-        positions=Learned(max_len=512),
-        embedding_norm=True,
-        init=TruncatedNormal(std=0.02),
-    )
-
-
-# ---------------------------------------------------------------------- Dosovitskiy et al., 2021: pictures
+        vocab_size=30_522, max_len=512, d_model=768, n_layers=12, n_heads=12,
+        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-12), residual=PostNorm(), activation=GELU(),
+        positions=Learned(max_len=512), embedding_norm=True, init=TruncatedNormal(std=0.02),
+    )  # fmt: skip
 
 
 def vit_tiny() -> VisionConfig:
@@ -126,26 +83,15 @@ def vit_small() -> VisionConfig:
 
 
 def vit_base() -> VisionConfig:
-    """ViT base: patches of 16, images of 224, 1,000 classes."""
+    """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
     return _vit(d_model=768, n_heads=12)
 
 
 def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
     return VisionConfig(
-        image_size=(224, 224),
-        patch_size=16,
-        n_classes=1000,
-        d_model=d_model,
-        n_layers=12,
-        n_heads=n_heads,
-        norm=LayerNorm(eps=1e-6),
-        residual=PreNorm(),
-        activation=GELU(),
-        init=TruncatedNormal(std=0.02),
-    )
-
-
-# ---------------------------------------------------------------------- tiny ones: built and run in milliseconds
+        image_size=(224, 224), patch_size=16, n_classes=1000, d_model=d_model, n_layers=12, n_heads=n_heads,
+        norm=LayerNorm(eps=1e-6), residual=PreNorm(), activation=GELU(), init=TruncatedNormal(std=0.02),
+    )  # fmt: skip
 
 
 def tiny_encoder() -> EncoderConfig:
@@ -161,15 +107,9 @@ def tiny_decoder() -> DecoderConfig:
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
     """A small encoder-decoder for tests and first steps."""
     return EncoderDecoderConfig(
-        vocab_size=101,
-        max_len=64,
-        d_model=32,
-        n_heads=4,
-        n_encoder_layers=2,
-        n_decoder_layers=2,
-        scaled_embedding=True,
-        share_embeddings=True,
-    )
+        vocab_size=101, max_len=64, d_model=32, n_heads=4, n_encoder_layers=2, n_decoder_layers=2,
+        scaled_embedding=True, share_embeddings=True,
+    )  # fmt: skip
 
 
 def tiny_vision() -> VisionConfig:
@@ -184,20 +124,7 @@ def tiny_speech() -> SpeechConfig:
     return SpeechConfig(d_model=32, n_layers=2, n_heads=4)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "base": transformer_base,
-    "big": transformer_big,
-    "gpt2": gpt2,
-    "gpt2-medium": gpt2_medium,
-    "gpt2-large": gpt2_large,
-    "gpt2-xl": gpt2_xl,
-    "bert-base": bert_base,
-    "vit-tiny": vit_tiny,
-    "vit-small": vit_small,
-    "vit-base": vit_base,
-    "tiny-encoder": tiny_encoder,
-    "tiny-decoder": tiny_decoder,
-    "tiny-encoder-decoder": tiny_encoder_decoder,
-    "tiny-vision": tiny_vision,
-    "tiny-speech": tiny_speech,
-}
+_BY_NAME = (gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, vit_tiny, vit_small, vit_base)
+_TINY = (tiny_encoder, tiny_decoder, tiny_encoder_decoder, tiny_vision, tiny_speech)
+PRESETS: dict[str, Callable[[], Config]] = {"base": transformer_base, "big": transformer_big}
+PRESETS |= {preset.__name__.replace("_", "-"): preset for preset in (*_BY_NAME, *_TINY)}

@@ -1,10 +1,8 @@
 """Recurrent networks: a state is carried from token to token, as sequences were modelled before attention.
 
-`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are
-torch's, run by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are
-moved to the front, each direction runs over them, and everything is moved back, so no state ever passes
-through padding.
-"""
+`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are torch's, run
+by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are moved to the front,
+each direction runs over them, and everything is moved back, so no state ever passes through padding."""
 
 from __future__ import annotations
 
@@ -27,14 +25,14 @@ from clearhead.values import Count, Range, Rate, require
 State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
 
 
-# ---------------------------------------------------------------------- cells
-
-
-def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state: Any) -> Any:
+def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
     """One of torch's sequence kernels with a cell's weights (nn.GRU and its like do not trace; these do)."""
     weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+    start = [x[None] for x in state]
     # has_biases, num_layers, dropout, train (keep what backward needs), bidirectional, batch_first
-    return kernel(x, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+    how = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
+    out, *end = kernel(x, start if len(start) > 1 else start[0], weights, *how)
+    return out, tuple([x[0] for x in end])
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,7 @@ class RNN(Value):
         return nn.RNNCell(d_in, d_state, nonlinearity="relu" if self.relu else "tanh")
 
     def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, h = _over_sequence(torch.rnn_relu if self.relu else torch.rnn_tanh, cell, x, state[0][None])
-        return out, (h[0],)
+        return _over_sequence(torch.rnn_relu if self.relu else torch.rnn_tanh, cell, x, state)
 
     def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
         return (cell(x, state[0]),)
@@ -65,8 +62,7 @@ class GRU:
         return nn.GRUCell(d_in, d_state)
 
     def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, h = _over_sequence(torch.gru, cell, x, state[0][None])
-        return out, (h[0],)
+        return _over_sequence(torch.gru, cell, x, state)
 
     def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
         return (cell(x, state[0]),)
@@ -85,8 +81,7 @@ class LSTM:
         if torch.compiler.is_compiling() and x.device.type == "cpu":
             # The CPU's fused LSTM has no backward that traces: unroll it, as tracing does with the others.
             return _step_through(self, cell, x, state)
-        out, h, c = _over_sequence(torch.lstm, cell, x, (state[0][None], state[1][None]))
-        return out, (h[0], c[0])
+        return _over_sequence(torch.lstm, cell, x, state)
 
     def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
         return tuple(cell(x, state))
@@ -109,15 +104,11 @@ def _step_through(
     return torch.stack(out, dim=1), state
 
 
-# ---------------------------------------------------------------------- what is carried from call to call
-
-
 class RecurrentCache:
     """The states of a recurrent model after the tokens it has seen: what a `KVCache` is to a Transformer.
 
     Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in return it
-    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead.
-    """
+    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
@@ -141,25 +132,14 @@ class RecurrentCache:
         return f"RecurrentCache({self.length} tokens, {len(self.states)} layers)"
 
 
-# ---------------------------------------------------------------------- layers on layers
-
-
 class RecurrentStack(nn.Module):
     """Layers of one kind of cell, each reading the states of the one below; both ways where `bidirectional`.
 
-    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by
-    side, (B, T, 2M). It is zero at padding. Dropout falls between layers.
-    """
+    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by side, (B,
+    T, 2M). It is zero at padding. Dropout falls between layers."""
 
     def __init__(
-        self,
-        cell: Cell,
-        d_in: int,
-        d_state: int,
-        n_layers: int,
-        *,
-        bidirectional: bool = False,
-        dropout: float = 0.0,
+        self, cell: Cell, d_in: int, d_state: int, n_layers: int, *, bidirectional: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.cell = cell
@@ -171,11 +151,7 @@ class RecurrentStack(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T I"],
-        *,
-        real: Bool[Tensor, "B T"] | None = None,
-        cache: RecurrentCache | None = None,
+        self, x: Float[Tensor, "B T I"], *, real: Bool[Tensor, "B T"] | None = None, cache: RecurrentCache | None = None
     ) -> Float[Tensor, "B T W"]:
         """`real` says which tokens are no padding. `cache` is where the states start from and end up."""
         if real is None:
@@ -243,16 +219,14 @@ def _turned(x: Tensor, reverse: Tensor | None) -> Tensor:
 def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None:
     """Which of the tokens (B, T) are no padding, from a mask that says the same to every query.
 
-    The mask speaks of places in the whole sequence; `start` is where these tokens begin.
-    """
+    The mask speaks of places in the whole sequence; `start` is where these tokens begin."""
     if mask is None:
         return None
     mask = as_mask(mask)
     if mask.uses_query_position:
         raise MaskError(
-            f"got the mask {mask}, which differs from query to query; expected one that says which tokens "
-            "are real, such as padding(lengths): a recurrent network has no queries, "
-            "it reads every real token in turn"
+            f"got the mask {mask}, which differs from query to query; expected one that says which tokens are real, "
+            "such as padding(lengths): a recurrent network has no queries, it reads every real token in turn"
         )
     B, T = ids.shape
     if mask.batch_shape not in ((), (1,), (1, 1), (B, 1)):  # the last axis is the heads
@@ -267,9 +241,6 @@ def check_ids(name: str, ids: Tensor) -> None:
         raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected (batch, tokens): add an axis with ids[None]")
     if ids.shape[1] == 0:
         raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected at least one token a sequence")
-
-
-# ---------------------------------------------------------------------- the model
 
 
 @dataclass(frozen=True)
@@ -301,9 +272,8 @@ class RecurrentConfig(Config):
     def validate(self) -> None:
         require(
             not (self.bidirectional and isinstance(self.task, NextToken)),
-            "RecurrentConfig: got bidirectional=True with NextToken(), expected one direction: "
-            "reading backwards would show the very token that is to be predicted; "
-            "use Classify(…), or bidirectional=False",
+            "RecurrentConfig: got bidirectional=True with NextToken(), expected one direction: reading backwards would "
+            "show the very token that is to be predicted; use Classify(…), or bidirectional=False",
         )
 
     def build(self) -> Recurrent:
@@ -313,10 +283,9 @@ class RecurrentConfig(Config):
 class Recurrent(nn.Module):
     """Embed, run the states along, read off logits: a language model or a classifier without attention.
 
-    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T
-    steps one after the other, O(T·M²) work, and a path of T steps between its ends.
-    Source: Deep Learning final exam, January 2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and
-    Transformers), Q1c (its cost beside self-attention's).
+    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T steps one
+    after the other, O(T·M²) work, and a path of T steps between its ends. Source: Deep Learning final exam, January
+    2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and Transformers), Q1c (its cost beside self-attention's).
 
         model(ids)                                    # (B, T) -> (B, T, vocab_size), or (B, n_classes)
         model(ids, mask=padding(lengths))             # padding, on either side, changes nothing
@@ -327,14 +296,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
-        self.stack = RecurrentStack(
-            config.cell,
-            config.d_model,
-            config.d_model,
-            config.n_layers,
-            bidirectional=config.bidirectional,
-            dropout=config.dropout,
-        )
+        M, both_ways = config.d_model, config.bidirectional
+        self.stack = RecurrentStack(config.cell, M, M, config.n_layers, bidirectional=both_ways, dropout=config.dropout)
         self.dropout = nn.Dropout(config.dropout)
         n_out = config.task.n_classes if isinstance(config.task, Classify) else config.vocab_size
         tied = isinstance(config.task, NextToken) and config.task.tied
@@ -347,8 +310,8 @@ class Recurrent(nn.Module):
         check_ids("ids", ids)
         if cache is not None and self.config.bidirectional:
             raise ConfigError(
-                "got a cache for a bidirectional model, expected none: its backward states begin at the end, "
-                "so a sequence cannot be given in pieces; pass all of it at once"
+                "got a cache for a bidirectional model, expected none: its backward states begin at the end, so a "
+                "sequence cannot be given in pieces; pass all of it at once"
             )
         real = real_tokens(mask, ids, 0 if cache is None else cache.length)
         x = self.dropout(self.embedding(ids))

@@ -2,8 +2,7 @@
 
 An encoder reads the source (both ways by default); a decoder writes the target, and at each step looks at all encoder
 states, weighted by a small network that compares them with its own state. With `FixedVector` it sees their summary
-alone. Calls are those of `EncoderDecoder`.
-"""
+alone. Calls are those of `EncoderDecoder`."""
 
 from __future__ import annotations
 
@@ -18,63 +17,45 @@ from clearhead.config import Config
 from clearhead.errors import ShapeError
 from clearhead.layers.embeddings import TokenEmbedding
 from clearhead.masks import Mask
-from clearhead.models.recurrent import (
-    GRU,
-    LSTM,
-    RNN,
-    RecurrentCache,
-    RecurrentStack,
-    check_ids,
-    real_tokens,
-)
+from clearhead.models.recurrent import GRU, LSTM, RNN, RecurrentCache, RecurrentStack, check_ids, real_tokens
 from clearhead.values import Count, Rate
 
-__all__ = ["AfterStep", "BeforeStep", "FixedVector", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig"]
-
-_LSTM = LSTM()
-
-# B batch, S source tokens, T target tokens, M width of a state, W width of the memory (M, or 2M both ways), V
-# vocabulary.
+# B batch, S source tokens, T target tokens, M width of a state, W of the memory (M, or 2M both ways), V vocabulary.
 
 
 @dataclass(frozen=True)
 class AfterStep:
     """The state takes its step, then looks at the source with where it has come to (Luong's order).
 
-    What is seen does not enter the recurrence, so in training all states are computed by one kernel and all
-    look at once.
-    """
+    What is seen does not enter the recurrence, so in training one kernel computes all states, and all look at once."""
 
 
 @dataclass(frozen=True)
 class BeforeStep:
     """The state looks at the source first, and what it sees enters its step (Bahdanau's order).
 
-    Every step then waits for the look before it: slower, and the order of the first model with attention.
-    """
+    Every step then waits for the look before it: slower, and the order of the first model with attention."""
 
 
 @dataclass(frozen=True)
 class FixedVector:
     """No attention: one vector, the encoder's final states, is all that every step knows of the source.
 
-    The order before attention (Cho et al., 2014): whatever the source's length, it has to fit into that vector.
-    """
+    The order before attention (Cho et al., 2014): whatever the source's length, it has to fit into that vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSeq2SeqConfig(Config):
     """The sizes of a `RecurrentSeq2Seq`.
 
-    `vocab_size` counts the target's tokens. `d_model` is the width of embeddings and states.
-    """
+    `vocab_size` counts the target's tokens. `d_model` is the width of embeddings and states."""
 
     vocab_size: Count
     d_model: Count
     source_vocab_size: Count | None = None  # None: vocab_size
     d_attention: Count | None = None  # width of the attention's hidden layer; None: d_model
     n_layers: Count = 1
-    cell: RNN | GRU | LSTM = _LSTM
+    cell: RNN | GRU | LSTM = LSTM()
     attention: AfterStep | BeforeStep | FixedVector = AfterStep()
     bidirectional: bool = True
     dropout: Rate = 0.0
@@ -86,15 +67,13 @@ class RecurrentSeq2SeqConfig(Config):
 class RecurrentSeq2Seq(nn.Module):
     """An encoder-decoder of recurrent networks with additive attention: the baseline for translation.
 
-    The decoder starts from a learned map of the encoder's final states, and predicts from tanh(W [state;
-    context]).
-    Source: Deep Learning final exam, January 2025, Part 1, question 7 (which passes of an encoder-decoder RNN
-    run in parallel: none); CENG 403 (Transformers and Attention), Q6b (additive attention).
+    The decoder starts from a learned map of the encoder's final states, and predicts from tanh(W [state; context]).
+    Source: Deep Learning final exam, January 2025, Part 1, question 7 (which passes of an encoder-decoder RNN run in
+    parallel: none); CENG 403 (Transformers and Attention), Q6b (additive attention).
 
         model(source, target, source_mask=padding(lengths))      # logits (B, T, V)
 
-    The target is read from left to right, so padding at its end changes no earlier logits and needs no mask.
-    """
+    The target is read from left to right, so padding at its end changes no earlier logits and needs no mask."""
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         super().__init__()

@@ -16,8 +16,6 @@ from clearhead.models.stack import Stack, TransformerConfig, both
 from clearhead.positions import Positions, Sinusoidal
 from clearhead.values import Count
 
-__all__ = ["SoundConfig", "SoundEncoder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SoundConfig(TransformerConfig):
@@ -47,11 +45,7 @@ class SoundEncoder(Stack):
         config.init.apply(self, config.n_layers)
 
     def forward(
-        self,
-        frames: Float[Tensor, "B T F"],
-        *,
-        mask: Mask | None = None,
-        positions: Int[Tensor, "..."] | None = None,
+        self, frames: Float[Tensor, "B T F"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B N M"]:
         """One vector a moment. `mask` speaks of moments, of which there are half as many as frames."""
         return self.run(self.place(self.embedding(frames), positions), mask=both(self.config.mask, mask))

@@ -28,8 +28,6 @@ from clearhead.values import Count, Natural, Positive
 
 _FRAMES = "frames"  # the part of a cache that keeps the last of them
 
-__all__ = ["Pace", "SpeechConfig", "SpeechEncoder"]
-
 
 @dataclass(frozen=True)
 class Pace:
@@ -47,9 +45,8 @@ class Pace:
         ahead = max((leaf.after for leaf in kinds if isinstance(leaf, Window)), default=0)
         # The expression repeats itself with every block, so one block that sees nothing after its end speaks for all.
         if strange or mask.dense(2 * step + ahead + 1)[:step, step:].any():
-            why = (
-                f"{strange[0]} in it" if strange else f"what it sees ahead of a moment has no end at a block of {step}"
-            )
+            endless = f"what it sees ahead of a moment has no end at a block of {step}"
+            why = f"{strange[0]} in it" if strange else endless
             raise ConfigError(
                 f"the mask {mask} cannot be run on a stream, because of {why}; train a model under causal(), "
                 "causal() & window(64, 0) or (causal() | blocks(16)) & window(64, 15), or give it the whole recording"
@@ -121,9 +118,8 @@ class SpeechEncoder(Stack):
         elif lengths is not None:
             mask = both(padding(lengths // self.config.n_stacked), mask)
         frames = (frames - self.config.mean) / self.config.std
-        before = None
-        if cache is not None and (part := cache.at(_FRAMES)).holds_memory:
-            before = part.recall()[0][:, 0]
+        kept = None if cache is None else cache.at(_FRAMES)
+        before = kept.recall()[0][:, 0] if kept is not None and kept.holds_memory else None
         x = self.run(self.place(self.embedding(frames, before)), mask=both(self.config.mask, mask), cache=cache)
         if cache is not None:
             self._keep(frames, before, cache)

@@ -13,18 +13,18 @@ import functools
 import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.attention import KVCache
+from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import Block, BlockConfig, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
 from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
 from clearhead.values import Count, require
-
-__all__ = ["Stack", "TextConfig", "TransformerConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,11 @@ class TransformerConfig(BlockParts):
 
     def block(self, rotary: Rotary | None = None) -> BlockConfig:
         """What one block of the stack is made of."""
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlockParts)}
-        return BlockConfig(**parts, rotary=rotary)
+        return BlockConfig(**self._shared(BlockParts), rotary=rotary)
+
+    def _shared(self, kind: type[Config]) -> dict[str, Any]:
+        """The fields that it has in common with a kind of configuration that it is derived from."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def check_positions(self, positions: Positions) -> None:
         """Refuses here, before anything is built, what `positions` would refuse later."""
@@ -62,8 +65,7 @@ class TextConfig(TransformerConfig):
     """What the Transformers that read token ids have in common besides their blocks.
 
     `max_len` is the longest text that the model is meant for. `Learned` positions enforce it, since they have no row
-    beyond it; the other positions have no end, and there it is a note for those who train and generate.
-    """
+    beyond it; the other positions have no end, and there it is a note for those who train and generate."""
 
     vocab_size: Count
     max_len: Count = 512
@@ -98,30 +100,22 @@ class TextConfig(TransformerConfig):
 
 
 class Stack(nn.Module):
-    """Positions, blocks and the last norm. The Transformers of this room are Stacks that add an entrance and
-    an exit."""
+    """Positions, blocks and the last norm. The Transformers of this room are Stacks with an entrance and an exit."""
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        embedding: nn.Module,
-        positions: Positions,
-        *,
-        n_layers: int,
+        self, config: TransformerConfig, embedding: nn.Module, positions: Positions, *, n_layers: int,
         cross: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
         self._positions_kind = positions.kind
-        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
-        self.positions: nn.Module | None = None
         own_width = getattr(config, "d_embedding", None)  # of what enters, where it is not that of the blocks
         width = own_width or config.d_model
-        if positions.kind == "added":
-            self.positions = positions.build(width)
-        elif positions.kind == "bias":
-            self.positions = positions.build(config.n_heads)
+        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
+        self.positions: nn.Module | None = None
+        if positions.kind == "added" or positions.kind == "bias":
+            self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -142,8 +136,7 @@ class Stack(nn.Module):
     def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
 
-        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given.
-        """
+        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given."""
         if self.adds_positions and self.positions is not None:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
@@ -157,17 +150,12 @@ class Stack(nn.Module):
         return x if self.widen is None else self.widen(x)
 
     def run(
-        self,
-        x: Tensor,
-        *,
-        mask: Mask | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
+        self, x: Tensor, *, mask: Mask | None = None, memory: Tensor | None = None, memory_mask: Mask | None = None,
         cache: KVCache | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """x (B, T, M) through all the blocks and the last norm."""
         bias = None
-        offset, T = _length(cache), x.shape[-2]
+        offset, T = 0 if cache is None else cache.length, x.shape[-2]
         if self._positions_kind == "bias" and self.positions is not None:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.undone_on_error():
@@ -182,24 +170,18 @@ class Stack(nn.Module):
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"
 
 
-def _length(cache: KVCache | None) -> int:
-    return 0 if cache is None else cache.length
-
-
 def check_ids(ids: Tensor, name: str = "ids") -> None:
     """Refuses what is no batch of token numbers, in words, before an embedding table does it in its own."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} are {ids.dtype}; expected token numbers, torch.int64 (or int32)")
     if ids.dim() != 2:
-        raise ShapeError(
-            f"{name} have shape {tuple(ids.shape)}; expected (batch, length): add the batch with ids[None]"
-        )
+        got = f"{name} have shape {tuple(ids.shape)}"
+        raise ShapeError(f"{got}; expected (batch, length): add the batch with ids[None]")
 
 
 def both(own: Mask, extra: Mask | None) -> Mask | None:
     """The model's own mask and the caller's, together; None where neither forbids anything."""
-    if extra is not None:
-        extra = as_mask(extra)
+    extra = None if extra is None else as_mask(extra)
     if own == full():
         return extra
     return own if extra is None else own & extra

@@ -25,8 +25,6 @@ from clearhead.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from safetensors import safe_open
 
-__all__ = ["FLOATS", "build_empty", "check_target", "few", "groups", "load", "opened", "save"]
-
 CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
 _NEW = ".new"
@@ -63,9 +61,8 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
 def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
     """The model that `save` stored, in evaluation mode and with the same numbers.
 
-    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself).
-    The result is typed Any, because the folder says which model it is.
-    """
+    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself). The
+    result is typed Any, because the folder says which model it is."""
     folder = Path(folder)
     check_target(device, dtype)
     config = _read_config(folder)
@@ -82,8 +79,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
             # One Parameter object under all its names keeps tied weights tied.
             shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
             weights.update(dict.fromkeys(names, shared))
-    model = skeleton
-    if _has_computed_buffers(skeleton):
+    model, stored = skeleton, skeleton.state_dict()
+    if any(name not in stored for name, _ in skeleton.named_buffers(remove_duplicate=False)):
         # Buffers that are not stored are computed while building, so this one has to be built for real;
         # the initial weights are thrown away, and so must be the random numbers that they took.
         with torch.random.fork_rng(devices=[]):
@@ -104,9 +101,6 @@ def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
         raise StorageError(f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"')
 
 
-# ---------------------------------------------------------------------- what is stored
-
-
 def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
     """Each stored tensor with all the names it goes by: tied weights are one tensor under several names."""
     groups: dict[int, tuple[list[str], Tensor]] = {}
@@ -117,9 +111,8 @@ def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if tensor.is_meta:
-        raise StorageError(
-            f"{name} is on the meta device and has no numbers to store; build the model on a real device"
-        )
+        what = f"{name} is on the meta device and has no numbers to store"
+        raise StorageError(f"{what}; build the model on a real device")
     stored = tensor.detach().cpu().contiguous()
     if dtype is None or not stored.is_floating_point():
         return stored
@@ -132,21 +125,12 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return narrow
 
 
-def _has_computed_buffers(model: nn.Module) -> bool:
-    stored = model.state_dict().keys()
-    return any(name not in stored for name, _ in model.named_buffers(remove_duplicate=False))
-
-
-# ---------------------------------------------------------------------- writing
-
-
 def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
     """Put both files in place so that a crash at any point leaves one whole model.
 
     Both are written under new names first, weights before config. Renaming the weights is the moment when the new model
     counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
-    `_settle` (the next save) or `_read_config` (a load) takes it.
-    """
+    `_settle` (the next save) or `_read_config` (a load) takes it."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
@@ -183,9 +167,6 @@ def _settle(folder: Path) -> None:
         sync(folder)
     new_config.unlink(missing_ok=True)
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------- reading
 
 
 def _read_config(folder: Path) -> Config:
@@ -258,11 +239,7 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
     """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
     expected = {names[0]: tensor for names, tensor in groups(model)}
     found = set(file.keys())
-    faults = []
-    if missing := [name for name in expected if name not in found]:
-        faults.append(f"missing: {few(missing)}")
-    if unexpected := sorted(found - expected.keys()):
-        faults.append(f"unexpected: {few(unexpected)}")
+    missing, unexpected = [name for name in expected if name not in found], sorted(found - expected.keys())
     shapes, kinds = [], []
     for name in [name for name in expected if name in found]:
         view, tensor = file.get_slice(name), expected[name]
@@ -270,19 +247,13 @@ def _check(model: nn.Module, file: safe_open, path: Path) -> None:
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())
         if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
-            kinds.append(f"{name} is {view.get_dtype()}, expected {_kind_words(tensor)}")
-    faults += [f"shapes: {few(shapes)}"] if shapes else []
-    faults += [f"dtypes: {few(kinds)}"] if kinds else []
+            wanted = "one of " + "/".join(FLOATS) if tensor.is_floating_point() else tensor.dtype
+            kinds.append(f"{name} is {view.get_dtype()}, expected {wanted}")
+    wrong = {"missing": missing, "unexpected": unexpected, "shapes": shapes, "dtypes": kinds}
+    faults = [f"{what}: {few(which)}" for what, which in wrong.items() if which]
     if faults:
-        raise StorageError(
-            f"{path} does not hold the weights of the {type(model).__name__} that {CONFIG} describes; "
-            + "; ".join(faults)
-            + ". Use the pair that one save() wrote"
-        )
-
-
-def _kind_words(tensor: Tensor) -> str:
-    return "one of " + "/".join(FLOATS) if tensor.is_floating_point() else str(tensor.dtype)
+        whose = f"the weights of the {type(model).__name__} that {CONFIG} describes"
+        raise StorageError(f"{path} does not hold {whose}; {'; '.join(faults)}. Use the pair that one save() wrote")
 
 
 def few(items: list[str], most: int = 3) -> str:

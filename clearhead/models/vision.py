@@ -20,8 +20,6 @@ from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.positions import Learned, LearnedPositions, Positions
 from clearhead.values import Count, Natural, require
 
-__all__ = ["Cls", "ClsAndMean", "Distilled", "Mean", "VisionConfig", "VisionTransformer"]
-
 
 @dataclass(frozen=True)
 class Cls:
@@ -98,9 +96,7 @@ class VisionConfig(TransformerConfig):
     @property
     def chosen_positions(self) -> Positions:
         """`positions`, or its default."""
-        if self.positions is None:
-            return Learned(grid=self.grid, n_extra=self.pooling.n_extra)
-        return self.positions
+        return self.positions or Learned(grid=self.grid, n_extra=self.pooling.n_extra)
 
     def validate(self) -> None:
         super().validate()
@@ -134,14 +130,11 @@ class VisionTransformer(Stack):
         embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
         super().__init__(config, embedding, config.chosen_positions, n_layers=config.n_layers)
         self.config = config
-        n_extra = config.pooling.n_extra
-        self.cls = nn.Parameter(torch.empty(n_extra, config.d_model)) if n_extra else None
-        n_registers = config.n_registers
-        self.registers = nn.Parameter(torch.empty(n_registers, config.d_model)) if n_registers else None
-        distilled, width = isinstance(config.pooling, Distilled), config.d_model * config.pooling.n_vectors
-        n_classes = config.n_classes
-        self.head = nn.Linear(config.d_model if distilled else width, n_classes) if n_classes else None
-        self.teacher_head = nn.Linear(config.d_model, n_classes) if n_classes and distilled else None
+        M, n_classes, distilled = config.d_model, config.n_classes, isinstance(config.pooling, Distilled)
+        self.cls = nn.Parameter(torch.empty(config.pooling.n_extra, M)) if config.pooling.n_extra else None
+        self.registers = nn.Parameter(torch.empty(config.n_registers, M)) if config.n_registers else None
+        self.head = nn.Linear(M if distilled else M * config.pooling.n_vectors, n_classes) if n_classes else None
+        self.teacher_head = nn.Linear(M, n_classes) if n_classes and distilled else None
         config.init.apply(self, config.n_layers)
         for tokens in (self.cls, self.registers):
             if tokens is not None:
@@ -169,37 +162,27 @@ class VisionTransformer(Stack):
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """A copy of this model for images of another size (height, width): learned positions are interpolated."""
-        config = self.config.replace(
-            image_size=image_size, positions=_moved(self.config.positions, self.config, image_size)
-        )
+        positions, patch = self.config.positions, self.config.patch_size
+        if isinstance(positions, Learned):
+            positions = dataclasses.replace(positions, grid=(image_size[0] // patch, image_size[1] // patch))
         other = copy.deepcopy(self)
-        other.config = config
+        other.config = self.config.replace(image_size=image_size, positions=positions)
         if isinstance(self.positions, LearnedPositions):
-            other.positions = self.positions.resized(config.grid)
+            other.positions = self.positions.resized(other.config.grid)
         return other
 
     def _check(self, images: Tensor) -> None:
         if not images.is_floating_point():
             raise DtypeError(f"images are {images.dtype}; expected floating-point numbers: images.float() / 255")
-        wanted = (self.config.n_channels, *self.config.image_size)
-        if images.dim() != 4 or images.shape[1] != wanted[0]:
-            raise ShapeError(
-                f"images have shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, wanted))})"
-            )
+        C, (height, width) = self.config.n_channels, self.config.image_size
+        if images.dim() != 4 or images.shape[1] != C:
+            raise ShapeError(f"images have shape {tuple(images.shape)}; expected (batch, {C}, {height}, {width})")
         size = (images.shape[2], images.shape[3])
         if size != self.config.image_size:
             raise ShapeError(
                 f"images are {_size(size)}; this model was made for {_size(self.config.image_size)}. Resize the "
                 f"images, or make a model for this size with model.resized({size})"
             )
-
-
-def _moved(positions: Positions | None, config: VisionConfig, image_size: tuple[int, int]) -> Positions | None:
-    """The same choice of positions for another image size."""
-    if not isinstance(positions, Learned):
-        return positions
-    rows, columns = (side // config.patch_size for side in image_size)
-    return dataclasses.replace(positions, grid=(rows, columns))
 
 
 def _size(size: tuple[int, ...]) -> str:

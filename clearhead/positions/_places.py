@@ -13,9 +13,8 @@ def angles(positions: Tensor, width: int, base: float, stretch: Stretch | None =
     """(…, T) positions to (…, T, width / 2) angles in radians: position p turns pair i by p · base^(−2i / width), or by
     p times these frequencies as `stretch` slows them down.
 
-    They are computed in float64 and cast only after the sine: in float32 the rounding of one frequency, times
-    position 100,000, is already an error in the third decimal.
-    """
+    They are computed in float64 and cast only after the sine: in float32 the rounding of one frequency, times position
+    100,000, is already an error in the third decimal."""
     # Apple's GPUs have no float64; there the angles are as exact as float32 is.
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)  # 2i

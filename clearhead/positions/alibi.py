@@ -1,8 +1,6 @@
-"""ALiBi: a penalty on the scores that grows with distance, at a fixed slope for each head (Press et al.,
-2022).
+"""ALiBi: a penalty on the scores that grows with distance, at a fixed slope for each head (Press et al., 2022).
 
-Nothing is learned and nothing is added to the embeddings; a head with a steep slope looks near, a flat one far.
-"""
+Nothing is learned and nothing is added to the embeddings; a head with a steep slope looks near, a flat one far."""
 
 from __future__ import annotations
 
@@ -20,12 +18,11 @@ from clearhead.values import whole
 class ALiBi:
     """bias(h, p, j) = −slope(h) · |p − j|.
 
-    For H a power of two the slopes are 2^(−8/H), 2^(−16/H), …, 2^(−8). For another H they are those of the
-    largest power of two n below it, then every second slope of 2n heads, from the steepest. The absolute
-    value makes the bias symmetric, so that it serves encoders too; under a causal mask it is the paper's.
+    For H a power of two the slopes are 2^(−8/H), 2^(−16/H), …, 2^(−8). For another H they are those of the largest
+    power of two n below it, then every second slope of 2n heads, from the steepest. The absolute value makes the bias
+    symmetric, so that it serves encoders too; under a causal mask it is the paper's.
 
-    Beyond the trained length: defined for every distance and made for it; far keys simply fade.
-    """
+    Beyond the trained length: defined for every distance and made for it; far keys simply fade."""
 
     kind: ClassVar[Literal["bias"]] = "bias"
 

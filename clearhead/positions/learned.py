@@ -1,8 +1,6 @@
-"""Learned positions: a table with one trained row for each place, in a line of tokens or on a grid of
-patches.
+"""Learned positions: a table with one trained row for each place, in a line of tokens or on a grid of patches.
 
-The table ends where it ends; `resized` makes a longer, shorter or differently shaped one by interpolation.
-"""
+The table ends where it ends; `resized` makes a longer, shorter or differently shaped one by interpolation."""
 
 from __future__ import annotations
 
@@ -25,13 +23,10 @@ from clearhead.values import Count, Natural, require, whole
 class Learned(Value):
     """`Learned(max_len=512)`: places in a line. `Learned(grid=(14, 14), n_extra=1)`: a grid, row by row.
 
-    The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts
-    the others. `Learned()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two,
-    are `skipped`.
+    The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts the others.
+    `Learned()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two, are `skipped`.
 
-    Beyond the trained length: refused with a `ShapeError`, since no row exists; `resized` on the built
-    module gives one.
-    """
+    Beyond the trained length: refused with a `ShapeError`, since no row exists; the module's `resized` makes one."""
 
     kind: ClassVar[Literal["added"]] = "added"
     max_len: Count | None = None
@@ -84,12 +79,11 @@ class LearnedPositions(nn.Module):
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
         """x plus the rows at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
-        rows = self.weight if not self.choice.skipped else self.weight[self.choice.skipped :]
+        rows = self.weight[self.choice.skipped :] if self.choice.skipped else self.weight
         length, width = rows.shape
         if x.ndim < 2 or x.shape[-1] != width:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, T, {width}), the width of the position table."
-            )
+            wanted = f"(…, T, {width}), the width of the position table"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
         if positions is None:
             if x.shape[-2] > length:
                 raise self._too_far(f"a sequence of {x.shape[-2]} tokens")
@@ -102,11 +96,9 @@ class LearnedPositions(nn.Module):
         return x + F.embedding(beside(positions, x), rows).to(x.dtype)
 
     def resized(self, size: int | tuple[int, int]) -> LearnedPositions:
-        """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept
-        as they are.
+        """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept as they are.
 
-        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights.
-        """
+        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights."""
         choice = self._choice_of(size)
         result = LearnedPositions(choice, self.weight.shape[1]).to(self.weight)
         with torch.no_grad():

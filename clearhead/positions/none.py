@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 class NoPositions:
     """No encoding. Without a causal mask the model cannot tell one order of its tokens from another.
 
-    Beyond the trained length: nothing ends, since nothing is encoded.
-    """
+    Beyond the trained length: nothing ends, since nothing is encoded."""
 
     kind: ClassVar[Literal["none"]] = "none"

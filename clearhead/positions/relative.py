@@ -1,9 +1,7 @@
-"""Relative bias: a learned number for each head and each bucket of distances, added to the scores (Raffel
-et al., 2020).
+"""Relative bias: a learned number a head and bucket of distances, added to the scores (Raffel et al., 2020).
 
-Near distances have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`,
-and everything beyond it falls into the last one.
-"""
+Near distances have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`, and
+everything beyond it falls into the last one."""
 
 from __future__ import annotations
 
@@ -22,13 +20,11 @@ from clearhead.values import Count, require, whole
 class RelativeBias(Value):
     """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j.
 
-    `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it
-    (encoders). `bidirectional=False` gives all to the keys before it, and puts later keys, which a causal
-    mask hides, with distance 0.
+    `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it (encoders).
+    `bidirectional=False` gives all to the keys before it; later ones, which a causal mask hides, count as distance 0.
 
-    Beyond the trained length: every distance of `max_distance` or more shares the last bucket, so any
-    length is defined, and far keys are told apart from near ones but not from each other.
-    """
+    Beyond the trained length: every distance of `max_distance` or more shares the last bucket, so any length is
+    defined, and far keys are told apart from near ones but not from each other."""
 
     kind: ClassVar[Literal["bias"]] = "bias"
     n_buckets: Count = 32
@@ -61,10 +57,8 @@ class RelativeBias(Value):
     def edges(self) -> tuple[int, ...]:
         """The distances at which the second, third, … shared bucket begins, in exact integer arithmetic.
 
-        Shared bucket b of m begins at the least d with d ≥ e · (max_distance / e)^(b/m), e = n_exact.
-        Logarithms in floating point would put a distance that lies on an edge on either side of it,
-        depending on the device.
-        """
+        Shared bucket b of m begins at the least d with d ≥ e · (max_distance / e)^(b/m), e = n_exact. Logarithms in
+        floating point would put a distance that lies on an edge on either side of it, depending on the device."""
         e, far = self.n_exact, self.max_distance
         m = self.n_each_way - e
         found = []

@@ -1,10 +1,7 @@
-"""Rotary positions: queries and keys are turned by their position, so a score sees only the distance (Su et
-al., 2021).
+"""Rotary positions: queries and keys are turned by their position, so a score sees only the distance (Su et al., 2021).
 
-A head of width D is D/2 pairs; pair i of a token at position p is turned in its plane by the angle p ·
-base^(−2i/D). Turning both sides leaves q · k a function of the difference of their positions, and no
-vector's length changes.
-"""
+A head of width D is D/2 pairs; pair i of a token at position p is turned in its plane by the angle p · base^(−2i/D).
+Turning both sides leaves q · k a function of the difference of their positions, and no vector's length changes."""
 
 from __future__ import annotations
 
@@ -31,10 +28,9 @@ class Rotary(Value):
     paper pairs neighbours, 2i with 2i + 1; that is the same function after the columns 0, 2, 4, …, 1, 3, 5,
     … of the query and key projections are put in this order.
 
-    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets
-    angles there that it has not seen and usually fails; a larger `base` (with more training) is the common
-    remedy, and `stretch` (`Linear`, `Llama3`, `Yarn`) slows the angles down.
-    """
+    Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets angles there
+    that it has not seen and usually fails; a larger `base` (with more training) is the common remedy, and `stretch`
+    (`Linear`, `Llama3`, `Yarn`) slows the angles down."""
 
     kind: ClassVar[Literal["rotary"]] = "rotary"
     base: Annotated[float, Range(above=1)] = 10000.0
@@ -54,9 +50,7 @@ class Rotary(Value):
         return turned
 
     def rotate(self, x: Float[Tensor, "... T D"], positions: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:
-        """x (…, T, D) with each token turned by its position; `positions` are (T,), or (B, T) for x (B, …,
-        T, D).
-        """
+        """x (…, T, D) with each token turned by its position; `positions` are (T,), or (B, T) for x (B, …, T, D)."""
         turned = self.turned_width(x.shape[-1])
         # Half precision would round the turn itself; it is done in float32 and rounded once, at the end.
         wide = torch.promote_types(x.dtype, torch.float32)

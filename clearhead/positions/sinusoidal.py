@@ -1,8 +1,6 @@
-"""Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings (Vaswani et
-al., 2017).
+"""Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings (Vaswani et al., 2017).
 
-Nothing is learned and nothing is stored, so any position can be asked for, also one that training never saw.
-"""
+Nothing is learned and nothing is stored, so any position can be asked for, also one that training never saw."""
 
 from __future__ import annotations
 
@@ -84,9 +82,8 @@ class SinusoidalPositions(nn.Module):
     ) -> Float[Tensor, "... T M"]:
         """x plus the waves at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
         if x.ndim < 2 or x.shape[-1] != self.d_model:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (…, T, {self.d_model}), the width it was built for."
-            )
+            wanted = f"(…, T, {self.d_model}), the width it was built for"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
         return x + _waves(beside(positions, x), self.d_model, self.choice).to(x.dtype)

@@ -2,14 +2,13 @@
 
 A frequency turns a pair once every 2π / frequency positions, its wavelength. Pairs with short wavelengths tell
 neighbours apart and may stay; those with wavelengths beyond the trained length have never come round, and are slowed
-down until a longer text fits.
-"""
+down until a longer text fits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,16 +24,12 @@ Factor: TypeAlias = Annotated[float, Range(least=1)]
 class Linear(Value):
     """Every frequency `factor` times slower: position p stands where p / factor stood (Chen et al., 2023)."""
 
+    length: ClassVar[float] = 1.0  # what the turned vectors are multiplied by
     factor: Factor = 1.0
 
     def slowed(self, frequencies: Tensor, base: float) -> Tensor:
         """Every frequency (D/2,) divided by the factor."""
         return frequencies / self.factor
-
-    @property
-    def length(self) -> float:
-        """What the turned vectors are multiplied by."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +37,7 @@ class Llama3(Value):
     """Llama 3's: wavelengths above `trained_len` / `low` are `factor` times slower, those below `trained_len` / `high`
     stay, and between them one passes into the other."""
 
+    length: ClassVar[float] = 1.0
     factor: Factor = 8.0
     low: Positive = 1.0
     high: Positive = 4.0
@@ -57,19 +53,13 @@ class Llama3(Value):
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (keep + (1 - keep) / self.factor)
 
-    @property
-    def length(self) -> float:
-        """What the turned vectors are multiplied by."""
-        return 1.0
-
 
 @dataclass(frozen=True)
 class Yarn(Value):
     """YaRN (Peng et al., 2023): pairs that turn more than `fast` times in a text of `trained_len` stay, those that turn
     less than `slow` times are `factor` times slower, and between them one passes into the other pair by pair.
 
-    Queries and keys are also lengthened by `lengthened`, which sharpens the softmax; None is 0.1 · ln(factor) + 1.
-    """
+    Queries and keys are also lengthened by `lengthened`, which sharpens the softmax; None is 0.1 · ln(factor) + 1."""
 
     factor: Factor = 1.0
     trained_len: Count = 4096

@@ -55,12 +55,10 @@ class Call:
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def cooled(self) -> Tensor:
-        """The bias over the softmax's temperature: as it was given at 1, else in the wide dtype. What is finite
-        stays so.
+        """The bias over the softmax's temperature: as given at 1, else in the wide dtype. What is finite stays so.
 
         Some libraries hide keys by the least number there is. Divided, it would become −∞, which hides a key even where
-        it is the only one.
-        """
+        it is the only one."""
         assert self.bias is not None
         assert isinstance(self.weights, Softmax)  # other ways to weigh are the reference's
         temperature = self.weights.temperature

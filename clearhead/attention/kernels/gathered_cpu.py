@@ -1,8 +1,7 @@
 """The gathered pieces with torch operations: blocks of equal length together, as one batch of small products.
 
 What is computed is what the Triton kernels compute, from the same lists; there is no separate plan for the keys, whose
-gradients are added up by index.
-"""
+gradients are added up by index."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from torch import Tensor
 from clearhead.attention.planning.lists import Lists, alike
 
 _KEPT_PAIRS = 1 << 26
-"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, they are made for
-each call."""
+"""Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, each call makes them."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,7 @@ def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
             hidden = None if bool(seen.all()) else ~seen
             span = _span(rows) if len(heads) == len(patterns) and lists.rows is None else None
             yield Chunk(
-                heads,
-                heads // groups,
-                rows.clamp(min=0).flatten(),
-                rows.flatten() >= 0,
-                columns,
-                seen,
-                hidden,
-                span,
+                heads, heads // groups, rows.clamp(min=0).flatten(), rows.flatten() >= 0, columns, seen, hidden, span
             )
 
 
@@ -150,8 +141,7 @@ def backward(
 ) -> None:  # fmt: skip
     """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype, and to dbias.
 
-    `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there.
-    """
+    `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there."""
     dq, dk, dv = into
     groups = q.shape[0] // max(k.shape[0], 1)
     lse = torch.where(lse == -math.inf, math.inf, lse)

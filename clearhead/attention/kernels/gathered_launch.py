@@ -41,8 +41,7 @@ class Tiles:
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
     """Sizes that fit the registers and shared memory of a current GPU, measured on an H200.
 
-    128 registers a thread leave room for four blocks of threads on a multiprocessor, 168 for three.
-    """
+    128 registers a thread leave room for four blocks of threads on a multiprocessor, 168 for three."""
     if dtype == torch.float32:
         tile = Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
         return Tiles(tile, tile, tile)

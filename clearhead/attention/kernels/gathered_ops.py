@@ -17,8 +17,7 @@ from clearhead.attention.planning.constant import Spelling, read
 from clearhead.attention.planning.cost import rates_of
 
 Plain = tuple[int, int, int | None, bool, int | None]
-"""The fields of a `Blocking`: the compiler hands plain values on, and of an object made in its graph only
-the defaults."""
+"""The fields of a `Blocking`: of an object made in its graph, the compiler hands on the defaults alone."""
 
 
 @torch.compiler.assume_constant_result

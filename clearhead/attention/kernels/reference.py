@@ -2,8 +2,7 @@
 
     out = weights(scores(q, k) + bias, mask) · v          softmax(QKᵀ/√D)V with the defaults
 
-It builds the (B, H, T, S) scores and accepts every choice of scores, weights, bias and mask.
-"""
+It builds the (B, H, T, S) scores and accepts every choice of scores, weights, bias and mask."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *,
     A backward pass that computes the scores `again`, in another order, raises e to the difference: there the limit is
     where rounding a score changes it by 1.
 
-    Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read.
-    """
+    Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read."""
     if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
         return False
     if call.q.is_meta or (call.q.dtype == torch.float16 and not again):  # at most 65504² · D
@@ -91,8 +89,7 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *,
 
 
 def _length(x: Tensor) -> float:
-    """√Σx², or infinity where that is not quick to have: of tensors that do not lie in one piece, or in
-    half precision."""
+    """√Σx², or infinity where that is not quick to have: of tensors in several pieces, or in half precision."""
     x = x.detach()
     if x.dtype not in (torch.float32, torch.float64):
         return math.inf

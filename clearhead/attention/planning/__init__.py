@@ -1,2 +1,1 @@
-"""How a mask becomes lists of columns for blocks of rows: the part of planning that knows nothing of devices
-or kernels."""
+"""How a mask becomes lists of columns for blocks of rows: what of planning knows nothing of devices or kernels."""

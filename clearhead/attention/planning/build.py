@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.attention.planning.columns import MAX_PROGRESSIONS, Residues, Stretches, stretches_of
 from clearhead.attention.planning.describe import describe
-from clearhead.attention.planning.lists import Lists, work_order
+from clearhead.attention.planning.lists import Lists
 from clearhead.attention.planning.spans import Spans, View, outline_of
 from clearhead.attention.planning.tested import tested
 
@@ -17,16 +17,11 @@ _MAX_SEGMENTS = 12
 
 
 def build(
-    view: View,
-    *,
-    indices: Tensor | None = None,
-    keep_empty: bool = True,
-    device: torch.device | None = None,
+    view: View, *, indices: Tensor | None = None, keep_empty: bool = True, device: torch.device | None = None
 ) -> Lists:
     """The lists of a view. `indices` (N, M) are the rows' indices if the blocks are not simply consecutive rows.
 
-    What must be tested pair by pair is tested on `device`, if one is given; the lists are then there.
-    """
+    What must be tested pair by pair is tested on `device`, if one is given; the lists are then there."""
     spans = outline_of(view)
     if spans is not None:
         found = _structured(view, spans, indices, keep_empty)
@@ -60,23 +55,8 @@ def _structured(view: View, spans: Spans, indices: Tensor | None, keep_empty: bo
     n_full, n_partial = (found[..., 2].sum(1) for found in (full_segments, partial_segments))
     segments = torch.cat([full_segments, partial_segments], 1)
     segments[..., 2] = segments[..., 2].cumsum(1)
-    return Lists(
-        rows=None if indices is None else indices.to(torch.int32),
-        n_rows=view.n_rows,
-        n_columns=view.stop - view.first,
-        M=view.rows.shape[1],
-        N=view.rows.shape[0],
-        batch_shape=view.mask.batch_shape,
-        segments=segments.to(torch.int32).contiguous(),
-        full=n_full.to(torch.int32),
-        total=(n_full + n_partial).to(torch.int32),
-        where=marks.where,
-        bounds=marks.bounds,
-        bits=marks.bits,
-        skip=(modulus, residue),
-        pool=None,
-        order=work_order(n_full + n_partial, view.rows.shape[0], keep_empty),
-    )
+    marks = marks._replace(skip=(modulus, residue))
+    return Lists.of(view, indices, keep_empty, (n_full, n_partial), segments, **marks._asdict())
 
 
 def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Tensor:
@@ -107,8 +87,7 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
 def _thinned(segments: Tensor, modulus: int, residue: int) -> Tensor:
     """Segments (B, n, 3) of columns as segments of their numbers among those that are not ≡ residue (see `Lists.skip`).
 
-    A range becomes a range; a progression whose step is the modulus either has no such column, or no other.
-    """
+    A range becomes a range; a progression whose step is the modulus either has no such column, or no other."""
     start, step, count = segments.unbind(-1)
     place = start - (residue + 1 - modulus)  # counted from just after a column that is left out: never below 0
     number, stop = (at - at // modulus for at in (place, place + count))

@@ -3,8 +3,7 @@
 Between the places where a span begins or ends for the first or last row of a block, nothing changes but the residue of
 the column. So a block has a handful of stretches, and in each stretch the expression is worked out once for each class
 of residues, with a lower bound (seen by all rows) and an upper bound (seen by any): & | ~ act on such pairs exactly as
-they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty.
-"""
+they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty."""
 
 from __future__ import annotations
 
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.spans import Span, Spans, View
+from clearhead.attention.planning.spans import Spans, View
 from clearhead.masks import Atom, fold
+from clearhead.masks.geometry import Keys
 
 MAX_MODULUS = 1 << 20
 """Residues are tabulated up to this common modulus; beyond it a residue class counts as unknown."""
@@ -29,8 +29,7 @@ MAX_PROGRESSIONS = 4
 class Residues:
     """Columns sorted into classes by their remainder: those that every residue span treats alike.
 
-    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided.
-    """
+    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided."""
 
     modulus: int
     of: Tensor  # (modulus,)
@@ -83,7 +82,7 @@ def residues_of(spans: Spans, device: torch.device) -> Residues:
     return Residues(modulus, of, len(kinds), 0, truth_of)
 
 
-def _common_shift(moving: list[Span]) -> Tensor | None:
+def _common_shift(moving: list[Keys]) -> Tensor | None:
     """The residue that all moving spans share within each block, or None."""
     if not moving or any(span.modulus != moving[0].modulus for span in moving):
         return None
@@ -113,8 +112,7 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
         seen = ((at >= low_min) & (at < high_max))[..., None]
         if spans[atom].modulus > 1:
             truth = residues.truth.get(atom)
-            full = full & (truth if truth is not None else torch.zeros(1, dtype=torch.bool, device=device))
-            seen = seen & truth if truth is not None else seen
+            full, seen = (full & False, seen) if truth is None else (full & truth, seen & truth)
         return full, seen
 
     for atom in spans:
@@ -132,7 +130,7 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
     return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
 
 
-def _bounds(span: Span, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _bounds(span: Keys, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Least and greatest start, least and greatest stop of the rows of each block, (B,) each."""
 
     def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,13 @@
 """A mask as plain words and numbers, so that a plan can be made while torch.compile traces.
 
 Dynamo hands only constants to a function that runs at compile time, and a mask that was put together inside the
-traced code is none. Its spelling is: nested tuples of a kind and its numbers, or None where it holds tensors or
-symbolic numbers."""
+traced code is none. Its spelling is: nested tuples of a kind and its numbers; None for tensors or symbolic numbers."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from clearhead.masks import Atom, Blocks, Causal, Every, Full, Mask, Prefix, Scattered, Stride, Window, fold
@@ -15,15 +15,9 @@ from clearhead.masks.operators import And, Or, invert, join, transpose
 
 Spelling = tuple[Any, ...]
 
-_LEAVES: dict[str, tuple[type[Mask], tuple[str, ...]]] = {
-    "Full": (Full, ()),
-    "Causal": (Causal, ()),
-    "Window": (Window, ("before", "after")),
-    "Every": (Every, ("stride", "offset")),
-    "Stride": (Stride, ("step",)),
-    "Prefix": (Prefix, ("n",)),
-    "Blocks": (Blocks, ("size",)),
-    "Scattered": (Scattered, ("per_row", "seed")),
+_KINDS = (Full, Causal, Window, Every, Stride, Prefix, Blocks, Scattered)
+_LEAVES: dict[str, tuple[type[Mask], list[str]]] = {
+    kind.__name__: (kind, [field.name for field in fields(kind)]) for kind in _KINDS
 }
 
 
@@ -38,19 +32,13 @@ def spell(mask: Mask) -> Spelling | None:
     """The mask in words and numbers, or None where it has no such form."""
     if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
         return None
-    return fold(
-        mask,
-        leaf=_spell_leaf,
-        both=_joined("and"),
-        either=_joined("or"),
-        inverse=_around("not"),
-        transposed=_around("transposed"),
-    )
+    both, either, inverse, transposed = _joined("and"), _joined("or"), _around("not"), _around("transposed")
+    return fold(mask, leaf=_spell_leaf, both=both, either=either, inverse=inverse, transposed=transposed)
 
 
 def _is_constant(atom: Atom) -> bool:
-    kind, fields = _LEAVES.get(type(atom.leaf).__name__, (None, ()))
-    return type(atom.leaf) is kind and all([is_static(getattr(atom.leaf, field)) for field in fields])
+    kind, names = _LEAVES.get(type(atom.leaf).__name__, (None, []))
+    return type(atom.leaf) is kind and all([is_static(getattr(atom.leaf, name)) for name in names])
 
 
 def _spell_leaf(atom: Atom) -> Spelling:
@@ -73,8 +61,6 @@ def read(spelling: Spelling) -> Mask:
     if name in _LEAVES:
         return _LEAVES[name][0](*rest)
     parts = [read(part) for part in rest]
-    if name == "not":
-        return invert(parts[0])
-    if name == "transposed":
-        return transpose(parts[0])
+    if name in ("not", "transposed"):
+        return invert(parts[0]) if name == "not" else transpose(parts[0])
     return join(And if name == "and" else Or, parts)

@@ -53,29 +53,14 @@ class Rates:
     dense_launches: float = 1.0
 
     def milliseconds(
-        self,
-        *,
-        dense: float = 0.0,
-        masked: float = 0.0,
-        full: float = 0.0,
-        partial: float = 0.0,
-        width: int,
-        launches: float = 1,
-        leaves: float = 0,
-        scattered: float = 0,
-        moved: float = 0,
-        remainders: float = 0.0,
+        self, *, width: int, dense: float = 0.0, masked: float = 0.0, full: float = 0.0, partial: float = 0.0,
+        launches: float = 1, leaves: float = 0, scattered: float = 0, moved: float = 0, remainders: float = 0.0,
         backward: bool = False,
-    ) -> float:
+    ) -> float:  # fmt: skip
         """The predicted time of so many pairs of each kind (all heads together), and of building a mask."""
         costs = self.training if backward else self.forward
-        picoseconds = (
-            dense * costs.dense.of(width)
-            + masked * costs.masked.of(width)
-            + full * costs.full.of(width)
-            + partial * costs.partial.of(width)
-            + remainders * self.remainder
-        )
+        pairs = (dense, costs.dense), (masked, costs.masked), (full, costs.full), (partial, costs.partial)
+        picoseconds = sum(number * cost.of(width) for number, cost in pairs) + remainders * self.remainder
         building = leaves * costs.leaf + scattered * costs.scattered + moved * costs.moved
         return picoseconds / 1e9 + launches * costs.launch + building
 
@@ -88,79 +73,45 @@ WORTH_PLANNING = 1 << 18
 H200 = Rates(
     "NVIDIA H200",
     Costs(
-        dense=Cost(0.2601, 0.004434),
-        masked=Cost(0.7925, 0.008132),
-        full=Cost(0.1144, 0.007545),
-        partial=Cost(0.4313, 0.01863),
-        launch=0.00719,
-        leaf=0.0145,
-        scattered=0.406,
-        moved=0.302,
+        dense=Cost(0.2601, 0.004434), masked=Cost(0.7925, 0.008132), full=Cost(0.1144, 0.007545),
+        partial=Cost(0.4313, 0.01863), launch=0.00719, leaf=0.0145, scattered=0.406, moved=0.302,
     ),
     Costs(
-        dense=Cost(0.7682, 0.01904),
-        masked=Cost(1.291, 0.03736),
-        full=Cost(0.7832, 0.02841),
-        partial=Cost(0.07697, 0.1045),
-        launch=0.0267,
-        leaf=0.0164,
-        scattered=0.41,
-        moved=0.641,
+        dense=Cost(0.7682, 0.01904), masked=Cost(1.291, 0.03736), full=Cost(0.7832, 0.02841),
+        partial=Cost(0.07697, 0.1045), launch=0.0267, leaf=0.0164, scattered=0.41, moved=0.641,
     ),
     causal_tile=128,
-)
+)  # fmt: skip
 # Float32 has no tensor cores. At 512 to 16,384 tokens, 32 heads of width 64: the same command with
 # `--auto docs/results/auto-float32.json`. No call there is without a mask: `dense` is by the attention rates in
 # docs/results/cost.json.
 H200_SINGLE = Rates(
     "NVIDIA H200, float32",
     Costs(
-        dense=Cost(0.0, 0.115),
-        masked=Cost(0.0, 0.1452),
-        full=Cost(0.0, 0.3512),
-        partial=Cost(0.0, 0.392),
-        launch=0.0301,
-        leaf=0.00907,
-        scattered=0.405,
-        moved=0.239,
+        dense=Cost(0.0, 0.115), masked=Cost(0.0, 0.1452), full=Cost(0.0, 0.3512), partial=Cost(0.0, 0.392),
+        launch=0.0301, leaf=0.00907, scattered=0.405, moved=0.239,
     ),
     Costs(
-        dense=Cost(0.0, 0.398),
-        masked=Cost(0.0, 0.4555),
-        full=Cost(0.0, 1.71),
-        partial=Cost(0.0, 2.04),
-        launch=0.105,
-        leaf=0.0,
-        scattered=0.398,
-        moved=0.328,
+        dense=Cost(0.0, 0.398), masked=Cost(0.0, 0.4555), full=Cost(0.0, 1.71), partial=Cost(0.0, 2.04), launch=0.105,
+        leaf=0.0, scattered=0.398, moved=0.328,
     ),
     causal_tile=128,
-)
-# Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of
-# `python tools/calibrate.py --device cpu
-# --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json`
-# were fitted together (the least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
+)  # fmt: skip
+# Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of `python tools/calibrate.py
+# --device cpu --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json` were fitted together (the
+# least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
 CPU = Rates(
     "CPU",
     Costs(
-        dense=Cost(218.4, 20.86),
-        masked=Cost(392.3, 21.41),
-        full=Cost(387.8, 33.43),
-        partial=Cost(925.6, 38.17),
+        dense=Cost(218.4, 20.86), masked=Cost(392.3, 21.41), full=Cost(387.8, 33.43), partial=Cost(925.6, 38.17),
         launch=0.248,
     ),
     Costs(
-        dense=Cost(858.8, 76.14),
-        masked=Cost(1161.0, 75.53),
-        full=Cost(870.3, 114.1),
-        partial=Cost(1999.0, 138.7),
+        dense=Cost(858.8, 76.14), masked=Cost(1161.0, 75.53), full=Cost(870.3, 114.1), partial=Cost(1999.0, 138.7),
         launch=0.956,
     ),
-    causal_tile=512,
-    remainder=6000.0,
-    in_chunks=True,
-    dense_launches=2.0,
-)
+    causal_tile=512, remainder=6000.0, in_chunks=True, dense_launches=2.0,
+)  # fmt: skip
 
 
 def rates_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Rates:

@@ -1,33 +1,30 @@
-"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit for
-each pair.
+"""What the rows of a block see of its partial columns: an interval of the list for each row, at worst a bit a pair.
 
-Blocks that look alike, seen from their first row, are described once.
-"""
+Blocks that look alike, seen from their first row, are described once."""
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass
+from operator import and_, invert, or_
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.planning.columns import Residues, Stretches
-from clearhead.attention.planning.lists import expand, pack
-from clearhead.attention.planning.spans import Span, Spans, View, spans_at
+from clearhead.attention.planning.lists import alike, expand, pack
+from clearhead.attention.planning.spans import Spans, View, sees, spans_at
 from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.masks.geometry import Keys
 
 _PAIRS_AT_ONCE = 1 << 24
 # Leaves whose answer depends on p − j alone.
 _MOVE_ALONG = (Full, Causal, Window, Stride)
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """Where each block's description begins, the descriptions (bounds or bits, or neither), and what is left out.
 
-    Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue).
-    """
+    Bounds count the places that are left when columns ≡ residue are taken out, `skip` being (modulus, residue)."""
 
     where: Tensor  # (B,)
     bounds: Tensor | None
@@ -35,8 +32,7 @@ class Marks:
     skip: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Some representatives with lists of about the same length, place by place or in runs that all rows treat alike."""
 
     chosen: Tensor  # (R,) which of the representatives
@@ -71,8 +67,7 @@ def describe(view: View, spans: Spans, stretches: Stretches, full: Tensor, parti
 
 
 def _runs(view: View, spans: Spans, segments: Tensor, ranges: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns (R, X) of the lists with their places and widths: one by one or, in ranges, where an answer
-    may change."""
+    """Columns (R, X) of the lists, their places and widths: one by one or, in ranges, where an answer may change."""
     starts, counts = segments[..., 0], segments[..., 2]
     ends = counts.cumsum(1)
     total = ends[:, -1:]
@@ -96,8 +91,7 @@ def _runs(view: View, spans: Spans, segments: Tensor, ranges: bool) -> tuple[Ten
 def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) -> Tensor | None:
     """Numbers (B, n) that are equal only for blocks whose partial columns look the same, seen from their first row.
 
-    None where the expression has too many leaves to say so: then every block is described by itself.
-    """
+    None where the expression has too many leaves to say so: then every block is described by itself."""
     if len(spans) > 30:
         return None
     anchor = view.ends[:, :1].repeat(view.batch, 1)  # (B, 1)
@@ -122,7 +116,7 @@ def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) 
     return torch.cat([*phases, *columns], 1)
 
 
-def _alone(span: Span, blocks: int, device: torch.device) -> Tensor:
+def _alone(span: Keys, blocks: int, device: torch.device) -> Tensor:
     """(B, 1) a number of its own for a block whose rows differ; −1 where all see one interval, which the edges say."""
     differ = torch.zeros(blocks, 1, dtype=torch.bool, device=device)
     for value in (span.start, span.stop):
@@ -136,45 +130,31 @@ def _representatives(signature: Tensor | None, blocks: int, device: torch.device
     if signature is None:
         every = torch.arange(blocks, device=device)
         return every, every
-    first: dict[bytes, int] = {}
     rows = signature.cpu().contiguous()
     data, width = rows.numpy().tobytes(), rows.shape[1] * rows.element_size()
     keys = [data[at : at + width] for at in range(0, blocks * width, width)]
-    chosen: list[int] = []
-    member: list[int] = []
+    first: dict[bytes, int] = {}
     for number, key in enumerate(keys):
-        mine = first.setdefault(key, len(chosen))
-        if mine == len(chosen):
-            chosen.append(number)
-        member.append(mine)
-    return torch.tensor(chosen, device=device), torch.tensor(member, device=device)
+        first.setdefault(key, number)
+    place = {key: i for i, key in enumerate(first)}
+    member = [place[key] for key in keys]
+    return torch.tensor(list(first.values()), device=device), torch.tensor(member, device=device)
 
 
 def _parts(lengths: Tensor, M: int) -> list[Tensor]:
     """The representatives with something to describe, in parts of about the same length and bounded size."""
     order = lengths.sort(descending=True, stable=True).indices
-    sizes = lengths[order].tolist()
-    parts: list[Tensor] = []
-    at = 0
-    while at < len(sizes) and sizes[at]:
-        room = max(1, _PAIRS_AT_ONCE // (M * sizes[at]))
-        end = at + 1
-        while end < len(sizes) and end - at < room and 2 * sizes[end] > sizes[at]:
-            end += 1
-        parts.append(order[at:end])
-        at = end
-    return parts
+    sizes = [n for n in lengths[order].tolist() if n]
+    return [order[at:end] for at, end in alike(sizes, M, pairs=_PAIRS_AT_ONCE, share=0.5)]
 
 
 def _exact(view: View, spans: Spans, columns: Tensor) -> Tensor:
     """(R, M, X) whether a row sees a column, by the definition."""
 
-    def test(atom: Atom) -> Tensor:
-        return spans[atom].test(columns)
+    def leaf(atom: Atom) -> Tensor:
+        return sees(spans[atom], columns)
 
-    seen = fold(
-        view.mask, leaf=test, both=operator.and_, either=operator.or_, inverse=operator.invert, swapped=view.by_key
-    )
+    seen = fold(view.mask, leaf=leaf, both=and_, either=or_, inverse=invert, swapped=view.by_key)
     return seen.broadcast_to((columns.shape[0], view.rows.shape[1], columns.shape[1]))
 
 
@@ -201,7 +181,11 @@ def _encode(pieces: list[_Piece], lengths: Tensor, member: Tensor, residues: Res
     else:
         return Marks(member * M, table.reshape(-1, 2), None, skip)
     order = torch.cat([*(piece.chosen for piece in pieces), (lengths == 0).nonzero().flatten()])
-    bits, begins = pack(torch.cat([_answers(piece) for piece in pieces]), lengths[order])
+    answers = []  # (places, M) what the rows see of every place of the lists, one list after the other
+    for piece in pieces:
+        there = piece.width > 0
+        answers.append(piece.seen.transpose(1, 2)[there].repeat_interleave(piece.width[there], dim=0))
+    bits, begins = pack(torch.cat(answers), lengths[order])
     where = torch.zeros_like(lengths)
     where[order] = begins
     return Marks(where[member], None, bits)
@@ -228,8 +212,7 @@ def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
 
 
 def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
-    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: they
-    have holes."""
+    """(R, M, 2) int32 where each row's columns begin and end in the list without what is skipped; None: with holes."""
     seen, at, width = piece.seen, piece.at[:, None], piece.width[:, None]
     L = int((at + width).max())
     high = (seen * (at + width)).amax(2)  # 0: sees nothing
@@ -241,9 +224,3 @@ def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
     if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
-
-
-def _answers(piece: _Piece) -> Tensor:
-    """(places, M) what the rows see of every place of the lists, one list after the other."""
-    there = piece.width > 0
-    return piece.seen.transpose(1, 2)[there].repeat_interleave(piece.width[there], dim=0)

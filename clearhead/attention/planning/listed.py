@@ -1,8 +1,6 @@
-"""Lists of what a `scattered` adds: its keys are known by name for each query, so only those few pairs are ever
-looked at.
+"""Lists of what a `scattered` adds: its keys are known by name for each query, so only those few pairs are looked at.
 
-The time follows the number of pairs, nearly all of it in the hash that names them; both sides of a plan use the
-same pairs."""
+The time follows the number of pairs, nearly all of it in the hash that names them; both sides of a plan share them."""
 
 from __future__ import annotations
 
@@ -60,20 +58,9 @@ def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_em
     place = of_pair - begins[row // M]
     bits = torch.zeros(int(words.sum()) * M, dtype=torch.int64, device=code.device)
     bits.index_add_(0, (where[row // M] + place // WORD) * M + row % M, 1 << (place % WORD))
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].int()
     return Lists(
-        rows=None,
-        n_rows=n_rows,
-        n_columns=n_columns,
-        M=M,
-        N=N,
-        batch_shape=(),
-        segments=torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].to(torch.int32),
-        full=torch.zeros_like(total, dtype=torch.int32),
-        total=total.to(torch.int32),
-        where=where,
-        bounds=None,
-        bits=bits.reshape(-1, M) if len(entry) else None,
-        skip=(0, 0),
-        pool=(entry % max(n_columns, 1)).to(torch.int32),
-        order=work_order(total, N, keep_empty),
-    )
+        n_rows, n_columns, M, N, segments, full=torch.zeros_like(total).int(), total=total.int(), where=where,
+        order=work_order(total, N, keep_empty), bits=bits.reshape(-1, M) if len(entry) else None,
+        pool=(entry % max(n_columns, 1)).int(),
+    )  # fmt: skip

@@ -8,12 +8,14 @@ look alike share one description."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from clearhead.attention.planning.spans import View
 
 PAIRS_AT_ONCE = 1 << 18
 """Scores that torch operations work on at a time: a megabyte or two, which stay in a core's cache."""
@@ -28,27 +30,39 @@ Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends 
 class Lists:
     """What each block of M rows gathers; block n of batch element b is number b · N + n.
 
-    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say
-    low ≤ x − full < high, or if its bit is set. With a `skip` of (m, r) the partial segments leave out the columns ≡ r
-    (mod m), which nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m.
-    """
+    Places in a list count full columns first. Row r of a block sees place x ≥ `full` if its bounds say so, with
+    low ≤ x − full < high, or its bit. With a `skip` of (m, r) the partial segments leave out the columns ≡ r (mod m),
+    which nobody sees: they hold numbers u ≥ 0, and number u is column u + u // (m − 1) + r + 1 − m."""
 
-    rows: Tensor | None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
     n_rows: int
     n_columns: int
     M: int
     N: int
-    batch_shape: tuple[int, ...]
     segments: Segments  # (batch · N, n, 3) int32
     full: Tensor  # (batch · N,) int32: how many columns all rows see
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
-    bounds: Tensor | None  # (…, 2) int32, M of them a description
-    bits: Tensor | None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
-    skip: tuple[int, int]  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
-    pool: Tensor | None  # (…,) int32: segments count in it if there is one
     order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
+    rows: Tensor | None = None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
+    batch_shape: tuple[int, ...] = ()
+    bounds: Tensor | None = None  # (…, 2) int32, M of them a description
+    bits: Tensor | None = None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
+    skip: tuple[int, int] = (0, 0)  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
+    pool: Tensor | None = None  # (…,) int32: segments count in it if there is one
     memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
+
+    @classmethod
+    def of(
+        cls, view: View, indices: Tensor | None, keep_empty: bool, counts: tuple[Tensor, Tensor], segments: Segments,
+        **described: Any,
+    ) -> Lists:  # fmt: skip
+        """The lists of a view: `counts` are the full and the partial columns of each block."""
+        (N, M), total = view.rows.shape, counts[0] + counts[1]
+        return cls(
+            view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=counts[0].int(),
+            total=total.int(), order=work_order(total, N, keep_empty), batch_shape=view.mask.batch_shape,
+            rows=None if indices is None else indices.int(), **described,
+        )  # fmt: skip
 
     @property
     def batch(self) -> int:
@@ -68,31 +82,22 @@ class Lists:
         return int(self.total.max()) if self.total.numel() else 0
 
     @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {field.name: x for field in fields(self) if isinstance(x := getattr(self, field.name), Tensor)}
+
+    @property
     def nbytes(self) -> int:
-        tensors = (
-            self.rows,
-            self.segments,
-            self.full,
-            self.total,
-            self.where,
-            self.bounds,
-            self.bits,
-            self.pool,
-        )
-        return sum(t.numel() * t.element_size() for t in (*tensors, self.order) if t is not None)
+        return sum(x.nbytes for x in self._tensors.values())
 
     def to(self, device: torch.device) -> Lists:
         """The same lists on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in self.__dict__.items()
-            if name in self.__dataclass_fields__ and name != "memo"
-        }
-        return Lists(**moved)
+        if self.total.device == device:
+            return self
+        moved: dict[str, Any] = {name: x.to(device) for name, x in self._tensors.items()}
+        return replace(self, memo={}, **moved)
 
     def chunked(self, heads: int) -> tuple[int, int]:
-        """Pairs with torch operations, filled up as they are there, and operations, for so many heads of
-        each pattern."""
+        """Pairs with torch operations, filled up as they are there, and operations, for so many heads a pattern."""
         key = ("chunked", heads)
         if key not in self.memo:
             pairs = chunks = 0
@@ -161,17 +166,19 @@ class Lists:
         return result > 0
 
 
-def alike(lengths: list[int], M: int, heads: int) -> Iterator[tuple[int, int]]:
+def alike(
+    lengths: list[int], M: int, heads: int = 1, *, pairs: int = PAIRS_AT_ONCE, share: float = 0.75
+) -> Iterator[tuple[int, int]]:
     """(first, end) of lists that are worked on together with torch operations, from lengths in decreasing order.
 
-    They are filled up to the first, so the shortest has three quarters of its length; and few enough scores to stay in
-    the cache between one operation and the next."""
+    They are filled up to the first, so the shortest has that `share` of its length; and few enough `pairs`, by default
+    to stay in the cache between one operation and the next."""
     at = 0
     while at < len(lengths):
         longest = max(lengths[at], 1)
-        room = max(1, PAIRS_AT_ONCE // (longest * M * heads))
+        room = max(1, pairs // (longest * M * heads))
         end = at + 1
-        while end < len(lengths) and end - at < room and lengths[end] * 4 >= longest * 3:
+        while end < len(lengths) and end - at < room and lengths[end] >= longest * share:
             end += 1
         yield at, end
         at = end
@@ -195,15 +202,13 @@ def expand(segments: Segments, length: int, pool: Tensor | None) -> Tensor:
 def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """How many words each row has for lists of so many partial places, and where those of each list begin.
 
-    One more than needed, and empty: a tile that ends beyond the list reads it too.
-    """
+    One more than needed, and empty: a tile that ends beyond the list reads it too."""
     words = (lengths + WORD - 1) // WORD + 1
     return words, words.cumsum(0) - words
 
 
 def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits (words, M) of lists of so many places, from the rows' answers (places of all lists, M), and
-    their begins."""
+    """The bits (words, M) of lists of so many places, from the rows' answers (all places, M), and their begins."""
     words, where = words_of(lengths)
     of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     place = torch.arange(len(answers), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]

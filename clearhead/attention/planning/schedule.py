@@ -32,13 +32,11 @@ class Schedule:
 
 
 def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
-    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same items,
-    whole blocks."""
+    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same whole blocks."""
     key = ("schedule", N, heads, keep_empty, in_step)
-    found = lists.memo.get(key)
-    if found is None:
-        found = lists.memo[key] = _make(lists, N, heads, keep_empty, in_step)
-    assert isinstance(found, Schedule)
+    if key not in lists.memo:
+        lists.memo[key] = _make(lists, N, heads, keep_empty, in_step)
+    found: Schedule = lists.memo[key]
     return found
 
 
@@ -67,8 +65,7 @@ def _at_least_one(segments: Tensor) -> Tensor:
 
 
 def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
-    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all of them whole and
-    in order."""
+    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all whole and in order."""
     batch = max(tiles.shape[0], 1)
     work = int(tiles.sum()) * max(heads // batch, 1)
     limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))

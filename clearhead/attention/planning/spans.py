@@ -6,15 +6,15 @@ in positions, not indices, and vectorised over rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from clearhead.masks import Atom, Blocks, Causal, Full, Mask, Window, leaves
-from clearhead.masks.geometry import Grid, Keys
+from clearhead.masks.geometry import Grid, Keys, KeysOf
 
 # Leaves whose interval moves one way only as the position grows: the first and the last row of a block say all.
 _MONOTONE = (Full, Causal, Window, Blocks)
@@ -25,8 +25,7 @@ class View:
     """Rows in blocks, and the columns they may see.
 
     `rows` (N, M) are positions in increasing order, −1 where a block is not full. `by_key` says that rows are keys and
-    columns are queries.
-    """
+    columns are queries."""
 
     mask: Mask
     rows: Tensor
@@ -52,61 +51,34 @@ class View:
         return torch.stack([self.rows[:, 0], self.rows.amax(1)], 1)
 
     @cached_property
-    def functions(self) -> dict[Atom, Callable[[Tensor], Keys] | None]:
+    def functions(self) -> dict[Atom, KeysOf | None]:
         """For every leaf the function from rows to the columns they see; None where it has no such form."""
         return {atom: atom.keys() for atom in leaves(self.mask, swapped=self.by_key)}
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """How many patterns there are: one for each element of the mask's batch."""
-        return reduce(lambda a, b: a * b, self.mask.batch_shape, 1)
+        return math.prod(self.mask.batch_shape)
 
 
-@dataclass(frozen=True)
-class Span:
-    """One leaf: row r of block n sees start ≤ column < stop with column ≡ residue (mod modulus).
-
-    `start`, `stop`, `residue` are numbers or tensors (batch · N, m), for the m rows of a block that were asked about.
-    """
-
-    start: Tensor | int
-    stop: Tensor | int
-    modulus: int
-    residue: Tensor | int
-
-    def __getitem__(self, blocks: Tensor) -> Span:
-        """The same for some of the blocks."""
-
-        def chosen(value: Tensor | int) -> Tensor | int:
-            return value[blocks] if isinstance(value, Tensor) else value
-
-        return Span(chosen(self.start), chosen(self.stop), self.modulus, chosen(self.residue))
-
-    def test(self, columns: Tensor) -> Tensor:
-        """The exact answer for a list of columns (R, L) for each block: (R, m, L), or smaller where it broadcasts."""
-        at = columns.unsqueeze(1)  # (R, 1, L)
-
-        def row(value: Tensor | int) -> Tensor | int:
-            return value.unsqueeze(-1) if isinstance(value, Tensor) else value
-
-        found = (at >= row(self.start)) & (at < row(self.stop))
-        if self.modulus > 1:
-            found = found & (at % self.modulus == row(self.residue) % self.modulus)
-        return found
+Spans = dict[Atom, Keys]
+"""What each leaf lets rows see, in tensors (batch · N, m) for the m rows of a block that were asked about."""
 
 
-Spans = dict[Atom, Span]
+def sees(span: Keys, columns: Tensor) -> Tensor:
+    """Whether rows see a list of columns (R, L) for each block: (R, m, L), or smaller where it broadcasts."""
+    at, row = columns.unsqueeze(1), span.each(lambda x: x.unsqueeze(-1))
+    found = (at >= row.start) & (at < row.stop)
+    return found if row.modulus == 1 else found & (at % row.modulus == row.residue % row.modulus)
 
 
 def outline_of(view: View) -> Spans | None:
     """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
 
-    Leaves that move one way only are asked about the ends of a block, the others about all of its rows.
-    """
+    Leaves that move one way only are asked about the ends of a block, the others about all of its rows."""
     found: Spans = {}
     for atom in view.functions:
-        monotone = isinstance(atom.leaf, _MONOTONE)
-        span = _span(view, atom, view.ends if monotone else view.filled)
+        span = _span(view, atom, view.ends if isinstance(atom.leaf, _MONOTONE) else view.filled)
         if span is None:
             return None
         found[atom] = span
@@ -120,23 +92,17 @@ def spans_at(view: View, blocks: Tensor) -> Spans:
         # With a batch the answers for one row of blocks are many: ask for all, and choose.
         span = _span(view, atom, view.filled if view.batch > 1 else view.filled[blocks])
         assert span is not None  # the outline has it
-        found[atom] = span[blocks] if view.batch > 1 else span
+        found[atom] = span.each(lambda x: x[blocks]) if view.batch > 1 else span
     return found
 
 
-def _span(view: View, atom: Atom, rows: Tensor) -> Span | None:
-    function = view.functions[atom]
+def _span(view: View, atom: Atom, rows: Tensor) -> Keys | None:
+    function, device = view.functions[atom], atom.leaf.device
     if function is None:
         return None
-    flat = rows.reshape(-1)
-    shape = (view.batch * rows.shape[0], rows.shape[1])
 
-    def spread(value: Tensor | int) -> Tensor | int:
-        if not isinstance(value, Tensor):
-            return value
-        value = value.to(rows.device).broadcast_to((*view.mask.batch_shape, flat.shape[0]))
-        return value.reshape(shape)
+    def spread(x: Tensor) -> Tensor:
+        return x.to(rows.device).broadcast_to(shape).reshape(view.batch * rows.shape[0], rows.shape[1])
 
-    device = atom.leaf.device
-    keys = function(flat if device is None else flat.to(device))
-    return Span(spread(keys.start), spread(keys.stop), keys.modulus, spread(keys.residue))
+    flat, shape = rows.reshape(-1), (*view.mask.batch_shape, rows.numel())
+    return function(flat if device is None else flat.to(device)).each(spread)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -33,8 +34,7 @@ class Part:
 
 
 def split(mask: Mask, n_rows: int) -> list[Part]:
-    """Parts without common pairs that are the mask: one with neighbouring rows, one for each `stride`
-    and `scattered`."""
+    """Parts without common pairs that are the mask: one of neighbouring rows, one for each `stride` and `scattered`."""
     parts: list[Part] = []
     rest: Mask | None = mask
     found = leaves(mask)
@@ -64,8 +64,7 @@ def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
 def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
     """The mask with `leaf` replaced by everything (True) or nothing (False).
 
-    None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs.
-    """
+    None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs."""
 
     def joined(join: Callable[[Mask, Mask], Mask], settles: bool) -> Callable[[Mask | None, Mask | None], Mask | None]:
         def join_known(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -95,9 +94,7 @@ def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
     """(g, rest): g are columns that every query sees, rest what remains; g | rest is the mask and they are disjoint."""
     parts = mask.parts if isinstance(mask, Or) else (mask,)
     plain = [part for part in parts if part.is_structural and not part.depends_on_query]
-    if not plain:
-        return None, mask
-    return _take_out(parts, plain)
+    return _take_out(parts, plain) if plain else (None, mask)
 
 
 def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
@@ -109,30 +106,21 @@ def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
 
 def _take_out(parts: tuple[Mask, ...], taken: list[Mask]) -> tuple[Mask, Mask | None]:
     left = [part for part in parts if not any(part is one for one in taken)]
-    whole = taken[0]
-    for part in taken[1:]:
-        whole = whole | part
-    if not left:
-        return whole, None
-    rest = left[0]
-    for part in left[1:]:
-        rest = rest | part
-    return whole, rest & ~whole
+    whole = reduce(operator.or_, taken)
+    return whole, reduce(operator.or_, left) & ~whole if left else None
 
 
 def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device: torch.device) -> Tensor:
     """(N, M) indices of rows in blocks, −1 for none: rows that look alike together, in their order."""
     index = torch.arange(n_rows, device=device)
-    kind = torch.zeros_like(index)
-    if part.step > 1:
-        kind = (index + first) % part.step
+    position = index + first
+    kind = position % part.step if part.step > 1 else torch.zeros_like(index)
     for leaf, swapped in leaves(part.mask, swapped=by_key):
         if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
-            position = index + first
             chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
             kind = kind * 2 + chosen
     if not bool((kind != kind[:1]).any()):
-        return _filled_up(index, M)
+        return torch.nn.functional.pad(index, (0, -n_rows % M), value=-1).reshape(-1, M)
     order = kind.sort(stable=True).indices
     sizes = torch.bincount(kind)
     sizes = sizes[sizes > 0]
@@ -142,8 +130,3 @@ def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device
     result = torch.full((int(padded.sum()),), -1, dtype=torch.int64, device=device)
     result[place] = order
     return result.reshape(-1, M)
-
-
-def _filled_up(index: Tensor, M: int) -> Tensor:
-    missing = -len(index) % M
-    return torch.nn.functional.pad(index, (0, missing), value=-1).reshape(-1, M)

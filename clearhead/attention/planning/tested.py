@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import Lists, pack, work_order
+from clearhead.attention.planning.lists import Lists, pack
 from clearhead.attention.planning.spans import View
 
 _PAIRS_AT_ONCE = 1 << 24
@@ -17,18 +19,27 @@ def tested(view: View, indices: Tensor | None, keep_empty: bool) -> Lists:
     S = view.stop - view.first
     at_once = max(1, _PAIRS_AT_ONCE // max(1, M * S * view.batch))
     counts: list[Tensor] = []
-    columns: list[list[Tensor]] = []
-    descriptions: list[list[Tensor]] = []
-    for rows in view.filled.split(at_once):
-        valid = view.valid[len(counts) * at_once :][: len(rows)]
-        seen = _test_blocks(view, rows) & valid[..., None]  # (batch, n, M, S)
-        everyone = (seen | ~valid[..., None]).all(2) & seen.any(2)
+    columns: list[list[Tensor]] = [[] for _ in range(view.batch)]  # of each batch element's blocks, full, then partial
+    chosen: list[list[Tensor]] = [[] for _ in range(view.batch)]  # the rows' answers at the partial ones, (columns, M)
+    for rows, valid in zip(view.filled.split(at_once), view.valid[..., None].split(at_once), strict=True):
+        seen = _test_blocks(view, rows) & valid  # (batch, n, M, S)
+        everyone = (seen | ~valid).all(2) & seen.any(2)
         someone = seen.any(2) & ~everyone
         counts.append(torch.stack([everyone.sum(-1), someone.sum(-1)]))  # (2, batch, n)
-        columns.append(_listed(everyone, someone))
-        descriptions.append(_chosen(seen, someone))
+        for b in range(view.batch):
+            columns[b].append(torch.stack([everyone[b], someone[b]], 1).nonzero()[:, 2].to(torch.int32))
+            chosen[b].append(seen[b].transpose(1, 2)[someone[b]])
     n_full, n_partial = torch.cat(counts, 2).flatten(1)  # (batch · N,) each
-    return _irregular(view, indices, keep_empty, (n_full, n_partial), (columns, descriptions))
+    total = n_full + n_partial
+    begins = total.cumsum(0) - total
+    answers = torch.cat([*chain.from_iterable(chosen)])
+    bounds, bits = _ragged_intervals(answers, n_partial), None
+    where = torch.arange(len(total), device=total.device) * M
+    if bounds is None:
+        bits, where = pack(answers, n_partial)
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
+    described = {"where": where, "bounds": bounds, "bits": bits, "pool": torch.cat([*chain.from_iterable(columns)])}
+    return Lists.of(view, indices, keep_empty, (n_full, n_partial), segments, **described)
 
 
 def _test_blocks(view: View, rows: Tensor) -> Tensor:
@@ -39,57 +50,6 @@ def _test_blocks(view: View, rows: Tensor) -> Tensor:
     seen = view.mask.test(p, j, view.grid)
     seen = seen.broadcast_to((*view.mask.batch_shape, flat.shape[0], at.shape[1]))
     return seen.reshape(view.batch, *rows.shape, at.shape[1])
-
-
-def _listed(everyone: Tensor, someone: Tensor) -> list[Tensor]:
-    """For each batch element the columns of its blocks, full then partial, one block after the other."""
-    result = []
-    for full, part in zip(everyone, someone, strict=True):
-        both = torch.stack([full, part], 1)  # (n, 2, S)
-        result.append(both.nonzero()[:, 2].to(torch.int32))
-    return result
-
-
-def _chosen(seen: Tensor, someone: Tensor) -> list[Tensor]:
-    """For each batch element the rows' answers at the partial columns, (columns, M) bool."""
-    return [s.transpose(1, 2)[some] for s, some in zip(seen, someone, strict=True)]
-
-
-def _irregular(
-    view: View,
-    indices: Tensor | None,
-    keep_empty: bool,
-    counts: tuple[Tensor, Tensor],
-    chunks: tuple[list[list[Tensor]], list[list[Tensor]]],
-) -> Lists:
-    N, M = view.rows.shape
-    n_full, n_partial = counts
-    pool = torch.cat([chunk[b] for b in range(view.batch) for chunk in chunks[0]])
-    answers = torch.cat([chunk[b] for b in range(view.batch) for chunk in chunks[1]])  # (columns, M)
-    total = n_full + n_partial
-    begins = total.cumsum(0) - total
-    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
-    bounds, bits = _ragged_intervals(answers, n_partial), None
-    where = torch.arange(len(total), device=total.device) * M
-    if bounds is None:
-        bits, where = pack(answers, n_partial)
-    return Lists(
-        rows=None if indices is None else indices.to(torch.int32),
-        n_rows=view.n_rows,
-        n_columns=view.stop - view.first,
-        M=M,
-        N=N,
-        batch_shape=view.mask.batch_shape,
-        segments=segments.to(torch.int32).contiguous(),
-        full=n_full.to(torch.int32),
-        total=total.to(torch.int32),
-        where=where,
-        bounds=bounds,
-        bits=bits,
-        skip=(0, 0),
-        pool=pool,
-        order=work_order(total, N, keep_empty),
-    )
 
 
 def _ragged_intervals(answers: Tensor, lengths: Tensor) -> Tensor | None:
