@@ -47,11 +47,22 @@ class MultiHeadAttention(nn.Module):
     every head before they are turned. `scores` and `weights` are any of the attention room's choices."""
 
     def __init__(
-        self, d_model: int, n_heads: int, *, n_kv_heads: int | None = None, d_head: int | None = None,
-        bias: bool | Biases = True, dropout: float = 0.0, rotary: Rotation | None = None,
-        qk_norm: Normalisation | None = None, scores: Scores | None = None, weights: Weights | None = None,
-        d_key: int | None = None, d_value: int | None = None, impl: Impl = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        bias: bool | Biases = True,
+        dropout: float = 0.0,
+        rotary: Rotation | None = None,
+        qk_norm: Normalisation | None = None,
+        scores: Scores | None = None,
+        weights: Weights | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        impl: Impl = "auto",
+    ) -> None:
         super().__init__()
         sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
         self.d_model, self.n_heads = sizes.d_model, sizes.n_heads

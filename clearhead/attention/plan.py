@@ -208,9 +208,14 @@ class Plan:
 
 
 def plan(
-    mask: Mask | None, T: int, S: int | None = None, *, offset: int | None = None,
-    device: torch.device | str = "cpu", blocking: Blocking | None = None,
-) -> Plan:  # fmt: skip
+    mask: Mask | None,
+    T: int,
+    S: int | None = None,
+    *,
+    offset: int | None = None,
+    device: torch.device | str = "cpu",
+    blocking: Blocking | None = None,
+) -> Plan:
     """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call.
 
     Unless said otherwise it is cut as `attend` cuts it on this device for heads of width 64, in float32 on a CPU and in

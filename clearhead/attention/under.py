@@ -85,9 +85,15 @@ def attend_under(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, **how: Any)
 
 
 def from_sdpa(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> dict[str, Any]:
     """The arguments of `F.scaled_dot_product_attention` as those of `attend`; tensors without heads get one."""
     q, k, v = (x if x.dim() > 3 else x.unsqueeze(-3) for x in (query, key, value))
     mask: Mask | None = causal() if is_causal else None

@@ -47,9 +47,16 @@ class Example:
 
 
 def example(
-    model: nn.Module, label: str, *, tokens: Tokens = None, batch: int = 1, dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu", mask: Mask | None = None, inputs: Any = None,
-) -> Example:  # fmt: skip
+    model: nn.Module,
+    label: str,
+    *,
+    tokens: Tokens = None,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    mask: Mask | None = None,
+    inputs: Any = None,
+) -> Example:
     """Random inputs for a module, as it wants to be called."""
     if isinstance(inputs, (Tensor, tuple, list, Mapping)):
         return _given(model, inputs)

@@ -24,9 +24,14 @@ NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
 def check(
-    module: Any, *, only: str | Sequence[str] | None = None, seed: int = 0, length: int = LENGTH,
-    on_start: Callable[[str, int, int], None] | None = None, **how: Any,
-) -> Report:  # fmt: skip
+    module: Any,
+    *,
+    only: str | Sequence[str] | None = None,
+    seed: int = 0,
+    length: int = LENGTH,
+    on_start: Callable[[str, int, int], None] | None = None,
+    **how: Any,
+) -> Report:
     """Is this Transformer right? Tests `module` for leaks, padding, cache, numbers and more, and says what it found.
 
         check(model)                                                      # ours, transformers, torch.nn, timm

@@ -196,9 +196,15 @@ class Watch(TorchDispatchMode):
 
 
 def watch(
-    model: nn.Module, run: Callable[[nn.Module], Tensor], inputs: list[Tensor], *, training: bool, device: str,
-    recompute: bool = False, probe: Log | None = None,
-) -> Log:  # fmt: skip
+    model: nn.Module,
+    run: Callable[[nn.Module], Tensor],
+    inputs: list[Tensor],
+    *,
+    training: bool,
+    device: str,
+    recompute: bool = False,
+    probe: Log | None = None,
+) -> Log:
     """The log of one forward pass without gradients, or of forward (to the loss that `run` gives) and backward.
 
     To be called inside a `FakeTensorMode`, with a model and inputs that were made in it. `probe` is the log of the

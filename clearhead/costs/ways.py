@@ -166,9 +166,15 @@ class Ways(TorchFunctionMode):
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Flash attention in half precision without a mask, the memory-efficient kernel with one or in float32, and the
     plain steps where neither can: in float64, and where query heads share key heads in another kernel than flash."""
     q, k, v = query, key, value

@@ -39,6 +39,7 @@ class Question:
     steps: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """As a part of its document."""
         answers = [{"kind": a.kind, "command": f"clearhead {a.command}", "shows": a.shows} for a in self.answers]
         return {"place": self.place, "asks": self.asks, "points": self.points or None, "answers": answers}
 

@@ -45,9 +45,15 @@ def atom(leaf: Leaf, swapped: bool) -> Atom:
 
 
 def fold(
-    mask: Mask, *, leaf: Callable[[Atom], V], both: Callable[[V, V], V], either: Callable[[V, V], V],
-    inverse: Callable[[V], V], transposed: Callable[[V], V] | None = None, swapped: bool = False,
-) -> V:  # fmt: skip
+    mask: Mask,
+    *,
+    leaf: Callable[[Atom], V],
+    both: Callable[[V, V], V],
+    either: Callable[[V, V], V],
+    inverse: Callable[[V], V],
+    transposed: Callable[[V], V] | None = None,
+    swapped: bool = False,
+) -> V:
     """The value of an expression, from the values of its leaves, joined two by two from the left.
 
     `.T` is pushed down to the leaves, with `swapped` as if one stood around the whole; or it is a step of its own where

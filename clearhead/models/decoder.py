@@ -86,9 +86,15 @@ class Decoder(Stack):
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def features(
-        self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None,
-        cache: KVCache | None = None, memory: Float[Tensor, "B S M"] | None = None, memory_mask: Mask | None = None,
-    ) -> Float[Tensor, "B T M"]:  # fmt: skip
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+        memory: Float[Tensor, "B S M"] | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Float[Tensor, "B T M"]:
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
         check_ids(ids)
         self._check_memory(memory)

@@ -116,10 +116,16 @@ class EncoderDecoder(nn.Module):
         return self.decode(target, memory, **told)
 
     def features(
-        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], *,
-        source_mask: Mask | None = None, target_mask: Mask | None = None, memory_mask: Mask | None = None,
-        source_positions: Int[Tensor, "..."] | None = None, target_positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B T M"]:  # fmt: skip
+        self,
+        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        source_positions: Int[Tensor, "..."] | None = None,
+        target_positions: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "B T M"]:
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
         positions = source_positions, target_positions
         memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
@@ -135,9 +141,13 @@ class EncoderDecoder(nn.Module):
         return self.decoder.logit_bias
 
     def _read(
-        self, source: Tensor, source_mask: Mask | None, target_mask: Mask | None, memory_mask: Mask | None,
+        self,
+        source: Tensor,
+        source_mask: Mask | None,
+        target_mask: Mask | None,
+        memory_mask: Mask | None,
         positions: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[Tensor, dict[str, Any]]:
         """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:
             memory_mask = source_mask
@@ -152,16 +162,25 @@ class EncoderDecoder(nn.Module):
         return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
 
     def encode(
-        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], *, mask: Mask | None = None,
+        self,
+        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
+        *,
+        mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B S M"]:  # fmt: skip
+    ) -> Float[Tensor, "B S M"]:
         """The memory: one vector a source token."""
         return self.encoder(source, mask=mask, positions=positions)
 
     def decode(
-        self, target: Int[Tensor, "B T"], memory: Float[Tensor, "B S M"], *, memory_mask: Mask | None = None,
-        mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None, cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T V"]:  # fmt: skip
+        self,
+        target: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B S M"],
+        *,
+        memory_mask: Mask | None = None,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "..."] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T V"]:
         """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
         return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
 

@@ -103,9 +103,14 @@ class Stack(nn.Module):
     """Positions, blocks and the last norm. The Transformers of this room are Stacks with an entrance and an exit."""
 
     def __init__(
-        self, config: TransformerConfig, embedding: nn.Module, positions: Positions, *, n_layers: int,
+        self,
+        config: TransformerConfig,
+        embedding: nn.Module,
+        positions: Positions,
+        *,
+        n_layers: int,
         cross: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
@@ -150,9 +155,14 @@ class Stack(nn.Module):
         return x if self.widen is None else self.widen(x)
 
     def run(
-        self, x: Tensor, *, mask: Mask | None = None, memory: Tensor | None = None, memory_mask: Mask | None = None,
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
         cache: KVCache | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """x (B, T, M) through all the blocks and the last norm."""
         bias = None
         offset, T = 0 if cache is None else cache.length, x.shape[-2]

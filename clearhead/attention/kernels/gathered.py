@@ -134,9 +134,15 @@ def _promises(call: Call) -> bool:
 
 
 def saves(
-    made: Plan, heads: int, width: int, backward: bool, rates: Rates, device: torch.device | None = None, *,
+    made: Plan,
+    heads: int,
+    width: int,
+    backward: bool,
+    rates: Rates,
+    device: torch.device | None = None,
+    *,
     instead: Rates | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
 
     On `device`, if that is another one than the plan is on; the fused kernel at the rates `instead`, if it has others.

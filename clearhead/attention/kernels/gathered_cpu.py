@@ -100,9 +100,16 @@ def _gather(x: Tensor, heads: Tensor, index: Tensor) -> Tensor:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lists: Lists, patterns: Tensor,
-    out: Tensor, lse: Tensor,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    lists: Lists,
+    patterns: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
     """Merges a piece into out (BH, T, E) and lse (BH, T), in the wide dtype; lse −inf: nothing there yet."""
     groups = q.shape[0] // max(k.shape[0], 1)
     for chunk in chunks(lists, patterns, groups):
@@ -136,9 +143,19 @@ def _merge(out: Tensor, lse: Tensor, chunk: Chunk, here: Tensor, lse_here: Tenso
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, lists: Lists, patterns: Tensor,
-    grad: Tensor, lse: Tensor, delta: Tensor, into: tuple[Tensor, Tensor, Tensor], dbias: Tensor | None = None,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    lists: Lists,
+    patterns: Tensor,
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    into: tuple[Tensor, Tensor, Tensor],
+    dbias: Tensor | None = None,
+) -> None:
     """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype, and to dbias.
 
     `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there."""

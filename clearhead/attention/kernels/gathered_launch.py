@@ -185,9 +185,14 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tenso
 
 
 def query_gradient(
-    problem: Problem, lists: Lists, patterns: Tensor, tile: Tile, state: tuple[Tensor, Tensor, Tensor], dq: Tensor,
+    problem: Problem,
+    lists: Lists,
+    patterns: Tensor,
+    tile: Tile,
+    state: tuple[Tensor, Tensor, Tensor],
+    dq: Tensor,
     first: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Adds a piece to `dq`, or begins it. `state` is (grad_out, shift, delta)."""
     from clearhead.attention.kernels.gathered_triton_backward import query_kernel
 
@@ -211,9 +216,15 @@ def query_gradient(
 
 
 def key_gradient(
-    problem: Problem, lists: Lists, patterns: Tensor, tile: Tile, state: tuple[Tensor, Tensor, Tensor], dk: Tensor,
-    dv: Tensor, first: bool,
-) -> None:  # fmt: skip
+    problem: Problem,
+    lists: Lists,
+    patterns: Tensor,
+    tile: Tile,
+    state: tuple[Tensor, Tensor, Tensor],
+    dk: Tensor,
+    dv: Tensor,
+    first: bool,
+) -> None:
     """Adds a piece to `dk` and `dv`, or begins them; `lists` are those of the keys."""
     from clearhead.attention.kernels.gathered_triton_backward import key_kernel
 
@@ -241,9 +252,15 @@ def key_gradient(
 
 
 def _add_up(
-    problem: Problem, into: Tensor, part: Tensor, lists: Lists, work: Schedule, patterns: Tensor, groups: int,
+    problem: Problem,
+    into: Tensor,
+    part: Tensor,
+    lists: Lists,
+    work: Schedule,
+    patterns: Tensor,
+    groups: int,
     first: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Finishes the blocks that were split."""
     if not work.slots:
         return

@@ -28,9 +28,13 @@ def constant_handle(spelling: Spelling, T: int, S: int, offset: int, device: tor
 
 @torch.compiler.assume_constant_result
 def constant_saves(
-    spelling: Spelling, sizes: tuple[int, int, int], device: torch.device, dtypes: tuple[torch.dtype, torch.dtype],
-    blocking: Plain, work: tuple[int, int, bool],
-) -> bool:  # fmt: skip
+    spelling: Spelling,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    blocking: Plain,
+    work: tuple[int, int, bool],
+) -> bool:
     """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset.
 
     `dtypes` are that in which it would gather, and that of the fused kernel instead."""
@@ -80,9 +84,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: 
     ),
 )
 def gathered_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
-    scale: float, learned: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    handle: int,
+    scale: float,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
     made = by_handle(handle)
     dbias = q.new_empty(0)
@@ -100,9 +112,17 @@ def gathered_backward(
 
 @gathered_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, handle: int,
-    scale: float, learned: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    handle: int,
+    scale: float,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dbias = bias.new_empty(bias.shape) if bias is not None and learned else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias
 
@@ -155,9 +175,16 @@ def _forward_triton(
 
 
 def _backward_triton(
-    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
+    plan: Plan,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     problem = gathered_launch.Problem(q, k, v, bias, scale)
     grad = gathered_launch.unit(grad)
     found = _dense_backward(plan, grad, problem.q, problem.k, problem.v, out, lse, scale)
@@ -213,9 +240,17 @@ def _forward_cpu(
 
 
 def _backward_cpu(
-    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor,
-    scale: float, dbias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    plan: Plan,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dbias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.promote_types(q.dtype, torch.float32)
     found = _dense_backward(plan, grad, q, k, v, out, lse, scale)
     if found is None:

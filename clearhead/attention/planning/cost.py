@@ -53,10 +53,20 @@ class Rates:
     dense_launches: float = 1.0
 
     def milliseconds(
-        self, *, width: int, dense: float = 0.0, masked: float = 0.0, full: float = 0.0, partial: float = 0.0,
-        launches: float = 1, leaves: float = 0, scattered: float = 0, moved: float = 0, remainders: float = 0.0,
+        self,
+        *,
+        width: int,
+        dense: float = 0.0,
+        masked: float = 0.0,
+        full: float = 0.0,
+        partial: float = 0.0,
+        launches: float = 1,
+        leaves: float = 0,
+        scattered: float = 0,
+        moved: float = 0,
+        remainders: float = 0.0,
         backward: bool = False,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """The predicted time of so many pairs of each kind (all heads together), and of building a mask."""
         costs = self.training if backward else self.forward
         pairs = (dense, costs.dense), (masked, costs.masked), (full, costs.full), (partial, costs.partial)

@@ -53,9 +53,14 @@ class Lists:
 
     @classmethod
     def of(
-        cls, view: View, indices: Tensor | None, keep_empty: bool, counts: tuple[Tensor, Tensor], segments: Segments,
+        cls,
+        view: View,
+        indices: Tensor | None,
+        keep_empty: bool,
+        counts: tuple[Tensor, Tensor],
+        segments: Segments,
         **described: Any,
-    ) -> Lists:  # fmt: skip
+    ) -> Lists:
         """The lists of a view: `counts` are the full and the partial columns of each block."""
         (N, M), total = view.rows.shape, counts[0] + counts[1]
         return cls(
