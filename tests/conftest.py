@@ -22,9 +22,18 @@ OFTEN = ("generation/test_fast.py", "generation/test_models.py", "masks/test_par
 other tests of their rooms call them too."""
 
 
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where the checks are on and plain tests left out, their rooms are not imported either."""
+    leaves_out = config.getoption("jaxtyping_packages") and "plain" in config.getoption("markexpr")
+    return True if leaves_out and collection_path.parent == HERE and collection_path.name not in SHAPED else None
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
+        path = item.path.relative_to(HERE)
         if path.parts[0] not in SHAPED or path.as_posix() in OFTEN:
             item.add_marker("plain")
 

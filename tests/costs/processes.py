@@ -1,4 +1,9 @@
-"""One of several processes that train a tiny model together and write down what they hold and what they send."""
+"""Processes that train a tiny model together and write down what they hold and what they send: so many, then so many.
+
+    python -m tests.costs.processes FOLDER 2 4
+
+They are forked from a process that has imported everything and computed nothing, so that each starts quickly. What
+training imports late is imported here at once for the same reason."""
 
 from __future__ import annotations
 
@@ -8,7 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.multiprocessing
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from clearhead.checks.example import example
@@ -39,7 +47,8 @@ def counting(real, counted):
     return call
 
 
-def main(rank: int, size: int, folder: Path) -> None:
+def work(rank: int, size: int, folder: Path) -> None:
+    """All that one of `size` processes does."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     counted: dict[str, int] = {}
@@ -77,6 +86,14 @@ def train(world: World, kind: str, counted: dict[str, int]) -> dict[str, int]:
     }
 
 
-if __name__ == "__main__":
+def main(folder: Path, *sizes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    for size in sizes:
+        place = folder / str(size)
+        place.mkdir()
+        method = "fork" if hasattr(os, "fork") else "spawn"
+        torch.multiprocessing.start_processes(work, (size, place), nprocs=size, start_method=method)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

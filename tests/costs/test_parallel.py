@@ -13,6 +13,7 @@ from clearhead.costs.parallel import link_of, share
 from clearhead.errors import ConfigError
 
 MACHINE = Machine("a", "cuda", {"float32": 1e9}, 1e12, 0.0)
+SIZES = (2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -20,21 +21,19 @@ def step():
     return cost("tiny-decoder", tokens=13, batch=2, training=True, device="cpu")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def trained(request, tmp_path_factory):
-    """So many processes, which train both ways, one after the other; and the folder of what they wrote down."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of what processes wrote down that trained both ways, one after the other."""
     folder = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, "-m", "tests.costs.processes"]
-    started = [
-        subprocess.Popen([*command, str(rank), str(request.param), str(folder)]) for rank in range(request.param)
-    ]
-    assert [process.wait(300) for process in started] == [0] * request.param
-    return request.param, folder
+    command = [sys.executable, "-m", "tests.costs.processes", str(folder), *map(str, SIZES)]
+    subprocess.run(command, check=True, timeout=600)
+    return folder
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_processes_hold_and_send(kind, trained, step):
-    size, folder = trained
+@pytest.mark.parametrize("size", SIZES)
+def test_what_processes_hold_and_send(kind, size, trained, step):
+    folder = trained / str(size)
     found = [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(size)]
     predicted = share(step, size, kind)
     first = found[0]  # rows are rounded up: the first process has the most

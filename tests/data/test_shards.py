@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from clearhead.data import Batches, ByCount, Characters, RandomWindows, Shards, Text, tokenize, train_bpe
+from clearhead.data import Batches, ByCount, Characters, RandomWindows, Shards, Text, train_bpe
 from clearhead.data import shards as room
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.masks import documents
@@ -17,9 +18,10 @@ from clearhead.models import DecoderConfig
 from clearhead.positions import NoPositions
 
 BOOK = "".join(f"line {i} of a short book,\n\tsaid twice: línea {i * 7} — 第{i}行\n" for i in range(157))
+tokenize = partial(room.tokenize, processes=1)  # any other would have to import everything first
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bpe():
     return train_bpe([BOOK], 401)
 
@@ -67,7 +69,7 @@ def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
 def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bpe, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(BOOK)
-    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_at_once=1009, processes=1))
+    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_at_once=1009))
     made = []
     real = room._texts
 
@@ -79,19 +81,19 @@ def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bp
 
     monkeypatch.setattr(room, "_texts", counted)
     with pytest.raises(KeyboardInterrupt):
-        tokenize([source], bpe, out, bytes_at_once=1009, processes=1)
+        tokenize([source], bpe, out, bytes_at_once=1009)
     with pytest.raises(StorageError, match=r"there is no .*index\.json"):
         Shards.open(out)
     before = made.copy()
     monkeypatch.setattr(room, "_texts", lambda piece, separator: (made.append(piece.number), real(piece, separator))[1])
-    assert ids_of(tokenize([source], bpe, out, bytes_at_once=1009, processes=1)) == whole
+    assert ids_of(tokenize([source], bpe, out, bytes_at_once=1009)) == whole
     assert made == list(range(len(made)))
     assert made[:4] == before
     n = len(made)
-    tokenize([source], bpe, out, bytes_at_once=1009, processes=1)
+    tokenize([source], bpe, out, bytes_at_once=1009)
     assert len(made) == n
     source.write_text(BOOK + "and more\n")
-    longer = ids_of(tokenize([source], bpe, out, bytes_at_once=1009, processes=1))
+    longer = ids_of(tokenize([source], bpe, out, bytes_at_once=1009))
     assert longer == [*bpe.encode(BOOK + "and more\n"), bpe.eos_id]
     assert made[n:] == [made[n - 1]]
 

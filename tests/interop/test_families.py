@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -21,17 +22,23 @@ from clearhead.models import Decoder, EncoderDecoder
 from tests.interop.peers import PEERS, V
 
 
-@pytest.fixture(params=PEERS)
+@pytest.fixture(scope="module", params=PEERS)
 def peer(request):
     return PEERS[request.param]
 
 
-@pytest.fixture
-def saved(peer, tmp_path):
+@pytest.fixture(scope="module")
+def built(peer, tmp_path_factory):
     """The maker's model, and the folder it wrote."""
-    theirs = peer.build()
-    peer.save(theirs, tmp_path / "theirs")
-    return theirs, tmp_path / "theirs"
+    theirs, folder = peer.build(), tmp_path_factory.mktemp("theirs")
+    peer.save(theirs, folder)
+    return theirs, folder
+
+
+@pytest.fixture
+def saved(built):
+    """The same to every test, whatever another has done to the model."""
+    return deepcopy(built)
 
 
 def assert_close(got, wanted, *, in_float32=False):

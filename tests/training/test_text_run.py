@@ -94,7 +94,7 @@ def test_a_tokenizer_is_of_no_use_where_nothing_is_read(tmp_path):
 def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, book):
     bpe = train_bpe([BOOK], 290)
     (tmp_path / "two.txt").write_text(BOOK[::2])
-    tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_at_once=997)
+    tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_at_once=997, processes=1)
     train("text", data=tmp_path / "shards", out=tmp_path / "whole", set=SMALL)
     train("text", data=tmp_path / "shards", out=tmp_path / "part", set=SMALL)
     for later in (tmp_path / "part").glob("step-0000000[67]"):
