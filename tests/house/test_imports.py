@@ -4,6 +4,7 @@ private names."""
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,17 @@ def room_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """What both rules look at in a file: its imports, and attributes that begin with an underscore."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    private = lambda node: isinstance(node, ast.Attribute) and node.attr.startswith("_")  # noqa: E731
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) or private(node)]
+
+
 def imported_rooms(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno} imports relatively; write the full name"
             names = [node.module or ""]
@@ -79,9 +88,8 @@ FOUNDATION = HOUSE[0]
 
 def private_names(path: Path, here: str) -> list[str]:
     """What a file takes from another room that begins with an underscore: names, modules, and attributes of either."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     found, foreign = [], {}
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
             for alias in node.names:
                 foreign[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -89,7 +97,7 @@ def private_names(path: Path, here: str) -> list[str]:
             foreign |= {alias.asname: alias.name for alias in node.names if alias.asname}
             found += [alias.name for alias in node.names]
     found += foreign.values()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute):
             owner, _, rest = ast.unparse(node).partition(".")
             found.append(f"{foreign.get(owner, owner)}.{rest}")
