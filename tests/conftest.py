@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def _one_thread():
     # The tests' tensors are tiny: two threads would wait for each other, the more so on a busy machine. And sums must
     # be made in one order to be compared bit for bit.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
+    # No test pulls the plug, and a run writes its files forty times.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ MACHINE = Machine("test", "cpu", {"float32": 1e10}, 1e10, 1e-6)
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_largest_batch_fits_and_one_more_does_not(training):
-    model = preset("gpt2").replace(n_layers=2)
+    model = preset("gpt2").replace(n_layers=1)
     found = fit(model, bytes_of("8GiB"), tokens=1000, training=training)
     assert found.batch is not None
     peaks = [cost(model, tokens=1000, batch=found.batch + more, training=training).memory.peak.value for more in (0, 1)]
@@ -31,7 +31,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(training):
 
 
 def test_the_longest_fits_and_one_more_does_not():
-    model = preset("base").replace(n_encoder_layers=1, n_decoder_layers=2)
+    model = preset("base").replace(n_encoder_layers=1, n_decoder_layers=1)
     found = fit(model, bytes_of("4GiB"), tokens=100, batch=4, training=True)
     assert found.tokens is not None
     assert not found.at_end
@@ -40,12 +40,12 @@ def test_the_longest_fits_and_one_more_does_not():
 
 
 def test_the_longest_may_be_the_models():
-    found = fit(preset("gpt2").replace(n_layers=2), bytes_of("200GiB"), tokens=100)
+    found = fit(preset("gpt2").replace(n_layers=1), bytes_of("200GiB"), tokens=100)
     assert (found.tokens, found.at_end) == (1024, True)
 
 
 def test_nothing_fits():
-    assert fit("gpt2", bytes_of("1MiB"), tokens=10).batch == 0
+    assert fit(preset("gpt2").replace(n_layers=1), bytes_of("1MiB"), tokens=10).batch == 0
 
 
 def test_images_have_no_length_to_choose():

@@ -1,4 +1,5 @@
-"""Signals as a terminal gives them: whoever starts the tests may ignore some, as a shell does for a background job."""
+"""Signals as a terminal gives them: whoever starts the tests may ignore some, as a shell does for a background job.
+And runs without their picture."""
 
 from __future__ import annotations
 
@@ -15,3 +16,15 @@ def _signals():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def drawn():
+    """For tests that want the picture of a run."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request, monkeypatch):
+    # Drawing takes as long as all the rest of a tiny run, and there are hundreds of them.
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("clearhead.training.run.draw_run", lambda folder: None)

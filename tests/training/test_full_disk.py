@@ -77,6 +77,7 @@ def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
     assert rows(tmp_path / "run") == rows(tmp_path / "easy")
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
 def test_every_file_of_a_run_follows_the_umask(tmp_path):
     before = os.umask(0o022)

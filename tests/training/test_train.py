@@ -59,6 +59,7 @@ SMALL = {
 }
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("task", list(SMALL))
 def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_path, data, task):
     seen = []
