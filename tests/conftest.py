@@ -18,9 +18,10 @@ SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "lo
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 
-OFTEN = ("generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py", "training/test_loop.py")
-"""Of these rooms, tests that call the same few signatures so often that the checks cost three times what is tested; the
-other tests of their rooms call them too."""
+OFTEN = ("attention/test_plan.py", "generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py")
+OFTEN += ("training/test_loop.py",)
+"""Of these rooms, tests that call the same few signatures so often that the checks cost as much as what is tested and
+more; the other tests of their rooms call them too."""
 
 
 HERE = Path(__file__).parent

@@ -91,20 +91,11 @@ def robust(table: Tensor, wanted: Tensor, rounds: int = 8) -> Tensor:
 
 
 def non_negative(table: Tensor, wanted: Tensor) -> Tensor:
-    """x ≥ 0 with the least |table · x − wanted|², exactly: the columns are few, so every choice of them is tried."""
-    n = table.shape[1]
-    scale = table.abs().amax(0)
-    columns = [i for i in range(n) if scale[i] > 0]
-    best, least = torch.zeros(n, dtype=table.dtype), float((wanted**2).sum())
-    for size in range(1, len(columns) + 1):
-        for chosen in itertools.combinations(columns, size):
-            part = table[:, chosen] / scale[list(chosen)]
-            found = torch.linalg.lstsq(part, wanted[:, None], driver="gelsd").solution[:, 0]
-            error = float(((part @ found - wanted) ** 2).sum())
-            if bool((found >= 0).all()) and error < least * (1 - 1e-9):
-                best, least = torch.zeros_like(best), error
-                best[list(chosen)] = found / scale[list(chosen)]
-    return best
+    """x ≥ 0 with the least |table · x − wanted|², exactly; the columns may be of very different sizes."""
+    from scipy.optimize import nnls
+
+    scale = table.abs().amax(0).clamp(min=torch.finfo(table.dtype).tiny)
+    return torch.from_numpy(nnls((table / scale).numpy(), wanted.numpy())[0]) / scale
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 `fullgraph=True` makes torch raise at the first line it cannot trace. Run apart (`pytest -m compiled`), because the
 shape checks of the other tests do not trace. Most cases use the back end "aot_eager": it traces forward and backward
 like the real one, but runs torch's own kernels, in a second instead of the half minute of C++ compilation that
-"inductor" takes for each; one decoder goes all the way through inductor."""
+"inductor" takes for each; one decoder goes all the way through inductor. Two layers trace as one does, twice as long:
+where nothing is between them, a model has one. Other recurrent models are compiled where their equations are tested."""
 
 from __future__ import annotations
 
@@ -22,12 +23,10 @@ from clearhead.models import (
     LogisticRegressionConfig,
     Mean,
     RecurrentConfig,
-    RecurrentSeq2SeqConfig,
     VisionConfig,
 )
 from clearhead.models.convnet import ConvHead
-from clearhead.models.recurrent import GRU, LSTM, RNN, Classify, RecurrentCache
-from clearhead.models.recurrent_seq2seq import BeforeStep
+from clearhead.models.recurrent import GRU, LSTM, RNN, RecurrentCache
 from clearhead.positions import Rotary
 from tests.models.conftest import POSITIONS, SIZES, made
 
@@ -39,7 +38,7 @@ VISION = {
     "n_channels": 2,
     "n_classes": 7,
     "d_model": 10,
-    "n_layers": 2,
+    "n_layers": 1,
     "n_heads": 2,
 }
 
@@ -101,13 +100,13 @@ def test_decoder_trains(name, assert_close):
 
 
 def test_encoder_trains_with_padding(assert_close):
-    model = made(EncoderConfig(**SIZES, n_layers=2, residual=PostNorm(), embedding_norm=True))
+    model = made(EncoderConfig(**SIZES, n_layers=1, residual=PostNorm(), embedding_norm=True))
     for lengths in ([11, 4], [1, 7]):
         assert_trains_alike(model, assert_close, random_ids(2, 11), mask=padding(torch.tensor(lengths)))
 
 
 def test_encoder_decoder_trains_with_padding(assert_close):
-    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=2, share_embeddings=True))
+    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, share_embeddings=True))
     hidden = padding(torch.tensor([7, 3]))
     assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)
 
@@ -145,7 +144,7 @@ def test_decoder_decodes(name, assert_close):
 
 
 def test_encoder_decoder_decodes(assert_close):
-    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=2, positions=Rotary()))
+    model = made(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=Rotary()))
     source, target, hidden = random_ids(2, 7), random_ids(2, 10), padding(torch.tensor([7, 3]))
     wanted = model(source, target, source_mask=hidden)
     with torch.no_grad():
@@ -203,18 +202,6 @@ def test_convnet_trains(changes, assert_close):
 @pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()], ids=["rnn", "gru", "lstm"])
 def test_recurrent_trains_and_decodes(cell, assert_close):
     model = made(RecurrentConfig(vocab_size=31, d_model=11, cell=cell))
-    assert_trains_alike(model, assert_close, random_ids(3, 5))
+    assert_trains_alike(model, assert_close, random_ids(3, 3))
     ids, run = random_ids(2, 10), compiled(model.eval())
     assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, RecurrentCache())
-
-
-def test_recurrent_classifier_trains(assert_close):
-    config = RecurrentConfig(vocab_size=31, d_model=11, cell=GRU(), task=Classify(5), bidirectional=True)
-    assert_trains_alike(made(config), assert_close, random_ids(2, 7), mask=padding(torch.tensor([7, 3])))
-
-
-@pytest.mark.parametrize("changes", [{}, {"attention": BeforeStep()}], ids=["after", "before"])
-def test_recurrent_seq2seq_trains(changes, assert_close):
-    model = made(RecurrentSeq2SeqConfig(vocab_size=31, d_model=11, cell=GRU(), **changes))
-    hidden = padding(torch.tensor([7, 3]))
-    assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)
