@@ -18,10 +18,11 @@ SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "lo
 SHAPED += ("pretrained", "training")
 """The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
 
-OFTEN = ("attention/test_plan.py", "generation/test_fast.py", "generation/test_models.py", "masks/test_parse.py")
+OFTEN = ("attention/test_plan.py", "generation/test_fast.py", "generation/test_models.py", "look/test_stream.py")
+OFTEN += ("masks/test_count.py", "masks/test_parse.py", "models/test_cached_decoding.py", "models/test_words.py")
 OFTEN += ("training/test_loop.py",)
-"""Of these rooms, tests that call the same few signatures so often that the checks cost as much as what is tested and
-more; the other tests of their rooms call them too."""
+"""Of these rooms, tests that call the same few signatures so often that the checks cost twice what is tested; the other
+tests of their rooms call them too."""
 
 
 HERE = Path(__file__).parent
