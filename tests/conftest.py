@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def pytest_ignore_collect(collection_path, config):
     """Where the checks are on and plain tests left out, their rooms are not imported either."""
     leaves_out = config.getoption("jaxtyping_packages") and "plain" in config.getoption("markexpr")
     return True if leaves_out and collection_path.parent == HERE and collection_path.name not in SHAPED else None
+
+
+def pytest_collection_finish():
+    # What was imported stays until the end: the garbage collector need not go over a million objects again and again.
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries take at the end for a leak what was never looked at
 
 
 def pytest_collection_modifyitems(items):
