@@ -72,12 +72,17 @@ def arguments(kind):
     return (prompts(VOCAB), None) if kind == "continue" else (prompts(19), 4)
 
 
+PLAIN = {}
+"""What the plain way gives, by the case: two tests ask for it."""
+
+
 @pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
 def test_the_fast_way_gives_what_the_plain_way_gives(kind, name, build, how, plain):
     model, (rows, start) = build(), arguments(kind)
     options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
-    assert_equal(generate(model, rows, **options), plain(lambda: generate(model, rows, **options)))
+    PLAIN[kind, name, how] = plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), PLAIN[kind, name, how])
 
 
 @pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
@@ -86,7 +91,7 @@ def test_the_fast_way_gives_what_the_plain_way_gives(kind, name, build, how, pla
 def test_steps_of_fixed_shapes_give_the_same(kind, name, build, how, plain):
     model, (rows, start) = build(), arguments(kind)
     options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
-    wanted = plain(lambda: generate(model, rows, **options))
+    wanted = PLAIN.get((kind, name, how)) or plain(lambda: generate(model, rows, **options))
     assert_equal(generate(model, rows, **options), wanted)
     again = generate(model, rows[::-1], **options)  # in the memory of the first, with other numbers in it
     assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
