@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,11 @@ def _seed():
 
 
 @pytest.fixture
-def small_disk():
+def small_disk(monkeypatch):
     """`with small_disk(9_000):` no file grows beyond so many bytes, and the system refuses as on a full disk."""
+    # Python would write the first bytes of what it compiles meanwhile, here or in a child, and trip over them later.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     resource = pytest.importorskip("resource", reason="limits of a process are POSIX's")
 
     @contextlib.contextmanager

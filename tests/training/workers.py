@@ -57,6 +57,7 @@ def write_pairs(path: Path) -> Path:
 
 def fill_the_disk(folder: Path) -> None:
     """No file of a sharded checkpoint finds room; what each process then says is left in a file."""
+    sys.dont_write_bytecode = True  # half of it would be written
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
     try:
