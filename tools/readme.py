@@ -44,8 +44,12 @@ def models() -> str:
 
 
 def engine() -> str:
-    """What `clearhead bench engine` measured; where a goal is not reached, the table says so."""
-    document = json.loads((RESULTS / "engine.json").read_text(encoding="utf-8"))
+    """What `clearhead bench engine` measured, on a GPU and on a CPU; where a goal is not reached, the table says so."""
+    return "\n\n".join(_engine(RESULTS / name) for name in ("engine.json", "engine-cpu.json"))
+
+
+def _engine(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
     rows = []
     for row in document["rows"]:
         wanted = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
@@ -53,8 +57,10 @@ def engine() -> str:
             f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value")
         )
         rows.append((row["work"], f"{ours} {row['unit']}", f"{row['peer']}: {peer}", f"{row['ratio']:.2f}", wanted))
-    where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}"
-    return _table(("work", "ours", "peer", "times better", "wanted"), rows) + f"\n\nMeasured on one {where}."
+    machine = document["machine"]
+    where = f"one {machine['gpu']}" if machine["gpu"] else f"{machine['processor']}, {machine['threads']} threads"
+    measured = f"Measured on {where}, torch {document['versions']['torch']}."
+    return _table(("work", "ours", "peer", "times better", "wanted"), rows) + f"\n\n{measured}"
 
 
 def cost() -> str:

@@ -6,6 +6,7 @@ question remains for every row: is the ratio at least what is wanted? Ratios are
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +47,12 @@ class Setting:
     data: Path | None = None  # the folder of en-es, where there is one
     trial: bool = False  # tiny sizes that show that a row works, and measure nothing
 
-    def synchronise(self) -> None:
+    def settle(self) -> None:
+        """Waits until a GPU has done its work, or on a CPU the threads of one library no longer spin for more of it."""
         if self.device == "cuda":
             torch.cuda.synchronize()
+        elif not self.trial:
+            time.sleep(0.4)
 
 
 Maker = Callable[[Setting], Iterator[Row]]
@@ -71,7 +75,7 @@ def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3)
         call()  # what prepares itself once is not counted
     for _ in range(1 if setting.trial else repeats):
         for call, own in zip(calls, times, strict=True):
-            setting.synchronise()
+            setting.settle()
             own.append(seconds(call))
     return [median(own) for own in times]
 

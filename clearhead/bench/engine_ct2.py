@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,15 +15,32 @@ from torch import Tensor
 
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 
-__all__ = ["translator"]
+__all__ = ["tokens", "translator"]
+
+_OPEN: list[Any] = []  # in the peer's process
 
 
-def translator(config: EncoderDecoderConfig, folder: Path, threads: int) -> Any | None:
-    """A float32 translator on the CPU, or None where CTranslate2 is not installed."""
+@contextmanager
+def translator(config: EncoderDecoderConfig, threads: int) -> Iterator[Callable[[list[list[str]], int], object] | None]:
+    """What translates words by a beam of some width into ten others, in a process of its own: where two libraries have
+    their threads in one, the second slows the first down. None where CTranslate2 is not installed."""
+    alone = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    with TemporaryDirectory() as folder, alone as peer:
+        there = peer.submit(_opened, config, folder, threads).result()
+        yield (lambda words, width: peer.submit(_translated, words, width).result()) if there else None
+
+
+def _translated(words: list[list[str]], width: int) -> None:
+    length = {"min_decoding_length": 10, "max_decoding_length": 10}
+    _OPEN[0].translate_batch(words, beam_size=width, max_batch_size=64, **length)
+
+
+def _opened(config: EncoderDecoderConfig, folder: str, threads: int) -> bool:
+    """Makes a float32 translator on the CPU, unless CTranslate2 is not installed."""
     try:
         ctranslate2 = importlib.import_module("ctranslate2")
     except ImportError:
-        return None
+        return False
     spec = ctranslate2.specs.TransformerSpec.from_config(
         (config.n_encoder_layers, config.n_decoder_layers),
         config.n_heads,
@@ -33,10 +54,10 @@ def translator(config: EncoderDecoderConfig, folder: Path, threads: int) -> Any 
     spec.config.add_source_bos = spec.config.add_source_eos = False
     spec.validate()
     spec.optimize()
-    spec.save(str(folder))
-    return ctranslate2.Translator(
-        str(folder), device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads
-    )
+    spec.save(folder)
+    how = {"device": "cpu", "compute_type": "float32", "inter_threads": 1, "intra_threads": threads}
+    _OPEN.append(ctranslate2.Translator(folder, **how))
+    return True
 
 
 def tokens(ids: Any) -> list[str]:

@@ -20,6 +20,7 @@ from clearhead.generation.stepper import wide
 __all__ = ["likeliest", "log_probs_of"]
 
 _MOST = 32  # ids that the kernel finds
+_AT_ONCE = 1 << 18  # logits
 
 
 def likeliest(
@@ -31,7 +32,7 @@ def likeliest(
 
         return launch(logits, k)
     if recordable and k == 1:
-        places = logits.argmax(1, keepdim=True)  # of equals the first
+        places = _largest(logits)
     elif recordable:
         places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     else:
@@ -42,7 +43,27 @@ def likeliest(
 def log_probs_of(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float[Tensor, "R k"]:
     """log softmax(logits) at some ids, in float32 or wider."""
     logits = wide(logits)
-    return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    chosen = logits.gather(-1, ids)
+    if logits.is_cuda:
+        return chosen - logits.logsumexp(-1, keepdim=True)
+    # A few rows at a time: what is made of them on the way stays in the cache.
+    parts = logits.split(max(1, _AT_ONCE // logits.shape[-1]))
+    return chosen - torch.cat([part.logsumexp(-1, keepdim=True) for part in parts])
+
+
+def _largest(x: Tensor) -> Tensor:
+    """(R, 1): where the largest of each row stands, of equals the first: the first piece that has it, and there the
+    first. `argmax` along a whole row takes many times as long as `amax`."""
+    V = x.shape[1]
+    if V <= 2 * _PIECE:
+        return x.argmax(1, keepdim=True)
+    n = V // _PIECE
+    largest = x[:, : n * _PIECE].unflatten(1, (n, _PIECE)).amax(-1)  # (R, n)
+    if n * _PIECE < V:
+        largest = torch.cat((largest, x[:, n * _PIECE :].amax(1, keepdim=True)), dim=1)
+    start = largest.argmax(1, keepdim=True) * _PIECE
+    near = (start + torch.arange(_PIECE, device=x.device)).clamp(max=V - 1)  # (R, piece)
+    return start + x.gather(1, near).argmax(1, keepdim=True)
 
 
 def _best(x: Tensor, k: int) -> Tensor:

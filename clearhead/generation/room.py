@@ -174,7 +174,7 @@ class Room:
         used, slot = min(self.n + 1, self.places), self.n % self.places
         keys[:, :, slot], values[:, :, slot] = k, v
         keys, values, bias = keys[:, :, :used], values[:, :, :used], self._now.bias
-        if (bias is not None and not self._sees_itself) or few(q, keys):
+        if (bias is not None and not self._sees_itself) or few(q, keys, bias):
             return weighed(q, keys, values, bias, None, scale, never_empty=self._sees_itself)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(

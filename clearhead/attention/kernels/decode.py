@@ -94,7 +94,7 @@ def attend_memory(
     The rows of a prompt are the queries of one product, so that its memory is read once for all of them.
     """
     (R, H, D), P = q.shape, k.shape[0]
-    if R == P and few(q, k):
+    if R == P and few(q, k, bias):
         return weighed(q, k, v, bias, None, scale, never_empty=True)
     together = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
     mask = None if bias is None else bias[:, :, None]
@@ -104,13 +104,15 @@ def attend_memory(
     return out.transpose(1, 2).reshape(R, H, D)
 
 
-def few(q: Float[Tensor, "R H D"], k: Float[Tensor, "R K S D"]) -> bool:
-    """Whether so few numbers are attended to that plain operators are quicker than a kernel that cuts work
+def few(q: Float[Tensor, "R H D"], k: Float[Tensor, "R K S D"], bias: Tensor | None) -> bool:
+    """Whether many rows attend to so little beside a bias that plain operators are quicker than a kernel that cuts work
     into pieces."""
-    return not q.is_cuda and q.shape[1] == k.shape[1] and k.numel() <= _FEW
+    if q.is_cuda or bias is None or q.shape[1] != k.shape[1]:
+        return False
+    return len(q) >= _MANY and k.numel() <= _FEW
 
 
-_FEW = 1 << 20
+_MANY, _FEW = 16, 1 << 20
 
 
 def weighed(
