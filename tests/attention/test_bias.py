@@ -155,3 +155,15 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
     assert fused.widens(calls[torch.float32])
     assert gathered.GATHERED.worth(calls[torch.float32])
     assert not gathered.GATHERED.worth(calls[torch.bfloat16])
+
+
+def test_what_is_taken_off_a_row_changes_no_weight():
+    """Nothing of ordinary rows, or of those that are hidden; the largest of the others, so that 0 is left."""
+    ordinary, hidden, huge = drawn(4), torch.full((4,), -math.inf), torch.tensor([3e30, 3e30, -1e30, -math.inf])
+    least = torch.full((4,), torch.finfo(torch.float32).min)
+    rows = torch.stack((ordinary, hidden, huge, least, least.masked_fill(ordinary > 0, 2.0)))
+    level = fused.levelled(rows)
+    torch.testing.assert_close(level[[0, 1, 4]], rows[[0, 1, 4]], rtol=0, atol=0)
+    torch.testing.assert_close(level[[2, 3]].amax(-1), torch.zeros(2), rtol=0, atol=0)
+    seen = [0, 2, 3, 4]
+    torch.testing.assert_close(level[seen].softmax(-1), rows[seen].softmax(-1))

@@ -327,6 +327,16 @@ def test_a_bias_beyond_any_exponent_leaves_the_largest_its_weight(size, impl):
     assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
 
 
+@pytest.mark.parametrize("size", [1e8, 1e30, -1e30])
+def test_gradients_beside_a_bias_that_is_large_everywhere_are_finite(size):
+    q, k, v = (torch.randn(2, 1, 5, 32, device="cuda", requires_grad=True) for _ in range(3))
+    for keys in (1, 5):
+        bias = size * (1 + torch.rand(1, 1, 1, keys, device="cuda"))
+        out = attend(q, k[:, :, :keys], v[:, :, :keys], bias=bias)
+        out.sum().backward()
+        assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 3, 1), (1, 2, 1, 1)], ids=str)
 def test_a_bias_that_is_the_same_for_every_key(shape):
     q, k, v = (torch.randn(1, 2, 3, 4, device="cuda") for _ in range(3))

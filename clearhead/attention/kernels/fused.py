@@ -28,6 +28,7 @@ from clearhead.masks import Causal, Mask
 
 # Outside of these a temperature can push float32 scores over the edge inside the kernel; the reference takes them.
 _COOLEST, _HOTTEST = 1e-3, 1e6
+_LARGE = 1e4  # of a bias; up to here nothing is taken off, and nothing rounded
 _DOTS = (Dot, ScaledDot, Bilinear)  # known to be dot products; others are asked
 
 
@@ -167,4 +168,12 @@ def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
     bias = call.cooled().to(call.q.dtype if call.q.is_cuda and not widens(call) else call.wide)
     if call.q.is_cuda and (bias.stride()[-1:], bias.shape[-1:]) != ((1,), (call.S,)):  # CUDA's kernels read rows
         bias = bias.expand(*bias.shape[:-1], call.S).contiguous()
-    return bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
+    bias = bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
+    return levelled(bias) if call.q.is_cuda and torch.is_grad_enabled() else bias
+
+
+def levelled(bias: Tensor) -> Tensor:
+    """The same weights by a bias whose rows have no large number for their largest: CUDA's backward pass raises e to a
+    score less the sum of its row, and where both are 1e30 their last digits differ by more than any exponent holds."""
+    most = bias.detach().amax(-1, keepdim=True)
+    return bias - torch.where((most.abs() > _LARGE) & most.isfinite(), most, 0.0).to(bias.dtype)
