@@ -1,6 +1,6 @@
 """A model of transformers under a sparse mask, trained at a length where attention is most of the work: with its own
 dense causal attention, with FlexAttention under the same mask, and under ours. Its layers are compiled, each by itself,
-in all three: otherwise a third of our time goes to their norms and turns, one small operator after the other."""
+in all three: otherwise most of our time goes to its own norms and turns, one small operator after the other."""
 
 from __future__ import annotations
 
