@@ -13,8 +13,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -129,19 +131,33 @@ class _Block:
                 RemovableHandle.next_id = first
                 stack.callback(module.register_forward_pre_hook(self.enter, prepend=True).remove)
                 stack.callback(module.register_forward_hook(self.leave, always_call=True).remove)
+                if module._compiled_call_impl is not None:  # by `module.compile()`
+                    stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                    module._compiled_call_impl = partial(self.around, module._compiled_call_impl)
                 if isinstance(module, MultiHeadAttention):
                     stack.callback(module.register_forward_pre_hook(self.begin, with_kwargs=True).remove)
                     stack.callback(module.register_forward_hook(self.end, always_call=True).remove)
             RemovableHandle.next_id = first + 4
 
-    def enter(self, module: nn.Module, args: Any) -> None:
+    def around(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.enter()
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            self.leave()
+
+    def enter(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # a module around this graph has entered; torch 2.11 cannot count inside
+            return
         self._depth.value += 1
         if self._depth.value == 1:
             self.has_run = True
             _HERE.blocks.append(self)
             self._mode.__enter__()
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._depth.value -= 1
         if self._depth.value == 0:
             self._mode.__exit__(None, None, None)

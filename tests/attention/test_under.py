@@ -138,6 +138,24 @@ def test_our_own_models_and_their_generation():
         assert torch.equal(encoder(ids), encoder(ids))
 
 
+@pytest.mark.compiled
+def test_our_own_compiled_blocks():
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    model = DecoderConfig(vocab_size=31, d_model=M, n_heads=H, n_layers=2, d_ff=17, max_len=40).build().eval()
+    ids, local = torch.randint(31, (2, T)), window(3, 0) | every(5)
+    with torch.no_grad():
+        plain = model(ids)
+        with ch.under(model, local):
+            masked = model(ids)
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+        for mask, wanted in ((local, masked), (full(), plain), (local, masked)):
+            with ch.under(model, mask):
+                torch.testing.assert_close([model(ids), model(ids)], [wanted, wanted])
+        torch.testing.assert_close(model(ids), plain)
+
+
 @pytest.mark.bad_input
 class TestBadInput:
     x = torch.randn(2, T, M, dtype=torch.float64)
@@ -178,7 +196,8 @@ class TestBadInput:
         assert cross(q, k).shape == q.shape
 
     @pytest.mark.compiled
-    def test_compiled_layers_share_a_graph_and_see_each_mask(self):
+    @pytest.mark.parametrize("how", ["its forward", "the layer", "in place"])
+    def test_compiled_layers_share_a_graph_and_see_each_mask(self, how):
         """Without the mask, with it, and without it again."""
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -188,15 +207,22 @@ class TestBadInput:
             plain = model(self.x)
             with ch.under(model, MASK):
                 masked = model(self.x)
-            for layer in model:
-                layer.forward = torch.compile(layer.forward, backend="aot_eager")
+            for i, layer in enumerate(model):
+                if how == "its forward":
+                    layer.forward = torch.compile(layer.forward, backend="aot_eager")
+                elif how == "the layer":
+                    model[i] = torch.compile(layer, backend="aot_eager")
+                else:
+                    layer.compile(backend="aot_eager")
             same([model(self.x)], [plain])
             for _ in range(2):
                 with ch.under(model, MASK):
                     same([model(self.x), model(self.x)], [masked, masked])
+                with ch.under(model, MASK, layers=["0", "1", "2", "3", "4", "5"]):
+                    same([model(self.x)], [masked])
             same([model(self.x)], [plain])
-        # Outside and in each of the two blocks; torch 2.11 makes two of each. One for every layer would be thirteen.
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
+        # Outside and in each of the four blocks. One for every layer would be six times as many.
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
 
     def test_a_compiled_model(self):
         with pytest.raises(ConfigError, match="is compiled"):
