@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead._numbers import HAS_TRITON, has_numbers
-from clearhead.attention.kernels import fused, gathered_dense
+from clearhead.attention.kernels import fused
 from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.plan import Blocking, Plan, plan
 from clearhead.attention.planning.constant import Spelling, is_static, spell
@@ -175,7 +175,7 @@ def blocking_for(call: Call) -> Blocking:
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:
     """The same for any device, whether it is here or not."""
-    dense = dense and gathered_dense.can_run(device, dtype, D, E)
+    dense = dense and _has_dense(device, dtype, D, E)
     if device.type != "cuda":
         return Blocking(64, 64, 128 if dense else None, dense)
     from clearhead.attention.kernels.gathered_launch import tiles_for
@@ -183,6 +183,15 @@ def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, den
     tiles = tiles_for(dtype, max(D, E))
     long = None if tiles.long is None else tiles.long.forward.M
     return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense, long)
+
+
+def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool:
+    """Whether torch has a kernel that gives its log-sum-exp, for queries of width D and values of width E."""
+    if device.type != "cuda":
+        return device.type == "cpu" and D == E
+    if torch.are_deterministic_algorithms_enabled():
+        return False  # its backward adds up in whatever order threads come
+    return dtype in (torch.float16, torch.bfloat16) and D % 8 == 0 and E % 8 == 0 and max(D, E) <= 128
 
 
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
