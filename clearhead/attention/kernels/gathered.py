@@ -7,6 +7,10 @@ the fused kernel."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
@@ -14,10 +18,24 @@ from clearhead._numbers import HAS_TRITON, has_numbers
 from clearhead.attention.kernels import fused
 from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask, allow, as_mask, leaves
+from clearhead.masks import (
+    Atom,
+    Blocks,
+    Causal,
+    Every,
+    Full,
+    Mask,
+    Prefix,
+    Scattered,
+    Stride,
+    Window,
+    allow,
+    as_mask,
+    fold,
+    leaves,
+)
 
 _WIDEST = 256
 
@@ -126,7 +144,7 @@ def _promises(call: Call) -> bool:
     from clearhead.attention.kernels.gathered_ops import constant_saves
 
     spelling = _constant(call)
-    if spelling is None or not is_static(heads) or not is_static(width):
+    if spelling is None or not _is_static(heads) or not _is_static(width):
         return False
     sizes = (call.T, call.S, call.offset)
     work = (heads, width, backward)
@@ -150,13 +168,6 @@ def saves(
     ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
     theirs = rates if instead is None else instead
     return ours < theirs.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
-
-
-def _constant(call: Call) -> Spelling | None:
-    """The mask in words, where it and the sizes are constants of the graph that is being compiled."""
-    if not all([is_static(n) for n in (call.T, call.S, call.offset)]):
-        return None
-    return spell(as_mask(call.mask))
 
 
 def plan_for(call: Call) -> Plan:
@@ -197,3 +208,59 @@ def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
     return allow(four_mask(mask.dense(call.T, call.S, offset=call.offset, device=call.q.device), lead))
+
+
+# -- masks of a graph that is being compiled --------------------------------------------------------------------------
+#
+# Dynamo hands only constants to a function that runs at compile time, and a mask that was put together inside the
+# traced code is none. Its text is.
+
+_KINDS = (Full, Causal, Window, Every, Stride, Prefix, Blocks, Scattered)
+_LEAVES = {kind.__name__: (kind, [field.name for field in fields(kind)]) for kind in _KINDS}
+_Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
+
+
+def _constant(call: Call) -> str | None:
+    """The mask as text, where it and the sizes are constants of the graph that is being compiled."""
+    return spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.offset)]) else None
+
+
+def spell(mask: Mask) -> str | None:
+    """The mask as `parse` reads it; None where it holds a tensor, or a number that is no constant of the graph."""
+    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
+        return None
+    text = fold(
+        mask,
+        leaf=_leaf,
+        both=_joined(" & "),
+        either=_joined(" | "),
+        inverse=lambda part: ("~", "~" + _inside(part)),
+        transposed=lambda part: ("", _inside(part) + ".T"),
+    )
+    return text[1]
+
+
+def _is_static(value: int) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(value)
+
+
+def _is_constant(atom: Atom) -> bool:
+    kind, names = _LEAVES.get(type(atom.leaf).__name__, (None, []))
+    return type(atom.leaf) is kind and all([_is_static(getattr(atom.leaf, name)) for name in names])
+
+
+def _leaf(atom: Atom) -> _Text:
+    name = type(atom.leaf).__name__
+    numbers = [str(int(getattr(atom.leaf, field))) for field in _LEAVES[name][1]]
+    return "", name.lower() + "(" + ", ".join(numbers) + ")"
+
+
+def _joined(sign: str) -> Callable[[_Text, _Text], _Text]:
+    # A row of one sign gets no brackets, however long: nested, it might be too deep.
+    return lambda a, b: (sign, _inside(a, sign) + sign + _inside(b))
+
+
+def _inside(part: _Text, sign: str = "") -> str:
+    return part[1] if part[0] in ("", sign) else "(" + part[1] + ")"

@@ -15,8 +15,8 @@ from torch import Tensor
 from clearhead.attention.kernels import gathered_cpu, gathered_launch
 from clearhead.attention.kernels.gathered_launch import Problem, unit
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
-from clearhead.attention.planning.constant import Spelling, read
 from clearhead.attention.planning.cost import rates_of
+from clearhead.masks import parse
 
 _ATEN = torch.ops.aten
 
@@ -25,14 +25,14 @@ Plain = tuple[int, int, int | None, bool, int | None]
 
 
 @torch.compiler.assume_constant_result
-def constant_handle(spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Plain) -> int:
+def constant_handle(mask: str, T: int, S: int, offset: int, device: torch.device, blocking: Plain) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
+    return pin(plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
 
 
 @torch.compiler.assume_constant_result
 def constant_saves(
-    spelling: Spelling,
+    mask: str,
     sizes: tuple[int, int, int],
     device: torch.device,
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -45,7 +45,7 @@ def constant_saves(
     from clearhead.attention.kernels.gathered import saves
 
     T, S, offset = sizes
-    made = plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
+    made = plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
     ours, theirs = (rates_of(device, dtype) for dtype in dtypes)
     return saves(made, *work, ours, instead=theirs)
 

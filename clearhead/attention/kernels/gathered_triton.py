@@ -25,7 +25,7 @@ LARGEST = tl.constexpr(1e38)
 
 @triton.jit
 def _item(items, patterns, bh, active, PATTERNS: tl.constexpr):
-    """Which pattern a head has, and where this program's item is (see `planning.schedule.Schedule`)."""
+    """Which pattern a head has, and where this program's item is (see `gathered_launch.Schedule`)."""
     pattern = 0
     if PATTERNS:
         pattern = tl.load(patterns + bh)
