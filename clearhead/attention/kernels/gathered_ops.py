@@ -20,34 +20,30 @@ from clearhead.masks import parse
 
 _ATEN = torch.ops.aten
 
-Plain = tuple[int, int, int | None, bool, int | None]
-"""The fields of a `Blocking`: of an object made in its graph, the compiler hands on the defaults alone."""
+Recipe = tuple[Any, ...]
+"""A device, the text of a mask, T, S, the offset and the fields of a `Blocking`: all that a plan is made of."""
 
 
 @torch.compiler.assume_constant_result
-def constant_handle(mask: str, T: int, S: int, offset: int, device: torch.device, blocking: Plain) -> int:
+def constant_handle(recipe: Recipe) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
+    return pin(_follow(recipe))
 
 
 @torch.compiler.assume_constant_result
-def constant_saves(
-    mask: str,
-    sizes: tuple[int, int, int],
-    device: torch.device,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    blocking: Plain,
-    work: tuple[int, int, bool],
-) -> bool:
-    """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset.
+def constant_saves(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
+    """Whether gathering promises to be faster, answered while a graph is compiled.
 
     `dtypes` are that in which it would gather, and that of the fused kernel instead."""
     from clearhead.attention.kernels.gathered import saves
 
-    T, S, offset = sizes
-    made = plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
-    ours, theirs = (rates_of(device, dtype) for dtype in dtypes)
-    return saves(made, *work, ours, instead=theirs)
+    ours, theirs = (rates_of(recipe[0], dtype) for dtype in dtypes)
+    return saves(_follow(recipe), *work, ours, instead=theirs)
+
+
+def _follow(recipe: Recipe) -> Plan:
+    device, mask, T, S, offset, *blocking = recipe
+    return plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
 
 
 def uses_triton(q: Tensor) -> bool:
