@@ -38,9 +38,8 @@ def build(view: View, device: torch.device) -> Lists:
 def _structured(view: View, spans: Spans) -> Lists | None:
     stretches = seen_by.stretches_of(view, spans)
     residues = stretches.residues
-    sizes = torch.bincount(residues.of, minlength=residues.count)  # members of each class
     every_class = stretches.full.all(-1)
-    simple = every_class | ((stretches.full * sizes).sum(-1) <= MAX_PROGRESSIONS)
+    simple = every_class | ((stretches.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
     full = stretches.full & simple[..., None]
     partial = stretches.seen & ~full
     full_segments = _segments(stretches, full, MAX_PROGRESSIONS, cover=False)
@@ -67,15 +66,14 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
     Stretches with all classes are ranges; those of a few remainders (at most `most`) are progressions, one for each.
     What is left is covered by ranges too if `cover`, and is not there otherwise."""
     residues = stretches.residues
-    sizes = torch.bincount(residues.of, minlength=residues.count)
-    small = ((on * sizes).sum(-1) <= most) & (residues.count > 1)
+    small = ((on * residues.sizes).sum(-1) <= most) & (residues.count > 1)
     ranges = on.any(-1) & ~small if cover else on.all(-1)
     tracks = [_runs(stretches.edges, ranges, None)]
-    for kind in range(residues.count):
-        if residues.count > 1 and int(sizes[kind]) <= most:
-            chosen = on[..., kind] & ~ranges
-            if bool(chosen.any()):
-                tracks += [_runs(stretches.edges, chosen, (residues, int(r))) for r in residues.members(kind)]
+    for kind, size in enumerate(residues.sizes.tolist() if residues.count > 1 else ()):
+        chosen = on[..., kind] & ~ranges
+        if size <= most and bool(chosen.any()):
+            remainders = (residues.of == kind).nonzero().flatten().tolist()
+            tracks += [_runs(stretches.edges, chosen, (residues, r)) for r in remainders]
     found = torch.cat(tracks, 1)
     if found.shape[1] == 0:
         return found
@@ -225,8 +223,7 @@ def _alone(span: Keys, blocks: int, device: torch.device) -> Tensor:
 def _representatives(signature: Tensor | None, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Blocks that stand for all that look like them, (R,), and for every block which of these is its own, (B,)."""
     if signature is None:
-        every = torch.arange(blocks, device=device)
-        return every, every
+        return torch.arange(blocks, device=device), torch.arange(blocks, device=device)
     rows = signature.cpu().contiguous()
     data, width = rows.numpy().tobytes(), rows.shape[1] * rows.element_size()
     keys = [data[at : at + width] for at in range(0, blocks * width, width)]
@@ -285,18 +282,12 @@ def _skipped(pieces: list[_Piece], residues: Residues) -> tuple[int, int]:
     """The one remainder whose columns nobody sees, if that explains every unseen column but those at the ends."""
     if residues.modulus == 1 or isinstance(residues.shift, Tensor):
         return 0, 0
-    alone = torch.bincount(residues.of, minlength=residues.count)[residues.of[:64]] == 1
-    candidates = alone.nonzero().flatten().tolist()
-    if not candidates:
-        return 0, 0
-    seen = [(piece.columns % residues.modulus, piece.width > 0, piece.seen.any(1)) for piece in pieces]
-    for remainder in candidates:
-        hits = dead = 0
-        for remainders, inside, anyone in seen:
-            mine = (remainders == remainder) & inside
-            hits += int(mine.sum())
-            dead += int((mine & ~anyone).sum())
-        if hits and hits == dead:
+    alone = (residues.sizes[residues.of[:64]] == 1).nonzero().flatten().tolist()
+    unseen = [~piece.seen.any(1) for piece in pieces] if alone else []
+    for remainder in alone:
+        mine = [(piece.columns % residues.modulus == remainder) & (piece.width > 0) for piece in pieces]
+        dead = [here & nobody for here, nobody in zip(mine, unseen, strict=True)]
+        if any(here.any() for here in mine) and all(map(torch.equal, mine, dead)):
             return residues.modulus, remainder
     return 0, 0
 

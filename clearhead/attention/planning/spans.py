@@ -88,30 +88,23 @@ def outline_of(view: View) -> Spans | None:
     """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
 
     Leaves that move one way only are asked about the ends of a block, the others about all of its rows."""
-    found: Spans = {}
-    for atom in view.functions:
-        span = _span(view, atom, view.ends if isinstance(atom.leaf, _MONOTONE) else view.filled)
-        if span is None:
-            return None
-        found[atom] = span
-    return found
+    if None in view.functions.values():
+        return None
+    ends, filled = view.ends, view.filled
+    return {atom: _span(view, atom, ends if isinstance(atom.leaf, _MONOTONE) else filled) for atom in view.functions}
 
 
 def spans_at(view: View, blocks: Tensor) -> Spans:
     """What each leaf says of every row of these blocks (R,), b · N + n for block n of batch element b."""
-    found: Spans = {}
-    for atom in view.functions:
-        # With a batch the answers for one row of blocks are many: ask for all, and choose.
-        span = _span(view, atom, view.filled if view.batch > 1 else view.filled[blocks])
-        assert span is not None  # the outline has it
-        found[atom] = span.each(lambda x: x[blocks]) if view.batch > 1 else span
-    return found
+    if view.batch == 1:
+        return {atom: _span(view, atom, view.filled[blocks]) for atom in view.functions}
+    # With a batch the answers for one row of blocks are many: ask for all, and choose.
+    return {atom: _span(view, atom, view.filled).each(lambda x: x[blocks]) for atom in view.functions}
 
 
-def _span(view: View, atom: Atom, rows: Tensor) -> Keys | None:
+def _span(view: View, atom: Atom, rows: Tensor) -> Keys:
     function, device = view.functions[atom], atom.leaf.device
-    if function is None:
-        return None
+    assert function is not None  # or there would be no outline
 
     def spread(x: Tensor) -> Tensor:
         return x.to(rows.device).broadcast_to(shape).reshape(view.batch * rows.shape[0], rows.shape[1])
@@ -132,8 +125,10 @@ class Residues:
     shift: Tensor | int
     truth: dict[Atom, Tensor]  # (count,) bool for spans that are known by class
 
-    def members(self, kind: int) -> Tensor:
-        return (self.of == kind).nonzero().flatten()
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(count,) how many remainders each class has."""
+        return torch.bincount(self.of, minlength=self.count)
 
 
 @dataclass(frozen=True)
@@ -147,15 +142,14 @@ class Stretches:
     residues: Residues
 
 
-def residues_of(spans: Spans, device: torch.device) -> Residues:
+def _residues(spans: Spans, device: torch.device) -> Residues:
     """The classes of columns: from residues that never change, or from one that changes block by block."""
     moving = {atom: span for atom, span in spans.items() if span.modulus > 1 and isinstance(span.residue, Tensor)}
     fixed = {atom: span for atom, span in spans.items() if span.modulus > 1 and atom not in moving}
     shift = _common_shift(list(moving.values()))
     if shift is not None:
         modulus = next(iter(moving.values())).modulus
-        of = torch.ones(modulus, dtype=torch.int64, device=device)
-        of[0] = 0
+        of = (torch.arange(modulus, device=device) > 0).long()
         truth = torch.tensor([True, False][: min(modulus, 2)], device=device)
         return Residues(modulus, of, len(truth), shift, dict.fromkeys(moving, truth))
     modulus = 1
@@ -166,15 +160,13 @@ def residues_of(spans: Spans, device: torch.device) -> Residues:
             modulus = common
             known.append(atom)
     remainder = torch.arange(modulus, device=device)
-    code = torch.zeros(modulus, dtype=torch.int64, device=device)
-    tables = {atom: (remainder - fixed[atom].residue) % fixed[atom].modulus == 0 for atom in known}
-    for bit, table in enumerate(tables.values()):
-        code += table.long() << bit
+    code = torch.zeros_like(remainder)
+    for bit, atom in enumerate(known):
+        code += ((remainder - fixed[atom].residue) % fixed[atom].modulus == 0).long() << bit
     kinds, of = code.unique(return_inverse=True)
     if len(kinds) > MAX_CLASSES:
         return Residues(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
-    truth_of = {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(tables)}
-    return Residues(modulus, of, len(kinds), 0, truth_of)
+    return Residues(modulus, of, len(kinds), 0, {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(known)})
 
 
 def _common_shift(moving: list[Keys]) -> Tensor | None:
@@ -193,8 +185,16 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
     """Cut each block's columns where a span changes, and say what is full and what is seen in each stretch."""
     device = view.rows.device
     blocks = view.batch * view.rows.shape[0]
-    residues = residues_of(spans, device)
-    bounds = {atom: _bounds(span, blocks, device) for atom, span in spans.items()}
+    residues = _residues(spans, device)
+
+    def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The least and the greatest of the rows of each block, (B,) each."""
+        if isinstance(value, Tensor):
+            return value.amin(1), value.amax(1)
+        same = torch.full((blocks,), value, device=device)
+        return same, same
+
+    bounds = {atom: (*extremes(span.start), *extremes(span.stop)) for atom, span in spans.items()}
     ends = [torch.full((blocks,), at, device=device) for at in (view.first, view.stop)]
     cuts = [cut.clamp(view.first, view.stop) for four in bounds.values() for cut in four]
     edges = torch.stack([*ends, *cuts], 1).sort(1).values  # (B, E + 1)
@@ -223,15 +223,3 @@ def stretches_of(view: View, spans: Spans) -> Stretches:
     )
     shape = (*at.shape, residues.count)
     return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
-
-
-def _bounds(span: Keys, blocks: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Least and greatest start, least and greatest stop of the rows of each block, (B,) each."""
-
-    def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:
-        if isinstance(value, Tensor):
-            return value.amin(1), value.amax(1)
-        same = torch.full((blocks,), value, device=device)
-        return same, same
-
-    return *extremes(span.start), *extremes(span.stop)
