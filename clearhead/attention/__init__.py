@@ -2,8 +2,7 @@
 
 from clearhead.attention.attend import attend
 from clearhead.attention.cache import KVCache
-from clearhead.attention.config import AttentionConfig, Biases
-from clearhead.attention.multihead import MultiHeadAttention
+from clearhead.attention.multihead import AttentionConfig, Biases, MultiHeadAttention
 from clearhead.attention.scores import Additive, Bilinear, Capped, Dot, Scaled, ScaledDot
 from clearhead.attention.under import under
 from clearhead.attention.weights import Gumbel, Hard, Softmax, StraightThrough

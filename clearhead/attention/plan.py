@@ -22,11 +22,10 @@ from torch import Tensor
 
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
-from clearhead.attention.planning.listed import Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.lists import Lists
-from clearhead.attention.planning.spans import View
-from clearhead.attention.planning.split import Part, row_blocks, split, whole_columns, whole_triangle
-from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, leaves
+from clearhead.attention.planning.pairs import Pairs, Scatter, lists_of, pairs_of
+from clearhead.attention.planning.split import split, view_of, whole_columns, whole_triangle
+from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
 from clearhead.masks.geometry import Grid
 
 KEPT = 64
@@ -35,9 +34,6 @@ KEPT = 64
 LONG = 4096
 """Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test: these
 read their columns for more rows, but beside the edges of a mask they compute more pairs that are not allowed."""
-
-_ON_CPU = 1 << 17
-"""Up to so many rows the structure of a mask is worked out on the CPU, whatever the device."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +88,20 @@ class Plan:
             return ()
         n_rows = self.S if by_key else self.T
         M = self.blocking.keys if by_key else self.blocking.queries
-        found: list[Lists] = []
+        grid, found = Grid(self.S, self.offset), list[Lists]()
         for part in split(self.rest, n_rows):
             keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
-            if part.scatter is None:
-                lists = _build(self, part, by_key, n_rows, M, keep_empty)
-                if self.blocking.long is not None and _is_long(lists):
-                    lists = _build(self, part, by_key, n_rows, self.blocking.long, keep_empty)
-                found.append(lists)
-            else:
+            if part.scatter is not None:
                 if part.scatter not in self.memo:
-                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, Grid(self.S, self.offset), self.device)
+                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, grid, self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
                 found.append(lists_of(self.memo[part.scatter], shape, M, by_key, keep_empty))
+                continue
+            how = (by_key, keep_empty, self.device)
+            lists = build(view_of(part, self.T, grid, M, *how), self.device)
+            if self.blocking.long is not None and _is_long(lists):
+                lists = build(view_of(part, self.T, grid, self.blocking.long, *how), self.device)
+            found.append(lists.to(self.device))
         return tuple(found)
 
     # -- numbers ------------------------------------------------------------------------------------------------------
@@ -193,15 +190,46 @@ class Plan:
 
     def explain(self, rates: Rates | None = None) -> str:
         """The plan in words, with the time it should take at these rates (those of its device, if not given)."""
-        from clearhead.attention.planning.words import explain
-
-        return explain(self, rates)
+        rates = rates_of(self.device) if rates is None else rates
+        dense = self.triangle or self.columns is not None
+        gathered = [lists for lists in self.queries if lists.pairs]
+        lines = [f"{self.mask}: {self.T:,} queries, {self.S:,} keys, {self.allowed:,} pairs allowed"]
+        if self.triangle:
+            lines.append(f"  dense      causal attention over all keys: {self.dense_pairs:,} pairs")
+        elif self.columns is not None:
+            keys = f"{len(self.columns):,} keys that every query sees, gathered once"
+            lines.append(f"  dense      {keys}: {self.dense_pairs:,} pairs")
+        lines += [f"  gathered   {lists}" for lists in gathered]
+        if dense + len(gathered) > 1:
+            lines.append(f"  merged     {dense + len(gathered)} pieces, by their log-sum-exps in float32")
+        needed = f"{100 * self.allowed / self.computed if self.computed else 100:.0f} %"
+        share = f"{self.density:.4f} of all; {needed} of them are allowed"
+        lines.append(f"  together   {self.computed:,} pairs computed, {share}")
+        everything = rates.milliseconds(dense=32.0 * self.T * self.S, width=64)
+        ratio = self.predicted_ms(heads=32, rates=rates) / max(everything, 1e-12)
+        setting = f"({rates.name}, 32 heads of width 64)"
+        lines.append(f"  predicted  {ratio:.3f} of the time of attention without a mask {setting}")
+        return "\n".join(lines)
 
     def draw(self, cells: int = 32) -> Drawing:
         """What is computed, drawn like a mask: a cell is as dark as the part of its pairs that is, needed or not."""
-        from clearhead.attention.planning.words import draw
-
-        return draw(self, cells)
+        T, S, rows, columns = self.T, self.S, min(self.T, cells), min(self.S, cells)
+        counts = torch.zeros(rows, columns, dtype=torch.float64)
+        if self.triangle:
+            halves = torch.tensor(causal().draw(T, S, cells=cells).cells, dtype=torch.float64)
+            counts += halves * _sizes(T, rows, S, columns)
+        if self.columns is not None:
+            counts += _sizes(T, rows, 1, 1) * _cells(self.columns[None].cpu(), S, columns)
+        for lists in self.queries:
+            blocks = (lists.total > 0).nonzero().flatten()
+            for part in blocks.split(max(1, (1 << 22) // max(lists.longest, lists.M, 1))):
+                inside = torch.arange(lists.longest, device=part.device) < lists.total[part][:, None]
+                across = torch.where(inside, lists.columns(part, lists.longest), -1)
+                down = _cells(lists.row_indices(part).cpu(), T, rows)
+                counts += down.T @ _cells(across.cpu(), S, columns) / max(lists.batch, 1)
+        shades = counts / _sizes(T, rows, S, columns) if counts.numel() else counts
+        table = tuple([tuple(row) for row in shades.clamp(max=1.0).tolist()])
+        return Drawing(f"{self.mask}, as it is planned", T, S, self.offset, self.mask.batch_shape, table, T)
 
     def __str__(self) -> str:
         return self.explain()
@@ -278,8 +306,8 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
     columns: Tensor | None = None
     triangle, rest = False, None if empty else mask
     if not empty and blocking.triangle and T == S and offset == 0:
-        causal, left = whole_triangle(mask)
-        if causal is not None:
+        whole, left = whole_triangle(mask)
+        if whole is not None:
             triangle, rest = True, left
     if not empty and not triangle and blocking.dense_from is not None:
         whole, left = whole_columns(mask)
@@ -295,17 +323,14 @@ def _is_long(lists: Lists) -> bool:
     return lists.pairs >= LONG * lists.M * blocks > 0 and lists.partial_pairs <= lists.pairs / 10
 
 
-def _build(made: Plan, part: Part, by_key: bool, n_rows: int, M: int, keep_empty: bool) -> Lists:
-    first = 0 if by_key else made.offset
-    columns = (made.offset, made.offset + made.T) if by_key else (0, made.S)
-    # A plan is a hundred small operations, each with an answer that the next one waits for: a GPU would mostly
-    # wait, too.
-    few = part.mask.is_structural and n_rows <= _ON_CPU
-    indices = row_blocks(part, by_key, n_rows, first, M, torch.device("cpu") if few else made.device)
-    in_order = indices.shape[0] * M - n_rows < M and torch.equal(
-        indices.flatten()[:n_rows], torch.arange(n_rows, device=indices.device)
-    )
-    rows = torch.where(indices >= 0, indices + first, -1)
-    view = View(part.mask, rows, *columns, Grid(made.S, made.offset), n_rows, by_key, in_order)
-    lists = build(view, indices=None if in_order else indices, keep_empty=keep_empty, device=made.device)
-    return lists.to(made.device)
+def _cells(indices: Tensor, n: int, cells: int) -> Tensor:
+    """(R, cells) how many of each row's indices (of n; negative ones are none) lie in each cell."""
+    cell = ((indices + 1) * cells - 1).div(max(n, 1), rounding_mode="floor").clamp(min=0)
+    counts = torch.zeros(len(indices), cells, dtype=torch.float64)
+    return counts.scatter_add_(1, cell, (indices >= 0).to(torch.float64))
+
+
+def _sizes(T: int, rows: int, S: int, columns: int) -> Tensor:
+    """(rows, columns) how many pairs each cell has."""
+    heights, widths = ((torch.arange(k + 1) * n // k).diff().to(torch.float64) for n, k in ((T, rows), (S, columns)))
+    return heights[:, None] * widths[None, :]

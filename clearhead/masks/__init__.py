@@ -13,7 +13,7 @@ from __future__ import annotations
 from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Block, Documents, Padding, allow, block, documents, padding
 from clearhead.masks.drawing import Drawing
-from clearhead.masks.operators import And, Not, Or, Transposed
+from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, reach
 from clearhead.masks.parse import parse
 from clearhead.masks.shading import draw
 from clearhead.masks.structural import (
@@ -34,7 +34,6 @@ from clearhead.masks.structural import (
     stride,
     window,
 )
-from clearhead.masks.walk import Atom, fold, leaves, reach
 
 __all__ = [
     "Allow", "And", "Atom", "Block", "Blocks", "Causal", "Documents", "Drawing", "Every", "Full", "Leaf", "Mask", "Not",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clearhead.masks.base import Mask
 from clearhead.masks.geometry import Grid, KeysOf
+from clearhead.masks.operators import Atom, fold
 from clearhead.masks.structural import Full, Scattered
-from clearhead.masks.walk import Atom, fold
 
 MAX_TERMS = 4096
 """The most products an expression is expanded into; beyond that its pairs are tested one by one."""

@@ -44,7 +44,8 @@ class _Data(Leaf):
         return hash((type(self).__name__, *[id(tensor) for tensor in self.data]))
 
     def __str__(self) -> str:
-        return f"{type(self).__name__.lower()}({self.names[0]})"
+        named = [f"before={name}" for name in self.names[1:]]  # of `padding` alone
+        return f"{type(self).__name__.lower()}({', '.join([self.names[0], *named])})"
 
 
 class Padding(_Data):
@@ -84,10 +85,6 @@ class Padding(_Data):
         if swapped:
             return lambda p: Keys(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
         return lambda p: Keys(start, stop)
-
-    def __str__(self) -> str:
-        second = "" if self.before is None else f", before={self.names[1]}"
-        return f"padding({self.names[0]}{second})"
 
 
 class Documents(_Data):

@@ -1,19 +1,29 @@
-"""The four ways to make a mask from masks: `&`, `|`, `~` and `.T`.
+"""The four ways to make a mask from masks, `&`, `|`, `~` and `.T`, and the one walk over what they make.
 
 `a & b & c` is one node with three parts, however it is bracketed, and likewise for `|`; `~~m` and `m.T.T` are m again.
-Nothing else is rewritten, so an expression prints as it was written."""
+Nothing else is rewritten, so an expression prints as it was written.
+
+`fold` works out a value from the leaves up, `leaves` lists what an expression is made of. Whoever asks something of a
+mask that it cannot answer itself (a formula, a plan, a proof) says what a leaf, `&`, `|` and `~` mean there, and need
+not know how expressions are built."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import MaskError
-from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Mask, common_shape
-from clearhead.masks.geometry import Grid, Region
+from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Leaf, Mask, common_shape
+from clearhead.masks.geometry import Grid, KeysOf, Region
+from clearhead.masks.structural import Window
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,12 +89,10 @@ class And(_Compound):
         # Parts that allow every pair hide nothing: if one part is left, it decides alone.
         everything = Region.box(first, last, 0, keys - 1)
         hiding = [part for part in self.parts if not part.verdict(everything)]
-        if len(hiding) == 1:
-            return hiding[0]._fills(first, last, keys)
-        return super()._fills(first, last, keys)
+        return hiding[0]._fills(first, last, keys) if len(hiding) == 1 else super()._fills(first, last, keys)
 
     def __str__(self) -> str:
-        return " & ".join([_inside(part, isinstance(part, Or)) for part in self.parts])
+        return " & ".join([_inside(part, Or) for part in self.parts])
 
 
 class Or(_Compound):
@@ -123,7 +131,7 @@ class Not(_Compound):
         return None if inner is None else not inner
 
     def __str__(self) -> str:
-        return "~" + _inside(self.parts[0], isinstance(self.parts[0], (And, Or)))
+        return "~" + _inside(self.parts[0], And, Or)
 
 
 class Transposed(_Compound):
@@ -145,7 +153,7 @@ class Transposed(_Compound):
         return self.parts[0].verdict(region.flipped())
 
     def __str__(self) -> str:
-        return _inside(self.parts[0], isinstance(self.parts[0], (And, Or, Not))) + ".T"
+        return _inside(self.parts[0], And, Or, Not) + ".T"
 
 
 def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
@@ -178,5 +186,76 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
     return kind(parts, depth, nodes)
 
 
-def _inside(mask: Mask, brackets: bool) -> str:
-    return f"({mask})" if brackets else str(mask)
+def _inside(mask: Mask, *brackets: type[Mask]) -> str:
+    return f"({mask})" if isinstance(mask, brackets) else str(mask)
+
+
+class Atom(NamedTuple):
+    """A leaf of an expression, with `.T` pushed down to it: the predicate leaf(p, j), or leaf(j, p) if swapped."""
+
+    leaf: Leaf
+    swapped: bool = False
+
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        """The predicate itself, for any positions that broadcast."""
+        return self.leaf.test(j, p, grid.flipped()) if self.swapped else self.leaf.test(p, j, grid)
+
+    def keys(self) -> KeysOf | None:
+        """The function from query positions to what they see (interval and residue), or None where there is none."""
+        return self.leaf.keys_of(self.swapped)
+
+    def flipped(self) -> Atom:
+        """The same of queries and keys exchanged."""
+        return atom(self.leaf, not self.swapped)
+
+
+def atom(leaf: Leaf, swapped: bool) -> Atom:
+    """The atom of a leaf; a symmetric leaf has only one."""
+    return Atom(leaf, swapped and not leaf.symmetric)
+
+
+def fold(
+    mask: Mask,
+    *,
+    leaf: Callable[[Atom], V],
+    both: Callable[[V, V], V],
+    either: Callable[[V, V], V],
+    inverse: Callable[[V], V],
+    transposed: Callable[[V], V] | None = None,
+    swapped: bool = False,
+) -> V:
+    """The value of an expression, from the values of its leaves, joined two by two from the left.
+
+    `.T` is pushed down to the leaves, with `swapped` as if one stood around the whole; or it is a step of its own where
+    `transposed` says what it does."""
+
+    def value(node: Mask, swapped: bool) -> V:
+        if isinstance(node, (And, Or)):
+            return reduce(both if isinstance(node, And) else either, [value(part, swapped) for part in node.parts])
+        if isinstance(node, Not):
+            return inverse(value(node.parts[0], swapped))
+        if isinstance(node, Transposed):
+            inner = value(node.parts[0], swapped ^ (transposed is None))
+            return inner if transposed is None else transposed(inner)
+        if isinstance(node, Leaf):
+            return leaf(atom(node, swapped))
+        raise TypeError(f"{type(node).__name__} is neither a Leaf nor an operator of masks")
+
+    return value(mask, swapped)
+
+
+def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
+    """The different atoms of an expression (of its `.T`, if swapped), in the order of reading."""
+    found = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
+    return list(dict.fromkeys(found))
+
+
+def reach(mask: Mask) -> int | None:
+    """How far back a token sees at most, itself counted; None: to the beginning."""
+    if isinstance(mask, (And, Or)):
+        found = [reach(part) for part in mask.parts]
+        known = [n for n in found if n is not None]
+        if isinstance(mask, And):
+            return min(known, default=None)
+        return max(known) if len(known) == len(found) else None
+    return mask.before + 1 if isinstance(mask, Window) else None

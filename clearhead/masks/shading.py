@@ -18,7 +18,7 @@ from clearhead.masks.data import Allow, Documents
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.geometry import Grid
 from clearhead.masks.hashing import mix
-from clearhead.masks.walk import leaves
+from clearhead.masks.operators import leaves
 
 _ROWS_A_BAND = 4096
 _PAIRS_A_BAND = 1 << 22

@@ -7,15 +7,24 @@ turns vectors itself."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
 
 from clearhead.positions.alibi import ALiBi, LinearBias
 from clearhead.positions.learned import Learned, LearnedPositions
-from clearhead.positions.none import NoPositions
 from clearhead.positions.relative import BucketedBias, RelativeBias
-from clearhead.positions.rotary import Rotary
+from clearhead.positions.rotary import Linear, Llama3, Rotary, Stretch, Yarn
 from clearhead.positions.sinusoidal import Sinusoidal, SinusoidalPositions
-from clearhead.positions.stretch import Linear, Llama3, Stretch, Yarn
+
+
+@dataclass(frozen=True)
+class NoPositions:
+    """No encoding. Without a causal mask the model cannot tell one order of its tokens from another.
+
+    Beyond the trained length: nothing ends, since nothing is encoded."""
+
+    kind: ClassVar[Literal["none"]] = "none"
+
 
 Positions: TypeAlias = Sinusoidal | Learned | Rotary | RelativeBias | ALiBi | NoPositions
 

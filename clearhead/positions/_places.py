@@ -1,4 +1,4 @@
-"""What positions of tokens have in common: how they lie beside x, and the angles that they turn by."""
+"""What positions of tokens have in common: how they lie beside x, and the frequencies that they turn by."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ShapeError
-from clearhead.positions.stretch import Stretch
 
 
-def angles(positions: Tensor, width: int, base: float, stretch: Stretch | None = None) -> Tensor:
-    """(…, T) positions to (…, T, width / 2) angles in radians: position p turns pair i by p · base^(−2i / width), or by
-    p times these frequencies as `stretch` slows them down.
+def frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """(width / 2,) by how many radians each position turns pair i: base^(−2i / width).
 
-    They are computed in float64 and cast only after the sine: in float32 the rounding of one frequency, times position
-    100,000, is already an error in the third decimal."""
+    They are computed in float64, as are the angles, and cast only after the sine: in float32 the rounding of one
+    frequency, times position 100,000, is already an error in the third decimal."""
     # Apple's GPUs have no float64; there the angles are as exact as float32 is.
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)  # 2i
-    frequencies = base ** (-pair / width)
-    return positions.to(wide).unsqueeze(-1) * (frequencies if stretch is None else stretch.slowed(frequencies, base))
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return base ** (-torch.arange(0, width, 2, device=device, dtype=wide) / width)
 
 
 def beside(positions: Tensor, x: Tensor) -> Tensor:

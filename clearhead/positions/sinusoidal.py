@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.positions._places import angles, beside
+from clearhead.positions._places import beside, frequencies
 from clearhead.values import Range
 
 
@@ -28,7 +28,8 @@ def _even_width(width: int) -> int:
 
 def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
     """(…, T) to (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or all sines first."""
-    angle = angles(positions, width, choice.base)
+    turns = frequencies(width, choice.base, positions.device)
+    angle = positions.to(turns.dtype).unsqueeze(-1) * turns
     if choice.halves:
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)

@@ -17,6 +17,7 @@ import torch
 
 from clearhead.attention import plan as planning
 from clearhead.attention.kernels import gathered, gathered_ops
+from clearhead.attention.kernels.gathered_launch import Problem
 from clearhead.attention.plan import plan
 from clearhead.masks import allow, blocks, causal, documents, every, prefix, scattered, window
 
@@ -137,8 +138,8 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
     blocking = gathered.blocking_on(torch.device("cuda"), dtype, D, D, dense=False)
     made = plan(mask, T, blocking=blocking)
-    out, lse = gathered_ops._forward_triton(made, q, k, v, added, 0.125)
-    gathered_ops._backward_triton(made, grad, q, k, v, added, out, lse, 0.125)
+    out, lse = gathered_ops._forward_triton(made, Problem(q, k, v, added, 0.125))
+    gathered_ops._backward_triton(made, Problem(q, k, v, added, 0.125), grad, out, lse)
     kernels = {one.kernel for one in found}
     assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
     assert max(one.shared for one in found) <= SHARED
@@ -162,7 +163,7 @@ def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
     q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=bias is None)
     added = None if bias is None else torch.randn(1, 1, T, T).to(bias)
-    gathered_ops._forward_triton(plan(mask, T, blocking=blocking), q, k, v, added, 0.125)
+    gathered_ops._forward_triton(plan(mask, T, blocking=blocking), Problem(q, k, v, added, 0.125))
     (kernel,) = (one for one in found if one.kernel == "forward_kernel")
     assert kernel.spilled == 0
     assert kernel.at_once >= at_once
@@ -175,8 +176,8 @@ def test_large_blocks_of_long_lists_fit(found, monkeypatch):
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 128, 128, dense=False)
     made = plan(blocks(256), T, blocking=blocking)
     assert (made.queries[0].M, made.keys[0].M) == (128, 128)
-    out, lse = gathered_ops._forward_triton(made, q, k, v, None, 0.125)
-    gathered_ops._backward_triton(made, grad, q, k, v, None, out, lse, 0.125)
+    out, lse = gathered_ops._forward_triton(made, Problem(q, k, v, None, 0.125))
+    gathered_ops._backward_triton(made, Problem(q, k, v, None, 0.125), grad, out, lse)
     for one in found:
         assert one.shared <= SHARED
         assert 256 * one.registers <= REGISTERS

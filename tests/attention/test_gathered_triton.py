@@ -138,10 +138,10 @@ def case(number):
     """One case, in the interpreting process."""
     import torch
 
-    from clearhead.attention.planning import schedule
+    from clearhead.attention.kernels import gathered_launch
 
     text, shape, offset, name, kind, dense, split = CASES[number]
-    schedule.SHORTEST, schedule.PROGRAMS = (2, 1) if split else (16, 400)
+    gathered_launch.SHORTEST, gathered_launch.PROGRAMS = (2, 1) if split else (16, 400)
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
     bias = bias_of(kind, shape, offset, generator)

@@ -65,9 +65,26 @@ MASKS = st.deferred(
 )
 
 
+def dense(lists):
+    """The bool tensor (batch, n_rows, n_columns) that lists describe; no pair may be listed twice."""
+    blocks = torch.arange(lists.total.shape[0])
+    result = torch.zeros(lists.batch, lists.n_rows + 1, lists.n_columns + 1, dtype=torch.int32)
+    if not len(blocks) or not lists.longest:
+        return result[:, :-1, :-1] > 0
+    allowed = lists.allowed(blocks, lists.longest)
+    rows = lists.row_indices(blocks)
+    rows = torch.where(rows < 0, lists.n_rows, rows)[..., None].expand_as(allowed)
+    columns = lists.columns(blocks, lists.longest)[:, None].expand_as(allowed)
+    batch = (blocks // lists.N)[:, None, None].expand_as(allowed)
+    result.index_put_((batch, rows, columns), allowed.int(), accumulate=True)
+    result = result[:, :-1, :-1]
+    assert result.max() <= 1
+    return result > 0
+
+
 def computed(made, lists, by_key):
     """How often each pair is computed and allowed, by the dense calls and these lists together."""
-    pieces = [piece.dense().int() for piece in lists]
+    pieces = [dense(piece).int() for piece in lists]
     shape = (made.S, made.T) if by_key else (made.T, made.S)
     total = sum(pieces) if pieces else torch.zeros(1, *shape, dtype=torch.int32)
     total = total.mT if by_key else total

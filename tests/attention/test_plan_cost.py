@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from clearhead.attention.kernels import gathered
 from clearhead.attention.plan import Blocking, plan
-from clearhead.attention.planning.constant import read, spell
 from clearhead.attention.planning.cost import CPU, H200, rates_of
-from clearhead.masks import blocks, causal, documents, every, padding, window
+from clearhead.masks import blocks, causal, documents, every, padding, parse, window
 from tests.masks.strategies import masks
 from tools.calibrate import KINDS, Sample, fit, non_negative
 
@@ -60,12 +59,12 @@ def test_the_fit_finds_the_rates_that_made_the_samples(rates):
 
 @given(masks)
 def test_a_mask_survives_being_spelled(mask):
-    assert read(spell(mask)) == mask
+    assert parse(gathered.spell(mask)) == mask
 
 
 def test_masks_with_tensors_are_not_spelled():
-    assert spell(padding([3, 5])) is None
-    assert spell(window(2, 2) & ~documents([0, 0, 1])) is None
+    assert gathered.spell(padding([3, 5])) is None
+    assert gathered.spell(window(2, 2) & ~documents([0, 0, 1])) is None
 
 
 def test_data_that_lies_elsewhere_is_copied_for_the_fused_kernel():

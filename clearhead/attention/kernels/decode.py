@@ -12,7 +12,7 @@ which is the definition, elsewhere.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
 
 __all__ = ["Places", "Turn", "attend_memory", "attend_newest", "attend_newest_reference"]
+
+
+Heads: TypeAlias = Float[Tensor, "R H D"]
+Kept: TypeAlias = Float[Tensor, "R K S D"]
 
 
 class Places(NamedTuple):
@@ -40,14 +44,8 @@ class Turn(NamedTuple):
 
 
 def attend_newest(
-    qkv: Float[Tensor, "R heads D"],
-    k: Float[Tensor, "R K S D"],
-    v: Float[Tensor, "R K S D"],
-    places: Places,
-    *,
-    scale: float,
-    turn: Turn | None = None,
-) -> Float[Tensor, "R H D"]:
+    qkv: Float[Tensor, "R heads D"], k: Kept, v: Kept, places: Places, *, scale: float, turn: Turn | None = None
+) -> Heads:
     """Heads of `qkv` are H queries, K keys and K values. Writes the newest key and value, and attends."""
     if runs_triton(qkv) and qkv.dtype != torch.float64 and qkv.shape[-1] <= 256:
         from clearhead.attention.kernels.decode_triton import launch
@@ -57,14 +55,8 @@ def attend_newest(
 
 
 def attend_newest_reference(
-    qkv: Float[Tensor, "R heads D"],
-    k: Float[Tensor, "R K S D"],
-    v: Float[Tensor, "R K S D"],
-    places: Places,
-    *,
-    scale: float,
-    turn: Turn | None = None,
-) -> Float[Tensor, "R H D"]:
+    qkv: Float[Tensor, "R heads D"], k: Kept, v: Kept, places: Places, *, scale: float, turn: Turn | None = None
+) -> Heads:
     """The definition, in torch operations of fixed shapes."""
     K, S = k.shape[1:3]
     H = qkv.shape[1] - 2 * K
@@ -82,13 +74,8 @@ def attend_newest_reference(
 
 
 def attend_memory(
-    q: Float[Tensor, "R H D"],
-    k: Float[Tensor, "P K S D"],
-    v: Float[Tensor, "P K S D"],
-    bias: Tensor | None,
-    *,
-    scale: float,
-) -> Float[Tensor, "R H D"]:
+    q: Heads, k: Float[Tensor, "P K S D"], v: Float[Tensor, "P K S D"], bias: Tensor | None, *, scale: float
+) -> Heads:
     """Attention over a memory that R/P neighbouring rows share; `bias` (P, 1, S) is −∞ at places that do not count.
 
     The rows of a prompt are the queries of one product, so that its memory is read once for all of them.
@@ -104,7 +91,7 @@ def attend_memory(
     return out.transpose(1, 2).reshape(R, H, D)
 
 
-def few(q: Float[Tensor, "R H D"], k: Float[Tensor, "R K S D"], bias: Tensor | None) -> bool:
+def few(q: Heads, k: Kept, bias: Tensor | None) -> bool:
     """Whether many rows attend to so little beside a bias that plain operators are quicker than a kernel that cuts work
     into pieces."""
     if q.is_cuda or bias is None or q.shape[1] != k.shape[1]:
@@ -116,15 +103,8 @@ _MANY, _FEW = 16, 1 << 20
 
 
 def weighed(
-    q: Float[Tensor, "R H D"],
-    k: Float[Tensor, "R K S D"],
-    v: Float[Tensor, "R K S D"],
-    bias: Tensor | None,
-    hidden: Tensor | None,
-    scale: float,
-    *,
-    never_empty: bool = False,
-) -> Float[Tensor, "R H D"]:
+    q: Heads, k: Kept, v: Kept, bias: Tensor | None, hidden: Tensor | None, scale: float, *, never_empty: bool = False
+) -> Heads:
     """softmax(q kᵀ · scale + bias) v without the hidden places; zeros where nothing is left."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]

@@ -7,17 +7,22 @@ the fused kernel."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from clearhead import masks
 from clearhead._numbers import HAS_TRITON, has_numbers
-from clearhead.attention.kernels import fused, gathered_dense
+from clearhead.attention.kernels import fused
 from clearhead.attention.kernels.call import Call, Implementation, four, four_mask
 from clearhead.attention.plan import Blocking, Plan, plan
-from clearhead.attention.planning.constant import Spelling, is_static, spell
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Causal, Mask, allow, as_mask, leaves
+from clearhead.masks import Atom, Causal, Mask, allow, as_mask, fold, leaves
 
 _WIDEST = 256
 
@@ -40,7 +45,7 @@ class Gathered(Implementation):
             return "torch.func and FakeTensorMode cannot see through it"
         if _is_exporting():
             return "a plan belongs to this process, and what is exported runs in others"
-        if torch.compiler.is_compiling() and _constant(call) is None:
+        if torch.compiler.is_compiling() and _recipe(call) is None:
             return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
         if call.q.is_cuda:
             return _why_not_triton(call)
@@ -59,9 +64,9 @@ class Gathered(Implementation):
         mask = as_mask(call.mask)
         mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
         if torch.compiler.is_compiling():
-            spelling = _constant(call)
-            assert spelling is not None  # why_not has said so
-            handle = constant_handle(spelling, call.T, call.S, call.offset, q.device, _plain(blocking_for(call)))
+            recipe = _recipe(call)
+            assert recipe is not None  # why_not has said so
+            handle = constant_handle(recipe)
         else:
             made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
             handle = made.handle
@@ -125,12 +130,10 @@ def _promises(call: Call) -> bool:
         return saves(plan_for(call), heads, width, backward, ours, instead=theirs)
     from clearhead.attention.kernels.gathered_ops import constant_saves
 
-    spelling = _constant(call)
-    if spelling is None or not is_static(heads) or not is_static(width):
+    recipe = _recipe(call)
+    if recipe is None or not _is_static(heads) or not _is_static(width):
         return False
-    sizes = (call.T, call.S, call.offset)
-    work = (heads, width, backward)
-    return constant_saves(spelling, sizes, call.q.device, (call.q.dtype, instead), _plain(blocking_for(call)), work)
+    return constant_saves(recipe, (call.q.dtype, instead), (heads, width, backward))
 
 
 def saves(
@@ -152,20 +155,9 @@ def saves(
     return ours < theirs.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
 
 
-def _constant(call: Call) -> Spelling | None:
-    """The mask in words, where it and the sizes are constants of the graph that is being compiled."""
-    if not all([is_static(n) for n in (call.T, call.S, call.offset)]):
-        return None
-    return spell(as_mask(call.mask))
-
-
 def plan_for(call: Call) -> Plan:
     """The plan that `run` would follow."""
     return plan(call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call))
-
-
-def _plain(blocking: Blocking) -> tuple[int, int, int | None, bool, int | None]:
-    return blocking.queries, blocking.keys, blocking.dense_from, blocking.triangle, blocking.long
 
 
 def blocking_for(call: Call) -> Blocking:
@@ -175,7 +167,7 @@ def blocking_for(call: Call) -> Blocking:
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:
     """The same for any device, whether it is here or not."""
-    dense = dense and gathered_dense.can_run(device, dtype, D, E)
+    dense = dense and _has_dense(device, dtype, D, E)
     if device.type != "cuda":
         return Blocking(64, 64, 128 if dense else None, dense)
     from clearhead.attention.kernels.gathered_launch import tiles_for
@@ -185,6 +177,77 @@ def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, den
     return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense, long)
 
 
+def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool:
+    """Whether torch has a kernel that gives its log-sum-exp, for queries of width D and values of width E."""
+    if device.type != "cuda":
+        return device.type == "cpu" and D == E
+    if torch.are_deterministic_algorithms_enabled():
+        return False  # its backward adds up in whatever order threads come
+    return dtype in (torch.float16, torch.bfloat16) and D % 8 == 0 and E % 8 == 0 and max(D, E) <= 128
+
+
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
     return allow(four_mask(mask.dense(call.T, call.S, offset=call.offset, device=call.q.device), lead))
+
+
+# -- plans of a graph that is being compiled --------------------------------------------------------------------------
+#
+# Dynamo hands only constants to a function that runs at compile time. A mask that was put together inside the traced
+# code is none, but its text is; of an object made there, such as a `Blocking`, only the defaults would be handed on.
+
+_OURS = (masks.Full, masks.Causal, masks.Window, masks.Every, masks.Stride, masks.Prefix, masks.Blocks, masks.Scattered)
+_FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _OURS}
+_Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
+
+
+def _recipe(call: Call) -> tuple[Any, ...] | None:
+    """What a plan is made of (see `gathered_ops.Recipe`), where mask and sizes are constants of the graph."""
+    text = spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.offset)]) else None
+    if text is None:
+        return None
+    cut = blocking_for(call)
+    blocking = (cut.queries, cut.keys, cut.dense_from, cut.triangle, cut.long)
+    return call.q.device, text, call.T, call.S, call.offset, *blocking
+
+
+def spell(mask: Mask) -> str | None:
+    """The mask as `parse` reads it; None where it holds a tensor, or a number that is no constant of the graph."""
+    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
+        return None
+    text = fold(
+        mask,
+        leaf=_leaf,
+        both=_joined(" & "),
+        either=_joined(" | "),
+        inverse=lambda part: ("~", "~" + _inside(part)),
+        transposed=lambda part: ("", _inside(part) + ".T"),
+    )
+    return text[1]
+
+
+def _is_static(value: int) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(value)
+
+
+def _is_constant(atom: Atom) -> bool:
+    if type(atom.leaf) not in _OURS:
+        return False
+    return all([_is_static(getattr(atom.leaf, name)) for name in _FIELDS[type(atom.leaf).__name__]])
+
+
+def _leaf(atom: Atom) -> _Text:
+    name = type(atom.leaf).__name__
+    numbers = [str(int(getattr(atom.leaf, field))) for field in _FIELDS[name]]
+    return "", name.lower() + "(" + ", ".join(numbers) + ")"
+
+
+def _joined(sign: str) -> Callable[[_Text, _Text], _Text]:
+    # A row of one sign gets no brackets, however long: nested, it might be too deep.
+    return lambda a, b: (sign, _inside(a, sign) + sign + _inside(b))
+
+
+def _inside(part: _Text, sign: str = "") -> str:
+    return part[1] if part[0] in ("", sign) else "(" + part[1] + ")"

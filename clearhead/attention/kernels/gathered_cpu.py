@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead.attention.kernels.gathered_launch import Problem, State
 from clearhead.attention.planning.lists import Lists, alike
 
 _KEPT_PAIRS = 1 << 26
@@ -32,8 +33,9 @@ class Chunk:
     span: slice | None  # where all heads take part and the queries are neighbours: those queries
 
 
-def chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterable[Chunk]:
+def chunks(problem: Problem, lists: Lists) -> Iterable[Chunk]:
     """The work of a piece in parts of bounded memory, blocks of about the same length together."""
+    patterns, groups = problem.patterns(lists), problem.groups
     if lists.pairs > _KEPT_PAIRS:
         return _chunks(lists, patterns, groups)
     key = ("chunks", len(patterns), groups)
@@ -68,17 +70,15 @@ def _span(rows: Tensor) -> slice | None:
     return slice(first, last + 1) if last >= 0 and last + 1 - first == rows.numel() else None
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(problem: Problem, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     """Scores (h, R, M, L), −inf where not seen; and the gathered queries (h, R, M, D) and keys (h, R, L, D)."""
-    R, M, L = chunk.seen.shape
+    (R, M, L), (q, k, _) = chunk.seen.shape, problem.flat
     q_here = _rows(q, chunk).unflatten(1, (R, M))
     k_here = _gather(k, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
-    scores = torch.matmul(q_here * scale, k_here.mT)
-    if bias is not None:
-        H = bias.shape[1]
-        rows = chunk.rows.reshape(R, M, 1)
-        heads = chunk.heads
-        scores = scores + bias[heads // H, heads % H][:, rows, chunk.columns[:, None]].to(scores.dtype)
+    scores = torch.matmul(q_here * problem.scale, k_here.mT)
+    if problem.bias is not None:
+        bias = problem.bias[chunk.heads // problem.H, chunk.heads % problem.H]  # (h, T, S)
+        scores = scores + bias[:, chunk.rows.reshape(R, M, 1), chunk.columns[:, None]].to(scores.dtype)
     if chunk.hidden is not None:
         scores.masked_fill_(chunk.hidden, -math.inf)
     return scores, q_here, k_here
@@ -99,27 +99,16 @@ def _gather(x: Tensor, heads: Tensor, index: Tensor) -> Tensor:
     return x[heads[:, None], index].to(wide)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    lists: Lists,
-    patterns: Tensor,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
+def forward(problem: Problem, lists: Lists, out: Tensor, lse: Tensor) -> None:
     """Merges a piece into out (BH, T, E) and lse (BH, T), in the wide dtype; lse −inf: nothing there yet."""
-    groups = q.shape[0] // max(k.shape[0], 1)
-    for chunk in chunks(lists, patterns, groups):
+    for chunk in chunks(problem, lists):
         R, _, L = chunk.seen.shape
-        scores, _, _ = _scores(q, k, bias, scale, chunk)
+        scores, _, _ = _scores(problem, chunk)
         top = scores.amax(-1)  # (h, R, M)
         weights = torch.softmax(scores, -1)
         if bool((top == -math.inf).any()):  # a row that sees nothing here comes out as NaN
             weights = weights.masked_fill(top[..., None] == -math.inf, 0.0)
-        v_here = _gather(v, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
+        v_here = _gather(problem.flat[2], chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
         here = torch.matmul(weights, v_here).flatten(1, 2)
         # The largest weight is exp(top − lse) and at least 1/L: the log-sum-exp without another exponential.
         lse_here = (top - weights.amax(-1).log().nan_to_num(neginf=0.0)).flatten(1)  # (h, R · M)
@@ -143,41 +132,27 @@ def _merge(out: Tensor, lse: Tensor, chunk: Chunk, here: Tensor, lse_here: Tenso
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    lists: Lists,
-    patterns: Tensor,
-    grad: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    into: tuple[Tensor, Tensor, Tensor],
-    dbias: Tensor | None = None,
+    problem: Problem, lists: Lists, state: State, into: tuple[Tensor, Tensor, Tensor], dbias: Tensor | None = None
 ) -> None:
     """Adds a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the wide dtype, and to dbias.
 
     `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there."""
-    dq, dk, dv = into
-    groups = q.shape[0] // max(k.shape[0], 1)
-    lse = torch.where(lse == -math.inf, math.inf, lse)
-    for chunk in chunks(lists, patterns, groups):
+    (grad, shift, delta), (dq, dk, dv), scale = state, into, problem.scale
+    for chunk in chunks(problem, lists):
         R, M, L = chunk.seen.shape
         columns = chunk.columns.flatten()
-        scores, q_here, k_here = _scores(q, k, bias, scale, chunk)
+        scores, q_here, k_here = _scores(problem, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
         missing = ~chunk.there.reshape(1, R, M, 1)
         # Filled in, and not multiplied by 0: a place without a query holds scores of another's, which may be inf here.
-        weights = torch.exp_(scores.sub_(lse[rows].reshape(-1, R, M, 1))).masked_fill_(missing, 0.0)
+        weights = torch.exp_(scores.sub_(shift[rows].reshape(-1, R, M, 1))).masked_fill_(missing, 0.0)
         g = _rows(grad, chunk).unflatten(1, (R, M))
-        v_here = _gather(v, chunk.kv_heads, columns).unflatten(1, (R, L))
+        v_here = _gather(problem.flat[2], chunk.kv_heads, columns).unflatten(1, (R, L))
         _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
         ds = weights * (torch.matmul(g, v_here.mT) - delta[rows].reshape(-1, R, M, 1))
         _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q_here) * scale)
         if dbias is not None:
-            assert bias is not None
-            _add_bias(dbias, bias.shape[1], chunk, ds)
+            _add_bias(dbias, problem.H, chunk, ds)
         dq_here = (torch.matmul(ds, k_here) * scale).flatten(1, 2)
         dq[(chunk.heads[:, None], chunk.rows[chunk.there][None])] += dq_here[:, chunk.there]
 

@@ -1,16 +1,25 @@
-"""Launches of the Triton kernels: tile sizes, strides and lists of one piece, gathered into the arguments they take."""
+"""Launches of the Triton kernels: tile sizes, strides and lists of one piece, gathered into the arguments they take.
+
+The lists are cut into tiles of N places. A kernel walks tile after tile, whatever segments a tile touches; those before
+the first partial column need no test. A block with a very long list is split among several programs, whose results are
+added up afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.planning.lists import Lists
-from clearhead.attention.planning.schedule import Schedule, schedule
+
+PROGRAMS = 400
+"""About how many programs a large GPU runs at a time (three on each of 132 multiprocessors)."""
+SHORTEST = 16
+"""A list is not split into parts of fewer tiles than this."""
 
 
 @dataclass(frozen=True)
@@ -70,103 +79,125 @@ class Problem:
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.scale = scale
 
-    def constants(self, lists: Lists, work: Schedule, tile: Tile, first: bool) -> dict[str, Any]:
-        """What the kernels are compiled for."""
-        largest = max(x.shape[2] * x.stride(2) for x in (self.q, self.k, self.v))
-        more = self.bias is not None or lists.bits is not None
-        registers = {} if tile.registers is None or torch.version.hip else {"maxnreg": tile.registers[more]}
-        return {
-            **registers,
-            "D": self.D,
-            "E": self.E,
-            "DP": power_of_two(self.D),
-            "EP": power_of_two(self.E),
-            "M": lists.M,
-            "N": tile.N,
-            "SEGMENTS": work.segments.shape[1],
-            "PATTERNS": lists.batch > 1,
-            "ROWS": lists.rows is not None,
-            "MARKS": 1 if lists.bounds is not None else 2 if lists.bits is not None else 0,
-            "SKIP": lists.skip[0],
-            "POOL": lists.pool is not None,
-            "BIAS": self.bias is not None,
-            "FIRST": first,
-            "WIDE": largest >= 1 << 31,
-            "PRECISION": "ieee" if self.q.dtype == torch.float32 else "tf32",
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
+    @cached_property
+    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v with batch and heads as one dimension."""
+        return self.q.flatten(0, 1), self.k.flatten(0, 1), self.v.flatten(0, 1)
 
-    def bias_strides(self) -> tuple[int, ...]:
-        return (0, 0, 0, 0) if self.bias is None else self.bias.stride()
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype that is computed in."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def patterns(self, lists: Lists) -> Tensor:
+        """(B · H,) int32: which of the mask's patterns each batch element and head has."""
+        key = (self.B, self.H)
+        if key not in lists.memo:
+            numbers = torch.arange(max(lists.batch, 1), dtype=torch.int32, device=self.q.device)
+            lists.memo[key] = numbers.reshape(lists.batch_shape or (1,)).expand(key).reshape(-1).contiguous()
+        return lists.memo[key]
 
 
 def unit(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def patterns_of(lists: Lists, lead: Sequence[int], H: int, device: torch.device) -> Tensor:
-    """(B · H,) int32: which of the mask's patterns each batch element and head has."""
-    key = (*lead, H)
-    if key not in lists.memo:
-        numbers = torch.arange(max(lists.batch, 1), dtype=torch.int32, device=device)
-        lists.memo[key] = numbers.reshape(lists.batch_shape or (1,)).expand(*lead, H).reshape(-1).contiguous()
-    return lists.memo[key]
+class Piece:
+    """The lists of one piece as the kernels take them: shared out in tiles, with what the kernels are compiled for.
 
+    The first piece begins its results, the others add to them."""
 
-def arguments(lists: Lists, work: Schedule, patterns: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of a piece, in the order the kernels take them; an unused one is any tensor of the right kind."""
-    nothing = work.items
-    marks = lists.bounds if lists.bounds is not None else lists.bits
-    return (
-        patterns,
-        nothing if lists.rows is None else lists.rows,
-        work.segments,
-        work.items,
-        nothing if marks is None else marks,
-        nothing if lists.pool is None else lists.pool,
-    )
+    def __init__(self, problem: Problem, lists: Lists, tile: Tile, first: bool, *, in_step: bool = False) -> None:
+        self.problem, self.lists, self.first = problem, lists, first
+        self.work = schedule(lists, tile.N, problem.B * problem.H, keep_empty=first, in_step=in_step)
+        self.active = self.work.items.shape[1] if problem.B * problem.H else 0
+        self.patterns = problem.patterns(lists)
+        self.fixed = self._constants(tile)
+        modulus, residue = lists.skip
+        self.numbers = lists.N, self.work.items.shape[1], residue + 1 - modulus
+        # In the order the kernels take them; an unused one is any tensor of the right kind.
+        nothing, marks = self.work.items, lists.bounds if lists.bounds is not None else lists.bits
+        self.rows = nothing if lists.rows is None else lists.rows
+        self.tensors = (
+            self.patterns,
+            self.rows,
+            self.work.segments,
+            self.work.items,
+            nothing if marks is None else marks,
+            nothing if lists.pool is None else lists.pool,
+        )
+        bias = problem.bias
+        self.bias, self.bias_strides = (problem.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
 
+    def _constants(self, tile: Tile) -> dict[str, Any]:
+        x, lists = self.problem, self.lists
+        largest = max(y.shape[2] * y.stride(2) for y in (x.q, x.k, x.v))
+        more = x.bias is not None or lists.bits is not None
+        registers = {} if tile.registers is None or torch.version.hip else {"maxnreg": tile.registers[more]}
+        return {
+            **registers,
+            "D": x.D,
+            "E": x.E,
+            "DP": power_of_two(x.D),
+            "EP": power_of_two(x.E),
+            "M": lists.M,
+            "N": tile.N,
+            "SEGMENTS": self.work.segments.shape[1],
+            "PATTERNS": lists.batch > 1,
+            "ROWS": lists.rows is not None,
+            "MARKS": 1 if lists.bounds is not None else 2 if lists.bits is not None else 0,
+            "SKIP": lists.skip[0],
+            "POOL": lists.pool is not None,
+            "BIAS": x.bias is not None,
+            "FIRST": self.first,
+            "WIDE": largest >= 1 << 31,
+            "PRECISION": "ieee" if x.q.dtype == torch.float32 else "tf32",
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
 
-def numbers(lists: Lists, work: Schedule) -> tuple[int, ...]:
-    """The numbers of a piece, in the order the kernels take them."""
-    modulus, residue = lists.skip
-    return lists.N, work.items.shape[1], residue + 1 - modulus
+    def slots(self, heads: int, width: int, like: Tensor) -> Tensor:
+        """Room for unfinished results; without any, some tensor that is never read."""
+        if not self.work.slots:
+            return like
+        return torch.empty(heads * self.work.slots * self.lists.M * width, dtype=torch.float32, device=like.device)
 
+    def add_up(self, into: Tensor, part: Tensor, groups: int) -> None:
+        """Finishes the gradients of the blocks that were split."""
+        if not self.work.slots:
+            return
+        from clearhead.attention.kernels.gathered_triton_backward import sum_kernel
 
-def forward(
-    problem: Problem, lists: Lists, patterns: Tensor, tile: Tile, out: Tensor, lse: Tensor, first: bool
-) -> None:
-    """Adds a piece to `out` and `lse`, or begins them."""
-    from clearhead.attention.kernels.gathered_triton import forward_kernel, join_kernel
-
-    x = problem
-    heads = x.B * x.H
-    work = schedule(lists, tile.N, heads, keep_empty=first)
-    active = work.items.shape[1]
-    if not active or not heads:
-        return
-    fixed = x.constants(lists, work, tile, first)
-    part, state = _slots(work, heads, lists.M, fixed["EP"], lse), _slots(work, heads, lists.M, 2, lse)
-    forward_kernel[(active * heads,)](
-        x.q, x.k, x.v, out, lse, x.q if x.bias is None else x.bias, part, state, work.slots,
-        *arguments(lists, work, patterns),
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *x.bias_strides(),
-        x.scale, x.T, x.H, x.groups, *numbers(lists, work),
-        **fixed,
-    )  # fmt: skip
-    if work.slots:
-        active = work.joins.shape[1]
-        join_kernel[(active * heads,)](
-            out, lse, part, state, work.slots, patterns, work.items if lists.rows is None else lists.rows, work.joins,
-            *out.stride()[:3], x.T, x.H, lists.N, active,
-            E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"], BIAS=fixed["BIAS"],
+        active, width = self.work.joins.shape[1], into.shape[3]
+        sum_kernel[(active * into.shape[0] * into.shape[1],)](
+            into, part, self.work.slots, self.patterns, self.rows, self.work.joins,
+            *into.stride()[:3], into.shape[2], self.problem.H, groups, self.lists.N, active,
+            D=width, DP=power_of_two(width), M=self.lists.M, ROWS=self.fixed["ROWS"], FIRST=self.first,
         )  # fmt: skip
 
 
-def _slots(work: Schedule, heads: int, M: int, width: int, like: Tensor) -> Tensor:
-    """Room for unfinished results; without any, some tensor that is never read."""
-    return torch.empty(heads * work.slots * M * width, dtype=torch.float32, device=like.device) if work.slots else like
+def forward(x: Problem, lists: Lists, tile: Tile, out: Tensor, lse: Tensor, first: bool) -> None:
+    """Adds a piece to `out` and `lse`, or begins them."""
+    from clearhead.attention.kernels.gathered_triton import forward_kernel, join_kernel
+
+    piece, heads = Piece(x, lists, tile, first), x.B * x.H
+    if not piece.active:
+        return
+    fixed, slots = piece.fixed, piece.work.slots
+    part, state = piece.slots(heads, fixed["EP"], lse), piece.slots(heads, 2, lse)
+    forward_kernel[(piece.active * heads,)](
+        x.q, x.k, x.v, out, lse, piece.bias, part, state, slots, *piece.tensors,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *piece.bias_strides,
+        x.scale, x.T, x.H, x.groups, *piece.numbers,
+        **fixed,
+    )  # fmt: skip
+    if slots:
+        active = piece.work.joins.shape[1]
+        join_kernel[(active * heads,)](
+            out, lse, part, state, slots, piece.patterns, piece.rows, piece.work.joins,
+            *out.stride()[:3], x.T, x.H, lists.N, active,
+            E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"], BIAS=fixed["BIAS"],
+        )  # fmt: skip
 
 
 def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tensor, Tensor]:
@@ -184,92 +215,130 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tenso
     return shift, delta
 
 
-def query_gradient(
-    problem: Problem,
-    lists: Lists,
-    patterns: Tensor,
-    tile: Tile,
-    state: tuple[Tensor, Tensor, Tensor],
-    dq: Tensor,
-    first: bool,
-) -> None:
-    """Adds a piece to `dq`, or begins it. `state` is (grad_out, shift, delta)."""
+State = tuple[Tensor, Tensor, Tensor]
+"""What gradients are made of: that of the output, and each query's shift and delta."""
+
+
+def query_gradient(x: Problem, lists: Lists, tile: Tile, state: State, dq: Tensor, first: bool) -> None:
+    """Adds a piece to `dq`, or begins it."""
     from clearhead.attention.kernels.gathered_triton_backward import query_kernel
 
-    x = problem
-    heads = x.B * x.H
-    work = schedule(lists, tile.N, heads, keep_empty=first)
-    active = work.items.shape[1]
-    if not active or not heads:
+    piece, heads = Piece(x, lists, tile, first), x.B * x.H
+    if not piece.active:
         return
     grad, shift, delta = state
-    fixed = x.constants(lists, work, tile, first)
-    part = _slots(work, heads, lists.M, fixed["DP"], shift)
-    query_kernel[(active * heads,)](
-        x.q, x.k, x.v, grad, dq, shift, delta, x.q if x.bias is None else x.bias, part, work.slots,
-        *arguments(lists, work, patterns),
+    part = piece.slots(heads, piece.fixed["DP"], shift)
+    query_kernel[(piece.active * heads,)](
+        x.q, x.k, x.v, grad, dq, shift, delta, piece.bias, part, piece.work.slots, *piece.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *x.bias_strides(), x.scale, x.T, x.H, x.groups, *numbers(lists, work),
-        **fixed,
+        *piece.bias_strides, x.scale, x.T, x.H, x.groups, *piece.numbers,
+        **piece.fixed,
     )  # fmt: skip
-    _add_up(x, dq, part, lists, work, patterns, 1, first)
+    piece.add_up(dq, part, 1)
 
 
-def key_gradient(
-    problem: Problem,
-    lists: Lists,
-    patterns: Tensor,
-    tile: Tile,
-    state: tuple[Tensor, Tensor, Tensor],
-    dk: Tensor,
-    dv: Tensor,
-    first: bool,
-) -> None:
+def key_gradient(x: Problem, lists: Lists, tile: Tile, state: State, dk: Tensor, dv: Tensor, first: bool) -> None:
     """Adds a piece to `dk` and `dv`, or begins them; `lists` are those of the keys."""
     from clearhead.attention.kernels.gathered_triton_backward import key_kernel
 
-    x = problem
-    heads = x.B * x.K
     # Heads that share a key/value head must walk the same blocks: patterns of their own forbid splitting and skipping.
     alike = lists.batch == 1 or lists.batch_shape[-1] == 1 or x.groups == 1
-    work = schedule(lists, tile.N, x.B * x.H, keep_empty=first, in_step=not alike)
-    active = work.items.shape[1]
-    if not active or not heads:
+    piece, heads = Piece(x, lists, tile, first, in_step=not alike), x.B * x.K
+    if not piece.active:
         return
     grad, shift, delta = state
-    fixed = x.constants(lists, work, tile, first)
-    dk_part, dv_part = (_slots(work, heads, lists.M, fixed[width], shift) for width in ("DP", "EP"))
-    key_kernel[(active * heads,)](
-        x.q, x.k, x.v, grad, dk, dv, shift, delta, x.q if x.bias is None else x.bias, dk_part, dv_part, work.slots,
-        *arguments(lists, work, patterns),
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *x.bias_strides(),
+    dk_part, dv_part = (piece.slots(heads, piece.fixed[width], shift) for width in ("DP", "EP"))
+    key_kernel[(piece.active * heads,)](
+        x.q, x.k, x.v, grad, dk, dv, shift, delta, piece.bias, dk_part, dv_part, piece.work.slots, *piece.tensors,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *piece.bias_strides,
         *dk.stride()[:3], *dv.stride()[:3],
-        x.scale, x.S, x.T, x.H, x.groups, *numbers(lists, work),
-        **fixed, AHEAD=tile.warps > 4,
+        x.scale, x.S, x.T, x.H, x.groups, *piece.numbers,
+        **piece.fixed, AHEAD=tile.warps > 4,
     )  # fmt: skip
-    _add_up(x, dk, dk_part, lists, work, patterns, x.groups, first)
-    _add_up(x, dv, dv_part, lists, work, patterns, x.groups, first)
+    piece.add_up(dk, dk_part, x.groups)
+    piece.add_up(dv, dv_part, x.groups)
 
 
-def _add_up(
-    problem: Problem,
-    into: Tensor,
-    part: Tensor,
-    lists: Lists,
-    work: Schedule,
-    patterns: Tensor,
-    groups: int,
-    first: bool,
-) -> None:
-    """Finishes the blocks that were split."""
-    if not work.slots:
-        return
-    from clearhead.attention.kernels.gathered_triton_backward import sum_kernel
+# -- lists cut into tiles, and the tiles shared out --------------------------------------------------------------------
 
-    active = work.joins.shape[1]
-    width = into.shape[3]
-    sum_kernel[(active * into.shape[0] * into.shape[1],)](
-        into, part, work.slots, patterns, work.items if lists.rows is None else lists.rows, work.joins,
-        *into.stride()[:3], into.shape[2], problem.H, groups, lists.N, active,
-        D=width, DP=power_of_two(width), M=lists.M, ROWS=lists.rows is not None, FIRST=first,
-    )  # fmt: skip
+
+@dataclass(frozen=True)
+class Schedule:
+    """The segments as the kernels read them, and the programs that walk them; tensors are int32."""
+
+    segments: Tensor  # (blocks, n, 3): the column at place 0 if the segment went back so far, step, first place
+    # (batch, A, 7): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final), and of the block:
+    # how many columns all rows see, how many there are, where the description of its rows begins.
+    items: Tensor
+    joins: Tensor  # (batch, X, 3): block (−1: none), first slot, number of slots
+    slots: int  # how many unfinished results each head has
+
+
+def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
+    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same whole blocks."""
+    key = ("schedule", N, heads, keep_empty, in_step)
+    if key not in lists.memo:
+        lists.memo[key] = _make(lists, N, heads, keep_empty, in_step)
+    found: Schedule = lists.memo[key]
+    return found
+
+
+def _make(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
+    start, step, end = _at_least_one(lists.segments).long().unbind(-1)
+    begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
+    # Moved back to place 0 of the list: a kernel then adds step times the place.
+    segments = torch.stack([start - step * begin, step, begin], -1)
+    tiles = (lists.total.long() + N - 1) // N
+    items, joins, slots = _share(tiles.reshape(-1, lists.N).cpu(), heads, keep_empty, in_step)
+    items = items.to(lists.total.device)
+    number = items[..., 0].clamp(min=0) + lists.N * torch.arange(len(items), device=items.device)[:, None]
+    more = [x[number].to(torch.int32) for x in (lists.full, lists.total, lists.where)]
+    used = (end > begin).any(0)
+    return Schedule(
+        _at_least_one(segments[:, used]).to(torch.int32).contiguous(),
+        torch.cat([items, torch.stack(more, -1)], -1).contiguous(),
+        joins.to(items.device),
+        slots,
+    )
+
+
+def _at_least_one(segments: Tensor) -> Tensor:
+    """The segments, or where there are none an empty one: kernels read the first."""
+    return segments if segments.shape[1] else segments.new_zeros(len(segments), 1, 3)
+
+
+def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
+    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all whole and in order."""
+    batch = max(tiles.shape[0], 1)
+    work = int(tiles.sum()) * max(heads // batch, 1)
+    limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))
+    items: list[list[tuple[int, int, int, int]]] = []
+    joins: list[list[tuple[int, int, int]]] = []
+    for row in tiles.tolist():
+        if in_step:
+            items.append([(n, 0, count, -1) for n, count in enumerate(row)])
+            continue
+        mine: list[tuple[int, int, int, int]] = []
+        join: list[tuple[int, int, int]] = []
+        slot = 0
+        for n, count in enumerate(row):
+            parts = -(-count // limit)
+            if parts <= 1:
+                if count or keep_empty:
+                    mine.append((n, 0, count, -1))
+                continue
+            join.append((n, slot, parts))
+            for part in range(parts):
+                mine.append((n, count * part // parts, count * (part + 1) // parts, slot))
+                slot += 1
+        mine.sort(key=lambda item: item[1] - item[2])
+        items.append(mine)
+        joins.append(join)
+    slots = max((sum(parts for _, _, parts in join) for join in joins), default=0)
+    return _table(items, 4), _table(joins, 3), slots
+
+
+def _table(rows: Sequence[Sequence[tuple[int, ...]]], width: int) -> Tensor:
+    longest = max((len(row) for row in rows), default=0)
+    filled = [[*row, *[(-1,) + (0,) * (width - 1)] * (longest - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int32).reshape(len(rows), longest, width)

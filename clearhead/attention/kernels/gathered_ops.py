@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.kernels import gathered_cpu, gathered_dense, gathered_launch
+from clearhead.attention.kernels import gathered_cpu, gathered_launch
+from clearhead.attention.kernels.gathered_launch import Problem, unit
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
-from clearhead.attention.planning.constant import Spelling, read
 from clearhead.attention.planning.cost import rates_of
+from clearhead.masks import parse
 
-Plain = tuple[int, int, int | None, bool, int | None]
-"""The fields of a `Blocking`: of an object made in its graph, the compiler hands on the defaults alone."""
+_ATEN = torch.ops.aten
+
+Recipe = tuple[Any, ...]
+"""A device, the text of a mask, T, S, the offset and the fields of a `Blocking`: all that a plan is made of."""
 
 
 @torch.compiler.assume_constant_result
-def constant_handle(spelling: Spelling, T: int, S: int, offset: int, device: torch.device, blocking: Plain) -> int:
+def constant_handle(recipe: Recipe) -> int:
     """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking)))
+    return pin(_follow(recipe))
 
 
 @torch.compiler.assume_constant_result
-def constant_saves(
-    spelling: Spelling,
-    sizes: tuple[int, int, int],
-    device: torch.device,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    blocking: Plain,
-    work: tuple[int, int, bool],
-) -> bool:
-    """Whether gathering promises to be faster, answered while a graph is compiled: `sizes` are T, S and the offset.
+def constant_saves(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
+    """Whether gathering promises to be faster, answered while a graph is compiled.
 
     `dtypes` are that in which it would gather, and that of the fused kernel instead."""
     from clearhead.attention.kernels.gathered import saves
 
-    T, S, offset = sizes
-    made = plan(read(spelling), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
-    ours, theirs = (rates_of(device, dtype) for dtype in dtypes)
-    return saves(made, *work, ours, instead=theirs)
+    ours, theirs = (rates_of(recipe[0], dtype) for dtype in dtypes)
+    return saves(_follow(recipe), *work, ours, instead=theirs)
+
+
+def _follow(recipe: Recipe) -> Plan:
+    device, mask, T, S, offset, *blocking = recipe
+    return plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
 
 
 def uses_triton(q: Tensor) -> bool:
@@ -59,12 +59,12 @@ def uses_triton(q: Tensor) -> bool:
 )
 def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
-    made = by_handle(handle)
+    made, problem = by_handle(handle), Problem(q, k, v, bias, scale)
     if uses_triton(q):
-        out, lse = _forward_triton(made, q, k, v, bias, scale)
+        out, lse = _forward_triton(made, problem)
     else:
         with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
-            out, lse = _forward_cpu(made, q, k, v, bias, scale)
+            out, lse = _forward_cpu(made, problem)
     # As a compiled graph was told; dense kernels lay out theirs as they like.
     return out.contiguous(), lse.contiguous()
 
@@ -96,15 +96,13 @@ def gathered_backward(
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
-    made = by_handle(handle)
-    dbias = q.new_empty(0)
+    made, problem, grad, dbias = by_handle(handle), Problem(q, k, v, bias, scale), unit(grad), q.new_empty(0)
     if uses_triton(q):
-        dq, dk, dv = _backward_triton(made, grad, q, k, v, bias, out, lse, scale)
+        dq, dk, dv = _backward_triton(made, problem, grad, out, lse)
     else:
+        sums = q.new_zeros(bias.shape, dtype=problem.wide) if bias is not None and learned else None
         with torch.autocast("cpu", enabled=False):
-            wide = torch.promote_types(q.dtype, torch.float32)
-            sums = torch.zeros(bias.shape, dtype=wide, device=q.device) if bias is not None and learned else None
-            dq, dk, dv = _backward_cpu(made, grad, q, k, v, bias, out, lse, scale, sums)
+            dq, dk, dv = _backward_cpu(made, problem, grad, out, lse, sums)
         if bias is not None and sums is not None:
             dbias = sums.to(bias.dtype)
     return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias
@@ -112,17 +110,9 @@ def gathered_backward(
 
 @gathered_backward.register_fake
 def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    handle: int,
-    scale: float,
-    learned: bool,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _handle, _scale, learned = how
     dbias = bias.new_empty(bias.shape) if bias is not None and learned else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias
 
@@ -152,172 +142,121 @@ gathered.register_autograd(_backward, setup_context=_setup)
 # -- with Triton ------------------------------------------------------------------------------------------------------
 
 
-def _forward_triton(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    problem = gathered_launch.Problem(q, k, v, bias, scale)
-    tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
-    found = _dense_forward(plan, problem.q, problem.k, problem.v, scale)
+def _forward_triton(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
+    tiles = gathered_launch.tiles_for(x.q.dtype, max(x.D, x.E))
+    found = _dense_forward(plan, x)
     if found is not None:
-        out, lse = found
-        lse = lse.contiguous()
+        out, lse = found[0], found[1].contiguous()
     else:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    first = found is None
-    if first and not plan.queries:
-        return out.zero_(), lse.fill_(-math.inf)
-    for lists in plan.queries:
-        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        gathered_launch.forward(problem, lists, patterns, tiles.fitting(lists).forward, out, lse, first)
-        first = False
+        out = x.q.new_empty((*x.q.shape[:-1], x.E))
+        lse = x.q.new_empty(x.q.shape[:-1], dtype=torch.float32)
+        if not plan.queries:
+            return out.zero_(), lse.fill_(-math.inf)
+    for number, lists in enumerate(plan.queries):
+        first = found is None and number == 0
+        gathered_launch.forward(x, lists, tiles.fitting(lists).forward, out, lse, first)
     return out, lse
 
 
-def _backward_triton(
-    plan: Plan,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    problem = gathered_launch.Problem(q, k, v, bias, scale)
-    grad = gathered_launch.unit(grad)
-    found = _dense_backward(plan, grad, problem.q, problem.k, problem.v, out, lse, scale)
+def _backward_triton(plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    found = _dense_backward(plan, x, grad, out, lse)
     if found is None:
         # The first piece writes every row; without a piece nothing does.
         make = torch.empty_like if plan.queries else torch.zeros_like
-        dq, dk, dv = (make(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        dq, dk, dv = (make(y, memory_format=torch.contiguous_format) for y in (x.q, x.k, x.v))
     else:
         dq, dk, dv = found
     if not plan.queries:
         return dq, dk, dv
-    tiles = gathered_launch.tiles_for(q.dtype, max(problem.D, problem.E))
-    state = (grad, *gathered_launch.prepare(out, grad, lse, bias is not None))
-    first = found is None
-    for lists in plan.queries:
-        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        tile = tiles.fitting(lists).query
-        gathered_launch.query_gradient(problem, lists, patterns, tile, state, dq, first)
-        first = False
-    first = found is None
-    for lists in plan.keys:
-        patterns = gathered_launch.patterns_of(lists, q.shape[:1], problem.H, q.device)
-        tile = tiles.fitting(lists).key
-        gathered_launch.key_gradient(problem, lists, patterns, tile, state, dk, dv, first)
-        first = False
+    tiles = gathered_launch.tiles_for(x.q.dtype, max(x.D, x.E))
+    state = (grad, *gathered_launch.prepare(out, grad, lse, x.bias is not None))
+    for number, lists in enumerate(plan.queries):
+        first = found is None and number == 0
+        gathered_launch.query_gradient(x, lists, tiles.fitting(lists).query, state, dq, first)
+    for number, lists in enumerate(plan.keys):
+        first = found is None and number == 0
+        gathered_launch.key_gradient(x, lists, tiles.fitting(lists).key, state, dk, dv, first)
     return dq, dk, dv
 
 
 # -- with torch operations --------------------------------------------------------------------------------------------
 
 
-def _forward_cpu(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    found = _dense_forward(plan, q, k, v, scale)
+def _forward_cpu(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
+    found = _dense_forward(plan, x)
     if found is None:
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
-        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        out = x.q.new_zeros((*x.q.shape[:-1], x.E), dtype=x.wide)
+        lse = x.q.new_full(x.q.shape[:-1], -math.inf, dtype=x.wide)
     else:
-        out, lse = found[0].to(wide), found[1].to(wide).contiguous()
-    if not plan.queries or not q.numel():
-        return out.to(q.dtype), lse
-    out = out.contiguous()
-    q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))
-    full_bias = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])
-    for lists in plan.queries:
-        patterns = gathered_launch.patterns_of(lists, q.shape[:1], q.shape[1], q.device)
-        gathered_cpu.forward(
-            q_flat, k_flat, v_flat, full_bias, scale, lists, patterns, out.flatten(0, 1), lse.flatten(0, 1)
-        )
-    return out.to(q.dtype), lse
+        out, lse = (y.to(x.wide).contiguous() for y in found)
+    for lists in plan.queries if x.q.numel() else ():
+        gathered_cpu.forward(x, lists, out.flatten(0, 1), lse.flatten(0, 1))
+    return out.to(x.q.dtype), lse
 
 
 def _backward_cpu(
-    plan: Plan,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    dbias: Tensor | None,
+    plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    found = _dense_backward(plan, grad, q, k, v, out, lse, scale)
+    found = _dense_backward(plan, x, grad, out, lse)
     if found is None:
-        dq, dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
+        dq, dk, dv = (y.new_zeros(y.shape, dtype=x.wide) for y in (x.q, x.k, x.v))
     else:
-        dq, dk, dv = (x.to(wide).contiguous() for x in found)
-    delta = (out.to(wide) * grad.to(wide)).sum(-1)
-    full_bias = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])
-    q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))
+        dq, dk, dv = (y.to(x.wide).contiguous() for y in found)
+    delta = (out.to(x.wide) * grad.to(x.wide)).sum(-1)
+    shift = torch.where(lse == -math.inf, math.inf, lse)
+    state = (grad.flatten(0, 1), shift.flatten(0, 1), delta.flatten(0, 1))
     into = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
-    for lists in plan.queries if q.numel() else ():
-        patterns = gathered_launch.patterns_of(lists, q.shape[:1], q.shape[1], q.device)
-        gathered_cpu.backward(
-            q_flat,
-            k_flat,
-            v_flat,
-            full_bias,
-            scale,
-            lists,
-            patterns,
-            grad.flatten(0, 1),
-            lse.flatten(0, 1),
-            delta.flatten(0, 1),
-            into,
-            dbias,
-        )
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    for lists in plan.queries if x.q.numel() else ():
+        gathered_cpu.backward(x, lists, state, into, dbias)
+    return dq.to(x.q.dtype), dk.to(x.k.dtype), dv.to(x.v.dtype)
 
 
-# -- the dense piece --------------------------------------------------------------------------------------------------
+# -- the dense piece: torch's fused kernels, called so that they give their log-sum-exp too ---------------------------
 
 
-def _dense_forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+def _dense_forward(plan: Plan, x: Problem) -> tuple[Tensor, Tensor] | None:
+    """out (B, H, T, E) and log-sum-exp (B, H, T), float32."""
     if plan.columns is None and not plan.triangle:
         return None
-    k, v = _dense_keys(plan, q, k, v)
-    q, k, v = (gathered_launch.unit(x) for x in (q, k, v))  # torch's kernels take that for granted
-    return gathered_dense.forward(q, k, v, scale, plan.triangle)
+    q, (k, v), causal = x.q, _dense_keys(plan, x), plan.triangle
+    if not q.is_cuda:
+        out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=x.scale)
+        return out, lse
+    found = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=x.scale)
+    return found[0], found[1].reshape(q.shape[:-1])
 
 
 def _dense_backward(
-    plan: Plan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+    plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients of q, k, v: given the output and log-sum-exp of all pieces merged, exactly those of this piece."""
     if plan.columns is None and not plan.triangle:
         return None
-    grad, q, k_here, v_here = (gathered_launch.unit(x) for x in (grad, q, *_dense_keys(plan, q, k, v)))
-    dq, *gradients = gathered_dense.backward(grad, q, k_here, v_here, out, lse, scale, plan.triangle)
-    result = []
-    for whole, part in zip((k, v), gradients, strict=True):
-        groups = q.shape[1] // whole.shape[1]
-        if groups > 1:
-            part = part.unflatten(1, (-1, groups)).sum(2)
-        if plan.columns is not None:
-            spread = torch.zeros(whole.shape, dtype=part.dtype, device=part.device)
-            part = spread.index_copy_(2, plan.columns, part)
-        result.append(part)
-    return dq, result[0], result[1]
+    given = (grad, x.q, *_dense_keys(plan, x), out)
+    if not x.q.is_cuda:
+        dq, *gradients = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+            *given, lse, 0.0, plan.triangle, scale=x.scale
+        )
+    else:
+        seed = torch.zeros((), dtype=torch.int64, device=x.q.device)
+        dq, *gradients = _ATEN._scaled_dot_product_cudnn_attention_backward(
+            *given, lse.unsqueeze(-1), seed, seed, None, None, None, x.T, given[2].shape[2], 0.0, plan.triangle,
+            scale=x.scale,
+        )  # fmt: skip
+    if x.groups > 1:
+        gradients = [part.unflatten(1, (-1, x.groups)).sum(2) for part in gradients]
+    if plan.columns is not None:
+        wholes = [torch.zeros(y.shape, dtype=dq.dtype, device=dq.device) for y in (x.k, x.v)]
+        gradients = [y.index_copy_(2, plan.columns, part) for y, part in zip(wholes, gradients, strict=True)]
+    return dq, gradients[0], gradients[1]
 
 
-def _dense_keys(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _dense_keys(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
     """The keys and values of the dense piece, one head for each of the queries'."""
-    groups = q.shape[1] // k.shape[1]
-    if plan.progression is not None and q.is_cuda:
+    k, v = x.k, x.v
+    if plan.progression is not None and k.is_cuda:
         chosen = slice(*plan.progression)
         k, v = k[:, :, chosen], v[:, :, chosen]  # views: the kernel steps over the keys between
     elif plan.columns is not None:
         k, v = k.index_select(2, plan.columns), v.index_select(2, plan.columns)
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    return k, v
+    return (k, v) if x.groups == 1 else (k.repeat_interleave(x.groups, 1), v.repeat_interleave(x.groups, 1))

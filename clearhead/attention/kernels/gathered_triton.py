@@ -25,7 +25,7 @@ LARGEST = tl.constexpr(1e38)
 
 @triton.jit
 def _item(items, patterns, bh, active, PATTERNS: tl.constexpr):
-    """Which pattern a head has, and where this program's item is (see `planning.schedule.Schedule`)."""
+    """Which pattern a head has, and where this program's item is (see `gathered_launch.Schedule`)."""
     pattern = 0
     if PATTERNS:
         pattern = tl.load(patterns + bh)
@@ -34,15 +34,7 @@ def _item(items, patterns, bh, active, PATTERNS: tl.constexpr):
 
 @triton.jit
 def _columns(
-    x,
-    n_full,
-    total,
-    segments,
-    pool,
-    skip_shift,
-    SEGMENTS: tl.constexpr,
-    SKIP: tl.constexpr,
-    POOL: tl.constexpr,
+    x, n_full, total, segments, pool, skip_shift, SEGMENTS: tl.constexpr, SKIP: tl.constexpr, POOL: tl.constexpr
 ):
     """The columns at places x of a list; places beyond the last are given the last one."""
     x = tl.minimum(x, total - 1)
@@ -81,15 +73,7 @@ def _hide(s, first, total, low, high, bits, M: tl.constexpr, N: tl.constexpr, MA
 
 
 @triton.jit
-def _block(
-    n,
-    pattern,
-    n_blocks,
-    n_rows,
-    rows,
-    M: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def _block(n, pattern, n_blocks, n_rows, rows, M: tl.constexpr, ROWS: tl.constexpr):
     """The number of a block among all patterns, and the indices of its rows (−1 or beyond: none)."""
     r = tl.arange(0, M)
     if ROWS:

@@ -52,21 +52,13 @@ class Lists:
     memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
 
     @classmethod
-    def of(
-        cls,
-        view: View,
-        indices: Tensor | None,
-        keep_empty: bool,
-        counts: tuple[Tensor, Tensor],
-        segments: Segments,
-        **described: Any,
-    ) -> Lists:
-        """The lists of a view: `counts` are the full and the partial columns of each block."""
-        (N, M), total = view.rows.shape, counts[0] + counts[1]
+    def of(cls, view: View, full: Tensor, partial: Tensor, segments: Segments, **described: Any) -> Lists:
+        """The lists of a view, with so many full and partial columns in each block."""
+        (N, M), total = view.rows.shape, full + partial
         return cls(
-            view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=counts[0].int(),
-            total=total.int(), order=work_order(total, N, keep_empty), batch_shape=view.mask.batch_shape,
-            rows=None if indices is None else indices.int(), **described,
+            view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=full.int(), total=total.int(),
+            order=work_order(total, N, view.keep_empty), batch_shape=view.mask.batch_shape,
+            rows=None if view.indices is None else view.indices.int(), **described,
         )  # fmt: skip
 
     @property
@@ -115,6 +107,20 @@ class Lists:
         found: tuple[int, int] = self.memo[key]
         return found
 
+    def __str__(self) -> str:
+        full = self.pairs - self.partial_pairs
+        busy = int((self.total > 0).sum())
+        rows = "neighbouring queries" if self.rows is None else "queries that look alike"
+        runs = self.segments.shape[1]
+        how = "listed one by one" if self.pool is not None else "in 1 run" if runs == 1 else f"in up to {runs} runs"
+        by = "an interval for each query" if self.bounds is not None else "a bit for each pair"
+        tested = f"{full:,} pairs need no test, {self.partial_pairs:,} are tested by {by}"
+        if self.bounds is None and self.bits is None:
+            tested = "no pair is tested"
+        elif not full:
+            tested = f"every pair is tested, by {by}"
+        return f"{busy:,} blocks of {self.M} {rows}, up to {self.longest:,} keys each, {how}: {tested}"
+
     def row_indices(self, blocks: Tensor) -> Tensor:
         """(R, M) indices of the rows of these blocks, −1 for none."""
         n = blocks % self.N
@@ -151,24 +157,6 @@ class Lists:
             word = self.bits[at, torch.arange(self.M, device=blocks.device)[:, None]]
             return ((word >> x % WORD) & 1 == 1) & (x >= 0)
         return torch.zeros(1, dtype=torch.bool, device=blocks.device)
-
-    def dense(self) -> Tensor:
-        """The bool tensor (batch, n_rows, n_columns) that these lists describe: for tests and pictures."""
-        blocks = torch.arange(self.total.shape[0], device=self.total.device)
-        result = torch.zeros(self.batch, self.n_rows + 1, self.n_columns + 1, dtype=torch.int32)
-        if not len(blocks) or not self.longest:
-            return result[:, :-1, :-1] > 0
-        columns = self.columns(blocks, self.longest)
-        allowed = self.allowed(blocks, self.longest).cpu()
-        rows = self.row_indices(blocks).cpu()
-        rows = torch.where(rows < 0, self.n_rows, rows)[..., None].expand_as(allowed)
-        columns = columns.cpu()[:, None].expand_as(allowed)
-        batch = (blocks // self.N).cpu()[:, None, None].expand_as(allowed)
-        result.index_put_((batch, rows, columns), allowed.int(), accumulate=True)
-        result = result[:, :-1, :-1]
-        if result.max() > 1:
-            raise AssertionError("a pair is listed twice")
-        return result > 0
 
 
 def alike(

@@ -1,7 +1,7 @@
 """How a mask is cut into pieces that share no pair, each with the order of rows that suits it.
 
 A row that sees columns by its remainder (`stride`, `every(…).T`) would make every block of neighbouring rows see
-everything. So rows that an `every` singles out get blocks of their own (`row_blocks`), and what `stride` allows becomes
+everything. So rows that an `every` singles out get blocks of their own (`view_of`), and what `stride` allows becomes
 a piece of its own whose blocks hold rows of equal remainder (`split`). What `scattered` adds is a piece too, made of
 the pairs that it names."""
 
@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-from torch import Tensor
 
-from clearhead.attention.planning.listed import Scatter
+from clearhead.attention.planning.pairs import Scatter
+from clearhead.attention.planning.spans import View
 from clearhead.masks import Causal, Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
+from clearhead.masks.geometry import Grid
 
 MIN_ROWS = 16
 """Rows that a remainder of `stride` must have to be worth blocks of its own, which are mostly empty with fewer."""
 MIN_CHOSEN = 2
 """Rows that an `every` must single out to get blocks of their own; each would else show its block everything."""
+_ON_CPU = 1 << 17
+"""Up to so many rows the structure of a mask is worked out on the CPU, whatever the device: a plan is a hundred small
+operations, each with an answer that the next one waits for, and a GPU would mostly wait, too."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,12 @@ def _take_out(parts: tuple[Mask, ...], taken: list[Mask]) -> tuple[Mask, Mask | 
     return whole, reduce(operator.or_, left) & ~whole if left else None
 
 
-def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device: torch.device) -> Tensor:
-    """(N, M) indices of rows in blocks, −1 for none: rows that look alike together, in their order."""
+def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, keep_empty: bool, device: torch.device) -> View:
+    """The part seen from blocks of M rows: rows that look alike together, in their order."""
+    queries, keys = (grid.offset, T), (0, grid.keys)
+    (first, n_rows), (start, n_columns) = (keys, queries) if by_key else (queries, keys)
+    if part.mask.is_structural and n_rows <= _ON_CPU:
+        device = torch.device("cpu")
     index = torch.arange(n_rows, device=device)
     position = index + first
     kind = position % part.step if part.step > 1 else torch.zeros_like(index)
@@ -119,14 +127,17 @@ def row_blocks(part: Part, by_key: bool, n_rows: int, first: int, M: int, device
         if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
             chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
             kind = kind * 2 + chosen
-    if not bool((kind != kind[:1]).any()):
-        return torch.nn.functional.pad(index, (0, -n_rows % M), value=-1).reshape(-1, M)
-    order = kind.sort(stable=True).indices
-    sizes = torch.bincount(kind)
-    sizes = sizes[sizes > 0]
-    padded = (sizes + M - 1) // M * M
-    begins = (padded.cumsum(0) - padded) - (sizes.cumsum(0) - sizes)
-    place = index + torch.repeat_interleave(begins, sizes)
-    result = torch.full((int(padded.sum()),), -1, dtype=torch.int64, device=device)
-    result[place] = order
-    return result.reshape(-1, M)
+    in_order = not bool((kind != kind[:1]).any())
+    if in_order:
+        indices = torch.nn.functional.pad(index, (0, -n_rows % M), value=-1).reshape(-1, M)
+    else:
+        sizes = torch.bincount(kind)
+        sizes = sizes[sizes > 0]
+        padded = (sizes + M - 1) // M * M
+        begins = (padded.cumsum(0) - padded) - (sizes.cumsum(0) - sizes)
+        indices = torch.full((int(padded.sum()),), -1, dtype=torch.int64, device=device)
+        indices[index + torch.repeat_interleave(begins, sizes)] = kind.sort(stable=True).indices
+        indices = indices.reshape(-1, M)
+    rows = torch.where(indices >= 0, indices + first, -1)
+    given = None if in_order else indices
+    return View(part.mask, rows, start, start + n_columns, grid, n_rows, by_key, keep_empty, given)

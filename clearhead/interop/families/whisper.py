@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.attention.config import Biases
+from clearhead.attention import Biases
 from clearhead.errors import StorageError
 from clearhead.interop.families.bart import BART, HARMLESS, ROWS, read_halves, write
 from clearhead.interop.family import Family, Keys

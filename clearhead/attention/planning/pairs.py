@@ -1,19 +1,77 @@
-"""Lists of a mask without structure: every pair is tested, a few blocks at a time, and the columns seen are kept."""
+"""Lists of masks without structure, from pairs: those that a `scattered` names, or every pair there is, tested.
+
+What a `scattered` adds is known by name for each query, so only those few pairs are looked at. The time follows their
+number, nearly all of it in the hash that names them; both sides of a plan share them."""
 
 from __future__ import annotations
 
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import Lists, pack
+from clearhead.attention.planning.lists import WORD, Lists, pack, words_of, work_order
 from clearhead.attention.planning.spans import View
+from clearhead.masks.base import Mask
+from clearhead.masks.geometry import Grid
+from clearhead.masks.structural import Scattered
 
 _PAIRS_AT_ONCE = 1 << 24
 
 
-def tested(view: View, indices: Tensor | None, keep_empty: bool) -> Lists:
+class Scatter(NamedTuple):
+    """A `scattered` leaf, whether it stands under `.T`, and what else must hold of its pairs (None: nothing)."""
+
+    leaf: Scattered
+    swapped: bool
+    also: Mask | None
+
+
+class Pairs(NamedTuple):
+    """Pairs by the index of their query and of their key, (P,) int32 each."""
+
+    queries: Tensor
+    keys: Tensor
+
+
+def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pairs:
+    """The pairs of T queries that the leaf names and that meet the rest."""
+    first, count = (0, grid.keys) if scatter.swapped else (grid.offset, T)
+    named = torch.arange(first, first + count, device=device)[:, None]
+    found = scatter.leaf.listed(named, grid.keys)  # (count, per_row)
+    p, j = named.expand_as(found).flatten(), found.flatten()
+    if scatter.swapped:
+        p, j = j, p
+    kept = (p >= grid.offset) & (p < grid.offset + T)
+    if scatter.also is not None:
+        kept = kept & scatter.also.test(p, j, grid)
+    return Pairs((p[kept] - grid.offset).int(), j[kept].int())  # kept for long: half the memory
+
+
+def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_empty: bool) -> Lists:
+    """The pairs as lists of blocks of M rows; `shape` is (rows, columns)."""
+    rows, columns = (pairs.keys.long(), pairs.queries) if by_key else (pairs.queries.long(), pairs.keys)
+    n_rows, n_columns = shape
+    N = -(-n_rows // M)
+    code, order = (rows // M * n_columns + columns).sort()
+    entry, of_pair = torch.unique_consecutive(code, return_inverse=True)
+    total = torch.bincount(entry // max(n_columns, 1), minlength=N)
+    begins = total.cumsum(0) - total
+    words, where = words_of(total)
+    row = rows[order]
+    place = of_pair - begins[row // M]
+    bits = torch.zeros(int(words.sum()) * M, dtype=torch.int64, device=code.device)
+    bits.index_add_(0, (where[row // M] + place // WORD) * M + row % M, 1 << (place % WORD))
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].int()
+    return Lists(
+        n_rows, n_columns, M, N, segments, full=torch.zeros_like(total).int(), total=total.int(), where=where,
+        order=work_order(total, N, keep_empty), bits=bits.reshape(-1, M) if len(entry) else None,
+        pool=(entry % max(n_columns, 1)).int(),
+    )  # fmt: skip
+
+
+def tested(view: View) -> Lists:
     """Tests every pair, a few blocks at a time, and keeps the columns that some row sees."""
     M = view.rows.shape[1]
     S = view.stop - view.first
@@ -38,8 +96,8 @@ def tested(view: View, indices: Tensor | None, keep_empty: bool) -> Lists:
     if bounds is None:
         bits, where = pack(answers, n_partial)
     segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
-    described = {"where": where, "bounds": bounds, "bits": bits, "pool": torch.cat([*chain.from_iterable(columns)])}
-    return Lists.of(view, indices, keep_empty, (n_full, n_partial), segments, **described)
+    pool = torch.cat([*chain.from_iterable(columns)])
+    return Lists.of(view, n_full, n_partial, segments, where=where, bounds=bounds, bits=bits, pool=pool)
 
 
 def _test_blocks(view: View, rows: Tensor) -> Tensor:
