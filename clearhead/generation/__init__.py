@@ -5,8 +5,7 @@ A search knows ids and logits, never text, and reaches a model through three met
     from clearhead.generation import Beam, Sample, generate, stream
 
     generate(decoder, [[5, 3], [7, 2, 9]], how=Sample(temperature=0.8, seed=1), max_new=50, stop=0).best
-    generate(translator, sources, start=1, stop=2, how=Beam(5, length_penalty=0.6)).best
-"""
+    generate(translator, sources, start=1, stop=2, how=Beam(5, length_penalty=0.6)).best"""
 
 from __future__ import annotations
 

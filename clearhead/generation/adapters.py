@@ -1,13 +1,10 @@
-"""The models of this project as steppers: what differs between a decoder and an encoder-decoder is said here,
-once.
+"""The models of this project as steppers: what differs between a decoder and an encoder-decoder is said here, once.
 
-A decoder continues its prompts. Prompts of different lengths share a batch by padding on the left, so that
-all of them end at the same place; a mask hides the padding and explicit positions leave it out of the count,
-and each row gets what it would get alone. An encoder-decoder reads its prompts once, and continues a start
-that is the same for all.
+A decoder continues its prompts. Prompts of different lengths share a batch by padding on the left, so that all of them
+end at the same place; a mask hides the padding and explicit positions leave it out of the count, and each row gets what
+it would get alone. An encoder-decoder reads its prompts once, and continues a start that is the same for all.
 
-    B prompts   R rows at the moment   T ids   S source ids   M model width   V vocabulary
-"""
+    B prompts   R rows at the moment   T ids   S source ids   M model width   V vocabulary"""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ ended sequences. What counts as best, as ended and as done is said in `choices.B
 shapes that `advance` changes without looking at any number, so that a step can be recorded; the pool of a prompt that
 is done does not change any more, and the host, when it looks in, lets such prompts leave where steps are not recorded.
 
-    P prompts in the state   W live beginnings of each   C candidates   N ids at most   V vocabulary
-"""
+    P prompts in the state   W live beginnings of each   C candidates   N ids at most   V vocabulary"""
 
 from __future__ import annotations
 
@@ -246,8 +245,7 @@ class _Search:
     def _nothing_better_can_come(self) -> Tensor:
         """(P,): no live beginning can reach the n_best-th ended score, even if all that follows is certain.
 
-        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most.
-        """
+        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most."""
         kindest = (
             self.divisors[-1:] if self.beam.length_penalty >= 0 else self.divisors[(self.n + 1).clamp(max=self.max_new)]
         )

@@ -1,8 +1,7 @@
 """How the next id is chosen: always the likeliest, drawn by chance, or by keeping several beginnings alive.
 
 Each way is a frozen value that carries its own parameters and refuses those that make no sense; `generate` and `stream`
-take one as `how=`. The searches themselves are in `walk.py` (one id after the other) and `beam.py`.
-"""
+take one as `how=`. The searches themselves are in `walk.py` (one id after the other) and `beam.py`."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Sample(Value):
     A filter keeps or drops equally likely ids together, so top_k may keep more than k where there are ties.
     At least one id is always left. What is drawn depends on `seed`, the step and the row's place among the
     prompts, and on nothing else: not on how many other rows there are or when they end, on `max_new`, on the
-    cache or on the device's own random numbers.
-    """
+    cache or on the device's own random numbers."""
 
     temperature: NotNegative = 1.0
     top_k: Count | None = None
@@ -59,8 +57,7 @@ class Beam(Value):
     beginning ends when a stop id is among the `width` best continuations. The search for a prompt is over
     when `width` sequences have ended, when `max_new` is reached (what is alive then competes as it is,
     unfinished), or as soon as nothing alive could still score better than the n_best-th ended one, which
-    changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`.
-    """
+    changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`."""
 
     width: Count = 4
     length_penalty: Annotated[float, Range()] = 1.0

@@ -3,8 +3,7 @@
 The prompt is read at once; the room is made at the first step, when it is known how many rows there are. On a GPU sizes
 are rounded up, so that a recording serves again: rows are filled up with copies of the first prompt, which end at once.
 
-    B prompts   R rows   T ids   V vocabulary
-"""
+    B prompts   R rows   T ids   V vocabulary"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Both are plain functions of tensors. Everything is float64, so that neither a long cumulative sum nor a small
 temperature decides an id by rounding.
 
-    R rows   V vocabulary
-"""
+    R rows   V vocabulary"""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ __all__ = ["draw", "probabilities"]
 def probabilities(logits: Float[Tensor, "R V"], how: Sample) -> Float[Tensor, "R V"]:
     """The distribution (R, V) that `how` draws from; ids that its filters drop have probability 0."""
     x = logits.double()
-    # Relative to the likeliest: it is 0 whatever the temperature, so that nothing overflows and min_p is a
-    # plain bound.
+    # Relative to the likeliest: it is 0 whatever the temperature, so that nothing overflows and min_p is a plain bound.
     x = (x - x.amax(-1, keepdim=True)) / how.temperature
     if how.top_k is not None and how.top_k < x.shape[-1]:
         least = x.topk(how.top_k, dim=-1).values[:, -1:]
@@ -39,8 +37,7 @@ def draw(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]) -> Int[Tenso
     """One id a row by inverting its cumulative distribution at `uniform` (each at least 0 and below 1).
 
     The id found is the first whose cumulative probability exceeds uniform · total, so an id of probability 0
-    is never drawn.
-    """
+    is never drawn."""
     cumulative = probs.cumsum(-1)
     height = uniform[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, height, right=True).squeeze(-1)

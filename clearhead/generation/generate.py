@@ -1,7 +1,6 @@
 """`generate` and `stream`: new ids from a model, and `search`, the same from anything that gives logits.
 
-Nothing here knows text. A tokenizer makes ids before, and text of the ids after.
-"""
+Nothing here knows text. A tokenizer makes ids before, and text of the ids after."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def generate(
 
     The fast way is taken where it is the same: a model that is watched or changed is called as it is.
 
-    The model is in evaluation mode while it runs and in its former mode afterwards.
-    """
+    The model is in evaluation mode while it runs and in its former mode afterwards."""
     check_how(how)
     check_max_new(max_new)
     bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stop_ids(stop), "limits": limits}
@@ -82,8 +80,7 @@ def stream(
 
     Arguments are checked at once, and the model runs as steps are asked for. Between steps, and when the loop
     is left by whatever way, the model is in its former mode. `Beam` cannot be streamed: until its end, any id
-    may still change.
-    """
+    may still change."""
     _refuse_beam(how)
     check_max_new(max_new)
     stops = stop_ids(stop)

@@ -4,8 +4,7 @@ generation_config.json asks for it.
 `Limited` stands between a search and any stepper and changes the logits of every step, so greedy decoding, sampling and
 beam search all obey. It looks at the ids so far, which a recording cannot: the fast way runs under it step by step.
 
-    R rows   T ids so far   V vocabulary
-"""
+    R rows   T ids so far   V vocabulary"""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Times(Value):
     """Whisper's ids for moments: `first` is 0.00 s and the id before it "no times"; `end` follows the last id of text.
 
     They come in pairs (an end and the next beginning), never go back, and the text begins with one, of which the
-    `latest` may be asked for. Where all of them together are likelier than any id of text, one of them is written.
-    """
+    `latest` may be asked for. Where all of them together are likelier than any id of text, one of them is written."""
 
     first: Natural
     end: Natural

@@ -3,8 +3,7 @@
 Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's
 operators do.
 
-    R rows   V vocabulary   k ids of each row
-"""
+    R rows   V vocabulary   k ids of each row"""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ three), and runs the line for the prompt and then for one token a row. It knows 
 configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
 that are not the ones that were built, a mask that moves. Keys and values go to a store (`room.py`), which also attends.
 
-    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width
-"""
+    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width"""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ class Program:
     def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
         """One token a row, as a vector at its place (R, M): the next logits (R, V).
 
-        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
-        """
+        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled."""
         x = self._through(
             x if self.entrance is None else normed(x, self.entrance),
             rows,

@@ -1,7 +1,6 @@
 """Prompts, as a caller has them, made into rows of ids that have been looked at.
 
-B prompts   T ids of the longest
-"""
+B prompts   T ids of the longest"""
 
 from __future__ import annotations
 
@@ -15,16 +14,14 @@ from clearhead.errors import DtypeError, ShapeError
 
 __all__ = ["Prompt", "frames_of", "padded", "rows_of", "sources_of"]
 
-# One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors
-# or lists).
+# One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors or lists).
 Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
 
 
 def rows_of(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     """The prompts as 1-D int64 tensors on the CPU, none of them empty, every id inside the vocabulary.
 
-    They are put side by side there, and go to the model's device in one piece.
-    """
+    They are put side by side there, and go to the model's device in one piece."""
     if isinstance(prompt, Tensor):
         prompt = prompt.cpu()
     rows = [_row(row, place) for place, row in enumerate(_split(prompt))]

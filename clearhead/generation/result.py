@@ -1,7 +1,6 @@
 """What comes out: `Generated`, all of it at the end, and `Step`, one id a row while it is being made.
 
-B prompts   N sequences for each prompt, best first   T new ids of the longest
-"""
+B prompts   N sequences for each prompt, best first   T new ids of the longest"""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class Step:
     """One step of a stream: the newest id of every prompt.
 
     `running` says for which rows it counts: those that had not ended before. The others hold a filler.
-    `log_probs` are the model's own, before any temperature or filter.
-    """
+    `log_probs` are the model's own, before any temperature or filter."""
 
     ids: Int[Tensor, " B"]
     log_probs: Float[Tensor, " B"]
@@ -34,8 +32,7 @@ class Generated:
 
     N is 1 for `Greedy` and `Sample` and `n_best` for `Beam`. Beyond its length a sequence is filled with the
     stop id (0 where there is none) and log-probabilities 0. Where a prompt has fewer than N possible
-    sequences, the rest have length 0 and score −∞.
-    """
+    sequences, the rest have length 0 and score −∞."""
 
     ids: Int[Tensor, "B N T"]
     lengths: Int[Tensor, "B N"]  # new ids, a stop id included

@@ -33,8 +33,7 @@ _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a 
 class Room:
     """Keys and values of R rows, `places` of them, for sequences of up to `limit` tokens.
 
-    `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs.
-    """
+    `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs."""
 
     def __init__(self, program: Program, rows: int, places: int, limit: int, *, recordable: bool) -> None:
         self.program, self.rows, self.limit, self.recordable = program, rows, limit, recordable

@@ -3,8 +3,7 @@
 As long as everything fits, this is the usual way. From then on all kept ids stand one place further to the left at
 every step, so that nothing computed for them is true any more: the last `room` ids are read anew for every id.
 
-    R rows   T ids so far
-"""
+    R rows   T ids so far"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 `adapters.py` makes one from each of this project's models. Any other source of next-id logits can be searched
 too: give `search` an object with these methods, or wrap a plain function from ids to logits in `Recompute`.
 
-    B prompts   R rows at the moment (prompts times beams, without those that are done)   V vocabulary
-"""
+    B prompts   R rows at the moment (prompts times beams, without those that are done)   V vocabulary"""
 
 from __future__ import annotations
 
@@ -63,12 +62,10 @@ class Recompute:
 
 
 class Grouped:
-    """Several steppers as one: for prompts that cannot share a padded batch and yet are to be searched
-    together.
+    """Several steppers as one: for prompts that cannot share a padded batch and yet are to be searched together.
 
     `members[g]` are the places, among all prompts, of the rows of stepper g, in rising order. That order is kept: of
-    two rows of one stepper, the earlier there is the earlier here.
-    """
+    two rows of one stepper, the earlier there is the earlier here."""
 
     def __init__(self, steppers: Sequence[Stepper], members: Sequence[Sequence[int]]) -> None:
         self._steppers = list(steppers)

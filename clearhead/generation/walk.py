@@ -5,8 +5,7 @@ recorded and run ahead of the host. The host looks in every few steps (at every 
 wrong, is everyone done, is half of the batch idle? No context (`no_grad`, evaluation mode) outlives a step, so whoever
 consumes the iterator, or drops it, finds the world as it was.
 
-    B prompts   R rows still being computed   V vocabulary
-"""
+    B prompts   R rows still being computed   V vocabulary"""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def _go_on(state: Walk, advance: Callable[[], None], steps: int) -> None:
 
 class Walk:
     """A walk in progress. Rows that have ended are filled up, and dropped from the batch once they are half
-    of it, where steps are not recorded.
-    """
+    of it, where steps are not recorded."""
 
     def __init__(self, stepper: Stepper, how: Greedy | Sample, max_new: int, stops: tuple[int, ...]) -> None:
         self.stepper, self.how, self.stops, self.max_new = stepper, how, stops, max_new
