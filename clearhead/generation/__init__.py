@@ -9,25 +9,12 @@ A search knows ids and logits, never text, and reaches a model through three met
 
 from __future__ import annotations
 
-from clearhead.generation.choices import Beam, Greedy, How, Sample
+from clearhead.generation.choices import Beam, Generated, Greedy, How, Sample, Step
 from clearhead.generation.generate import generate, search, stream
 from clearhead.generation.limits import Limits, Times
-from clearhead.generation.result import Generated, Step
 from clearhead.generation.stepper import LogitsError, Recompute, Stepper
 
 __all__ = [
-    "Beam",
-    "Generated",
-    "Greedy",
-    "How",
-    "Limits",
-    "LogitsError",
-    "Recompute",
-    "Sample",
-    "Step",
-    "Stepper",
-    "Times",
-    "generate",
-    "search",
-    "stream",
-]
+    "Beam", "Generated", "Greedy", "How", "Limits", "LogitsError", "Recompute", "Sample", "Step", "Stepper", "Times",
+    "generate", "search", "stream",
+]  # fmt: skip

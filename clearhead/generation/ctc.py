@@ -21,8 +21,6 @@ from clearhead._shapes import Float
 from clearhead.errors import DataError, ShapeError
 from clearhead.values import Count, Natural, checked
 
-__all__ = ["GreedyCTC", "PrefixBeam", "Symbol", "decode"]
-
 
 @dataclass(frozen=True)
 class Symbol:

@@ -22,8 +22,6 @@ from clearhead.errors import ConfigError
 from clearhead.generation.stepper import Stepper
 from clearhead.values import Natural, Positive
 
-__all__ = ["Limited", "Limits", "Times"]
-
 Ids = tuple[Natural, ...]
 
 

@@ -10,8 +10,6 @@ import torch
 
 from clearhead.masks import Atom, Causal, Full, Mask, Stride, Window, fold, leaves
 
-__all__ = ["looks_ahead", "speaks_of_distance_only"]
-
 
 def speaks_of_distance_only(mask: Mask) -> bool:
     """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.

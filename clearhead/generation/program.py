@@ -3,7 +3,7 @@
 `Program` walks a `Decoder` once, takes its parameters along (q, k and v side by side, so that one product makes all
 three), and runs the line for the prompt and then for one token a row. It knows every decoder that this project's
 configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
-that are not the ones that were built, a mask that moves. Keys and values go to a store (`room.py`), which also attends.
+that are not the ones that were built, a mask that moves. Keys and values are kept in a `Room`, which also attends.
 
     B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width"""
 
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
 from clearhead._numbers import runs_triton
@@ -33,8 +32,6 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.stack import both
 from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 
-__all__ = ["Program", "Store", "why_not"]
-
 _KNOWN = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
     *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
@@ -44,19 +41,6 @@ _KNOWN = (
 
 Rows = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
-
-
-@runtime_checkable
-class Store(Protocol):
-    """Keeps keys and values of every layer, and attends one new token a row over them."""
-
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """qkv (R, H + 2K, D): keeps the newest keys and values; the queries' (R, H, D)."""
-        ...
-
-    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """Queries (R, H, D) over the memory that was kept for the layer."""
-        ...
 
 
 def why_not(model: Decoder | EncoderDecoder) -> str | None:
@@ -105,7 +89,7 @@ def _why_not_attention(part: MultiHeadAttention) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Attention:
+class Attention:
     """Projections and sizes of one attention layer."""
 
     q: Product  # of a self-attention: q, k and v side by side
@@ -136,15 +120,15 @@ class _Attention:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    own: _Attention
-    cross: _Attention | None
+    own: Attention
+    cross: Attention | None
     up: Product
     down: Product
     norms: tuple[TorchNorm | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
     parallel: bool  # every branch reads what entered the block
 
 
-Attend = Callable[[int, _Attention, Tensor], Tensor]
+Attend = Callable[[int, Attention, Tensor], Tensor]
 
 
 class Program:
@@ -166,17 +150,13 @@ class Program:
         # What a cache keeps of a token.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
-    def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
-        """One token a row, as a vector at its place (R, M): the next logits (R, V).
+    def step(self, x: Tensor, own: Attend, cross: Attend, rows: Rows = few_rows) -> Tensor:
+        """One token a row, as a vector at its place (R, M): the next logits (R, V). `own` and `cross` attend, given the
+        layer's number, its sizes and its heads (R, H + 2K, D) or, over the memory, (R, H, D).
 
         `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled."""
-        x = self._through(
-            x if self.entrance is None else normed(x, self.entrance),
-            rows,
-            lambda i, own, qkv: store.attend(i, qkv, own.scale),
-            lambda i, cross, q: store.attend_memory(i, q, cross.scale),
-        )
-        return self._finished(rows(x, self.logits))
+        x = x if self.entrance is None else normed(x, self.entrance)
+        return self._finished(rows(self._through(x, rows, own, cross), self.logits))
 
     def read(
         self,
@@ -198,7 +178,7 @@ class Program:
         everything = both(self.mask, mask)
         places = torch.arange(T, device=ids.device)
 
-        def own(i: int, part: _Attention, qkv: Tensor) -> Tensor:
+        def own(i: int, part: Attention, qkv: Tensor) -> Tensor:
             heads = qkv.view(B, T, -1, part.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
             q, k, v = heads.split((part.n_heads, part.n_kv_heads, part.n_kv_heads), dim=1)
             if self.rotary is not None:
@@ -211,7 +191,7 @@ class Program:
                 out = attend(q, k, v, everything, bias=bias, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
-        def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
+        def cross(i: int, part: Attention, q: Tensor) -> Tensor:
             assert memory is not None  # who has cross-attention was given one
             k, v = memory.kept[i]
             out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask, scores=part.scores)
@@ -224,7 +204,7 @@ class Program:
         return self._finished(many_rows(x, self.logits)), kept
 
     def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
-        """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
+        """x (N, M) through the layers."""
         for i, layer in enumerate(self.layers):
             entered = x
             for part, attends, norm in ((layer.own, own, layer.norms[0]), (layer.cross, cross, layer.norms[1])):
@@ -281,44 +261,37 @@ class Memory:
 
 def _layer(block: Block) -> _Layer:
     after = isinstance(block.residual, PostNorm)
-    norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
+    norms = tuple(_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
     own, cross, last = (None, None, None) if after else norms
     feed = block.feed_forward
     assert isinstance(feed, FeedForward), "why_not refuses the others"
-    gate = feed.gate
-    up = Product(
-        feed.up.weight.detach(),
-        _plain(feed.up.bias),
-        last,
-        feed.activation,
-        None if gate is None else gate.weight.detach(),
-        None if gate is None else _plain(gate.bias),
-    )
+    gate = () if feed.gate is None else (feed.gate.weight.detach(), _plain(feed.gate.bias))
     return _Layer(
         _attention(block.attention, own),
         None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
-        up,
-        Product(feed.down.weight.detach(), _plain(feed.down.bias)),
-        tuple(norms) if after else (None, None, None),
+        Product(feed.up.weight.detach(), _plain(feed.up.bias), last, feed.activation, *gate),
+        _side_by_side(feed.down),
+        norms if after else (None, None, None),
         isinstance(block.residual, Parallel),
     )
 
 
-def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> _Attention:
+def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> Attention:
     q, k, v = part.q_proj, part.k_proj, part.v_proj
-    return _Attention(
-        _side_by_side((q,) if memory else (q, k, v), norm),
-        Product(part.o_proj.weight.detach(), _plain(part.o_proj.bias)),
+    return Attention(
+        _side_by_side(*((q,) if memory else (q, k, v)), norm=norm),
+        _side_by_side(part.o_proj),
         part.scores,
         part.n_heads,
         part.n_kv_heads,
         part.d_head,
         (_norm(part.q_norm), _norm(part.k_norm)),
-        _side_by_side((k, v), None) if memory else None,
+        _side_by_side(k, v) if memory else None,
     )
 
 
-def _side_by_side(parts: tuple[nn.Linear, ...], norm: TorchNorm | None) -> Product:
+def _side_by_side(*parts: nn.Linear, norm: TorchNorm | None = None) -> Product:
+    """Linear maps of the same input as one, after a norm of it; a single one shares its memory."""
     if len(parts) == 1:
         return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)
     weight = torch.cat([part.weight.detach() for part in parts])
@@ -339,8 +312,3 @@ def _norm(norm: nn.Module | None) -> TorchNorm | None:
 
 def _plain(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach()
-
-
-def quick_kernels() -> Any:
-    """Without cuDNN's attention, which prepares itself anew for every length: prompts come in all of them."""
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 
-__all__ = ["Prompt", "frames_of", "padded", "rows_of", "sources_of"]
-
 # One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors or lists).
 Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["evaluating", "parts_of"]
-
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, each once. A short generation asks often, and `modules()` takes ten times as long."""

@@ -20,25 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
-from clearhead.generation.program import Memory, Program
+from clearhead.generation.program import Attention, Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
 from clearhead.masks import Causal, reach
 from clearhead.masks.geometry import Region
-
-__all__ = ["Room"]
 
 _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
 
 
 class Room:
-    """Keys and values of R rows, `places` of them, for sequences of up to `limit` tokens.
+    """Keys and values of R rows, for sequences of up to `limit` tokens.
 
     `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs."""
 
-    def __init__(self, program: Program, rows: int, places: int, limit: int, *, recordable: bool) -> None:
+    def __init__(self, program: Program, rows: int, limit: int, *, recordable: bool) -> None:
         self.program, self.rows, self.limit, self.recordable = program, rows, limit, recordable
         window = reach(program.mask)
-        self.places = places if window is None else min(places, window)
+        self.places = limit if window is None else min(limit, window)
         self.rings = self.places < limit
         self.before: Tensor | None = None  # (R,) padding in front of each row
         self.parents: Tensor | None = None  # (R, S)
@@ -137,7 +135,7 @@ class Room:
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
         self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(x, self, self._multiply)
+        logits = self.program.step(x, self._attend, self._attend_memory, self._multiply)
         self.length += 1
         self.n += 1
         return logits
@@ -162,8 +160,8 @@ class Room:
             return None
         return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -math.inf)[:, None]
 
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+    def _attend(self, layer: int, part: Attention, qkv: Tensor) -> Tensor:
+        keys, values, scale = self.keys[layer], self.values[layer], part.scale
         if self.recordable:
             return attend_newest(qkv, keys, values, self._now, scale=scale, turn=self._turn)
         K = keys.shape[1]
@@ -181,8 +179,8 @@ class Room:
         )
         return out[:, :, 0]
 
-    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        return attend_memory(q, *self.memory[layer], self.memory_bias, scale=scale)
+    def _attend_memory(self, layer: int, part: Attention, q: Tensor) -> Tensor:
+        return attend_memory(q, *self.memory[layer], self.memory_bias, scale=part.scale)
 
     # ------------------------------------------------------------------ rows change places
 

@@ -16,8 +16,7 @@ import torch
 from clearhead.attention import Biases
 from clearhead.generation import adapters, fast, generate, stream
 from clearhead.generation.adapters import stepper_for
-from clearhead.generation.fast import Fast
-from clearhead.generation.recorded import bucket, kept_of
+from clearhead.generation.fast import Fast, bucket, kept_of
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.masks import blocks, causal, every, full, prefix, reach, stride, window
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
