@@ -1,7 +1,7 @@
 """Other people's models: their weights come in, ours go out, without the libraries that made them.
 
 `load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
-transformers loads. A family is one file in `families/`: its configuration both ways and one table of names."""
+transformers loads. A family is its configuration both ways and one table of names (`families/`)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,21 @@
-"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary."""
+"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary; and
+Whisper (Radford et al., 2022), which hears, with fixed waves for positions in its hearing half."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from clearhead.attention import Biases
+from clearhead.errors import StorageError
 from clearhead.interop.families.words import activation
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.table import SQUEEZE, Row, block
-from clearhead.layers import LayerNorm, PostNorm
+from clearhead.layers import LayerNorm, PostNorm, PreNorm
 from clearhead.models import EncoderDecoderConfig
 from clearhead.positions import Learned, Sinusoidal
 
@@ -19,7 +26,7 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     # Words of the toolkit that these models came from, in older files; transformers never asks them.
     keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
     keys.expect(normalize_embedding=learned, static_position_embeddings=not learned)
-    read_halves(keys)
+    _read_halves(keys)
     keys.only("decoder_vocab_size", keys("vocab_size"), None)
     longest = keys("max_position_embeddings")
     return {
@@ -32,13 +39,13 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     }
 
 
-def read_halves(keys: Keys) -> None:
+def _read_halves(keys: Keys) -> None:
     """Both halves of these models are of one size, and share a table."""
     keys.expect(is_encoder_decoder=True, tie_word_embeddings=True)
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
 
 
-def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
+def _write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
     """What all of these say in the same keys."""
     return {
         "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
@@ -64,7 +71,7 @@ def _half(half: str) -> tuple[Row, ...]:
 
 
 # The names of BART, most of which Whisper has too.
-ROWS = (
+_ROWS = (
     Row("model.shared.weight", "encoder.embedding.weight"),
     Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
     *_half("encoder"),
@@ -98,9 +105,9 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
-        rows=ROWS,
+        rows=_ROWS,
         read=partial(_read, learned=learned),
-        write=partial(write, learned=learned),
+        write=partial(_write, learned=learned),
         harmless=HARMLESS,
         # Marian's waves are made anew.
         ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),
@@ -110,3 +117,62 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
 
 BART = _family("bart", "BartForConditionalGeneration", learned=True)
 MARIAN = _family("marian", "MarianMTModel", learned=False)
+
+# ---------------------------------------------------------------------- Whisper
+
+_SLOWEST = 10_000  # the last wave is so many times as long as the first
+
+
+def _read_whisper(keys: Keys) -> dict[str, Any]:
+    _read_halves(keys)
+    keys.expect(scale_embedding=False)
+    waves = keys("d_model") // 2
+    if waves < 2:
+        raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
+    return {
+        "norm": LayerNorm(eps=1e-5),
+        "residual": PreNorm(),
+        "bias": Biases(k=False),
+        "positions": Learned(max_len=keys("max_target_positions")),
+        # Waves are counted to the last here, and not to one beyond it.
+        "encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), halves=True),
+    }
+
+
+def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The positions of the hearing half as transformers makes them, which are stored though nobody learns them."""
+    exact = dtype if dtype == torch.float64 else torch.float32
+    n = config.d_model // 2
+    speed = torch.exp(-math.log(_SLOWEST) / (n - 1) * torch.arange(n, dtype=exact))
+    angle = torch.arange(config.encoder.max_len, dtype=exact)[:, None] * speed
+    return {"model.encoder.embed_positions.weight": torch.cat((angle.sin(), angle.cos()), dim=1).to(dtype)}
+
+
+WHISPER = Family(
+    name="whisper",
+    architecture="WhisperForConditionalGeneration",
+    kind=EncoderDecoderConfig,
+    fields={
+        **{key: field for key, field in BART.fields.items() if field not in ("max_len", ("scaled_embedding", False))},
+        "num_mel_bins": "n_features",
+        "max_source_positions": "encoder_max_len",
+        "max_target_positions": "max_len",
+        "dropout": ("dropout", 0.0),
+    },
+    rows=(
+        Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
+        *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
+        *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
+        *_ROWS,
+    ),
+    read=_read_whisper,
+    write=lambda config: _write(config) | {"max_source_positions": config.encoder.max_len},
+    # How to search and train, and words of other heads.
+    harmless=(
+        *(*HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
+        *("suppress_tokens", "begin_suppress_tokens"),
+    ),
+    ignored=("proj_out.weight",),
+    constants=_waves,
+    prefix="model.",
+)

@@ -69,7 +69,7 @@ _ROWS_SHARED = (
     *block(_SHARED, ours="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
     Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
     Row("pooler.*", "pooler.*"),
-    *(row for row in _ROWS if not row.names[1][0].startswith(("blocks", "pooler"))),
+    *(row for row in _ROWS if not row.ours[0].startswith(("blocks", "pooler"))),
 )
 
 

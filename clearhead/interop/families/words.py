@@ -39,7 +39,7 @@ def activation(default: str) -> Field:
 
 def eps(norm: Callable[..., Any], default: float) -> Field:
     """The norms, by the small number in them."""
-    return Field("norm", default, norm=norm)
+    return Field("norm", default, lambda value: norm(eps=value), lambda made: made.eps)
 
 
 def read_biases(keys: Keys, *, ff: bool = False, default: bool = False) -> Biases:
