@@ -2,7 +2,7 @@
 
 A family stands in `families/`, beside its kin. It says what every key of a configuration means (`fields` for keys that
 are a field of ours under another name, `read` and `write` for the others, `harmless` for those that change no number)
-and which stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused by name."""
+and which stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused."""
 
 from __future__ import annotations
 

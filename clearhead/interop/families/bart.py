@@ -1,5 +1,6 @@
 """BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary; and
-Whisper (Radford et al., 2022), which hears, with fixed waves for positions in its hearing half."""
+Whisper (Radford et al., 2022), which hears, with fixed waves for positions in its hearing half. T5 (Raffel et al.,
+2020), 1.0 and 1.1: encoder-decoders with a relative bias, RMS norms, no other biases."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.attention import Biases
+from clearhead.attention import Biases, Dot
 from clearhead.errors import StorageError
-from clearhead.interop.families.words import activation
-from clearhead.interop.family import Family, Keys
+from clearhead.interop.families.words import ACTIVATIONS, activation, eps
+from clearhead.interop.family import Family, Field, Keys
 from clearhead.interop.table import SQUEEZE, Row, block
-from clearhead.layers import LayerNorm, PostNorm, PreNorm
+from clearhead.layers import GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.models import EncoderDecoderConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import Learned, RelativeBias, Sinusoidal
 
 _SKIPPED = 2  # rows before BART's first position, which no token gets
 
@@ -78,7 +79,7 @@ _ROWS = (
     *_half("decoder"),
 )
 # How to search and train, and words for other heads.
-HARMLESS = (
+_HARMLESS = (
     *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
     *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "num_beams"),
     *("early_stopping", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "prefix", "save_step"),
@@ -108,7 +109,7 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
         rows=_ROWS,
         read=partial(_read, learned=learned),
         write=partial(_write, learned=learned),
-        harmless=HARMLESS,
+        harmless=_HARMLESS,
         # Marian's waves are made anew.
         ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),
         prefix="model.",
@@ -169,10 +170,88 @@ WHISPER = Family(
     write=lambda config: _write(config) | {"max_source_positions": config.encoder.max_len},
     # How to search and train, and words of other heads.
     harmless=(
-        *(*HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
+        *(*_HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
         *("suppress_tokens", "begin_suppress_tokens"),
     ),
     ignored=("proj_out.weight",),
     constants=_waves,
     prefix="model.",
+)
+
+
+# ---------------------------------------------------------------------- T5
+
+# transformers runs "gated-gelu" with the approximation.
+_ACTIVATIONS = {"gated-gelu": GeGLU(tanh=True), "gated-silu": SwiGLU(), **ACTIVATIONS}
+_BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
+
+
+def _read_t5(keys: Keys) -> dict[str, Any]:
+    keys.expect(is_encoder_decoder=True)
+    tie = keys("tie_word_embeddings", True)
+    scaled = keys("scale_decoder_outputs", tie)  # transformers 5 says it so; before, the ties did
+    return {
+        "n_decoder_layers": keys("num_decoder_layers", None) or keys("num_layers"),
+        "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
+        "bias": False,
+        "scores": Dot(),
+        "attention_dropout": keys("dropout_rate", 0.1),
+        "feed_forward_dropout": keys("dropout_rate", 0.1),
+        "share_embeddings": True,
+        "tied": scaled or "lm_head.weight" not in keys.shapes,
+        "logit_scale": keys("d_model") ** -0.5 if scaled else 1.0,
+    }
+
+
+def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
+    if not isinstance(config.positions, RelativeBias):
+        raise StorageError(f"positions are {config.positions}; expected RelativeBias")
+    return {
+        "num_decoder_layers": config.n_decoder_layers,
+        _BUCKETS: config.positions.n_buckets,
+        _DISTANCE: config.positions.max_distance,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": config.logit_scale != 1,  # what transformers takes this key for
+    }
+
+
+def _rows_t5(config: EncoderDecoderConfig) -> tuple[Row, ...]:
+    rows = [Row("shared.weight", "encoder.embedding.weight"), Row("lm_head.weight", "decoder.head.weight")]
+    up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
+    attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
+    cross = {f"cross_{x}": f"1.EncDecAttention.{x}" for x in "qkvo"} | {"norm_cross": "1.layer_norm"}
+    for half, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
+        inner = {ours: f"{last}.DenseReluDense.{theirs}" for ours, theirs in (up | {"down": "wo"}).items()}
+        parts = parts | inner | {"norm2": f"{last}.layer_norm"}
+        table = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rows += [Row(table, f"{half}.positions.weight"), Row(f"{half}.final_layer_norm.weight", f"{half}.norm.weight")]
+        rows += block(f"{half}.block.#.layer", ours=f"{half}.blocks.#", **parts)
+    return tuple(rows)
+
+
+T5 = Family(
+    name="t5",
+    architecture="T5ForConditionalGeneration",
+    kind=EncoderDecoderConfig,
+    fields={
+        "vocab_size": "vocab_size",
+        "n_positions": ("max_len", 512),
+        "d_model": "d_model",
+        "d_kv": "d_head",
+        "d_ff": "d_ff",
+        "num_layers": "n_encoder_layers",
+        "num_heads": "n_heads",
+        "feed_forward_proj": Field("activation", "relu", words=_ACTIVATIONS),
+        "layer_norm_epsilon": eps(RMSNorm, 1e-6),
+        "dropout_rate": ("dropout", 0.1),
+    },
+    rows=_rows_t5,
+    read=_read_t5,
+    write=_write_t5,
+    # dense_act_fn and is_gated_act are feed_forward_proj once more.
+    harmless=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
+    ignored=(
+        *("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
+    ),
 )
