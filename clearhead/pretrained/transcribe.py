@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch import Tensor
 from clearhead.audio import Mel, samples
 from clearhead.errors import DataError
 from clearhead.generation import How, Limits, Times, generate
-from clearhead.pretrained.speak import GREEDY
-from clearhead.pretrained.store import Trained
+from clearhead.pretrained.speak import GREEDY, each
+
+if TYPE_CHECKING:
+    from clearhead.pretrained.store import Trained
 
 _BATCH = 8  # windows that are heard together
 
@@ -47,6 +49,7 @@ class Transcript:
         return self.text
 
 
+@each(str, Path, Tensor)
 def transcribe(
     trained: Trained,
     sounds: Sequence[str | Path | Tensor],
@@ -55,8 +58,10 @@ def transcribe(
     language: str | None = None,
     how: How = GREEDY,
 ) -> list[Transcript]:
-    """What is said in each recording: a file, or samples (N,) at 16 kHz. Without `times` windows are cut blindly, and
-    each is one segment. A model of many languages finds out which is spoken, unless `language` ("en") says it."""
+    """What is said in a recording, with times: a file, or samples (N,) at 16 kHz; a list of transcripts for a list.
+
+    Without `times` windows are cut blindly, and each is one segment. A model of many languages finds out which is
+    spoken, unless `language` ("en") says it."""
     trained.require("transcription")
     speech = _Speech(trained, times, how)
     heard = [speech.read(sound) for sound in sounds]
