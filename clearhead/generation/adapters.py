@@ -21,10 +21,10 @@ from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.limits import Limited, Limits
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of, sources_of
+from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.stepper import Grouped, Sliding, Stepper
-from clearhead.masks import Mask, padding
+from clearhead.masks import padding
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
@@ -96,7 +96,7 @@ def _continuing(
             cached = use_cache and not (mask is not None and looks_ahead(mask, longest, longest + max_new))
             if cached and isinstance(kind, Decoder) and why_not(kind) is None:
                 return Fast(kind, own, max_new, alone=alone)
-            return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
+            return _plain_continued(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
         return _batched(rows, mask is None or speaks_of_distance_only(mask), alone, stepper)
 
@@ -139,27 +139,31 @@ def _reading(
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
             return Fast(kind, begun[: len(own)], max_new, source=own, alone=alone)
-        return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
+        return _plain_read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
     return _batched(rows, alike, alone, stepper), begun
 
 
-class _ModelStepper:
-    """What all models share: the ids (where there is no cache), the cache, and running quietly."""
+class _Plain:
+    """A model that is called as it is, quietly: with the newest ids where there is a cache, else with all of them.
 
-    def __init__(self, model: nn.Module, ids: Tensor, cache: _Cache | None) -> None:
-        self._model = model
+    `taken` are tensors (R, …) that rows take along; `call(ids, cache, taken)` gives the logits of all ids."""
+
+    def __init__(
+        self, model: nn.Module, ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor], call: Callable[..., Tensor]
+    ) -> None:
         self._parts = parts_of(model)
-        self._ids = ids  # (R, T): all ids so far, or with a cache the newest
-        self._cache = cache
+        self._ids, self._cache, self._taken, self._call = ids, cache, taken, call
 
     def begin(self) -> Float[Tensor, "B V"]:
-        return self._run()
+        # Step by step, and not around the whole search: a stream hands control back between steps.
+        with evaluating(self._parts), torch.inference_mode():
+            return self._call(self._ids, self._cache, self._taken)[:, -1]
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         newest = ids[:, None]
         self._ids = newest if self._cache is not None else torch.cat((self._ids, newest), dim=1)
-        return self._run()
+        return self.begin()
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         rows = rows.to(self._ids.device)
@@ -167,81 +171,43 @@ class _ModelStepper:
         with torch.inference_mode():
             if self._cache is not None:
                 self._cache.reorder(rows)
-            self._reorder(rows)
-
-    def _run(self) -> Tensor:
-        # Step by step, and not around the whole search: a stream hands control back between steps.
-        with evaluating(self._parts), torch.inference_mode():
-            return self._forward(self._ids)[:, -1]
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _reorder(self, rows: Tensor) -> None:
-        """Takes along what a model has besides ids and cache."""
+            self._taken |= {name: x.index_select(0, rows) for name, x in self._taken.items()}
 
 
-class _Continue(_ModelStepper):
+def _plain_continued(
+    model: nn.Module, kind: Decoder | Recurrent, rows: Sequence[Tensor], cache: _Cache | None
+) -> _Plain:
     """A decoder (or a recurrent language model) with prompts padded on the left."""
+    whole = padded(rows, left=True).to(next(model.parameters()).device)
+    before = torch.tensor([whole.shape[1] - len(row) for row in rows], device=whole.device)
 
-    def __init__(
-        self, model: nn.Module, kind: Decoder | Recurrent, rows: Sequence[Tensor], cache: _Cache | None
-    ) -> None:
-        super().__init__(model, padded(rows, left=True).to(_device(kind)), cache)
-        self._adds_positions = isinstance(kind, Decoder) and kind.config.positions.kind == "added"
-        T = self._ids.shape[1]
-        before = [T - len(row) for row in rows]
-        self._before: Tensor | None = None  # (R,) padding in front of each row; None: there is none
-        self._mask: Mask | None = None
-        if any(before):
-            self._hide(torch.tensor(before, device=self._ids.device))
-
-    def _hide(self, before: Tensor) -> None:
-        self._before = before
-        self._mask = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        arguments: dict[str, Any] = {"cache": self._cache}
-        if self._before is not None:
-            arguments["mask"] = self._mask
-            if self._adds_positions:
-                first = 0 if self._cache is None else self._cache.length
+    def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
+        arguments: dict[str, Any] = {"cache": cache}
+        if (before := taken.get("before")) is not None:
+            arguments["mask"] = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
+            if isinstance(kind, Decoder) and kind.adds_positions:
+                first = 0 if cache is None else cache.length
                 place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                # (R, T); those of the padding are never seen.
-                arguments["positions"] = (place - self._before[:, None]).clamp(min=0)
-        logits: Tensor = self._model(ids, **arguments)
-        return logits
+                arguments["positions"] = (place - before[:, None]).clamp(min=0)  # (R, T); padding's are never seen
+        return model(ids, **arguments)
 
-    def _reorder(self, rows: Tensor) -> None:
-        if self._before is not None:
-            self._hide(self._before.index_select(0, rows))
+    return _Plain(model, whole, cache, {"before": before} if bool(before.any()) else {}, call)
 
 
-class _Read(_ModelStepper):
+def _plain_read(model: Any, rows: Sequence[Tensor], start: Sequence[int], cache: _Cache | None) -> _Plain:
     """An encoder-decoder: sources padded on the right, encoded once, and one start for every row."""
+    device, lengths = next(model.parameters()).device, [len(row) for row in rows]
+    taken = {"source": padded(rows).to(device)}  # (B, S), or frames (B, T, F)
+    if len(set(lengths)) > 1:
+        taken["lengths"] = torch.tensor(lengths, device=device)
 
-    def __init__(self, model: nn.Module, rows: Sequence[Tensor], start: Sequence[int], cache: _Cache | None) -> None:
-        device = _device(model)
-        self._source = sources_of(rows).to(device)  # (B, S), or frames (B, T, F)
-        super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding
-        self._mask = None if self._lengths is None else padding(self._lengths)
-        self._memory: Tensor | None = None  # (R, S, M)
+    def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
+        mask = padding(taken["lengths"]) if "lengths" in taken else None
+        if "source" in taken:
+            taken["memory"] = model.encode(taken.pop("source"), mask=mask)  # (R, S, M)
+        return model.decode(ids, taken["memory"], memory_mask=mask, cache=cache)
 
-    def _forward(self, ids: Tensor) -> Tensor:
-        model: Any = self._model
-        if self._memory is None:
-            self._memory = model.encode(self._source, mask=self._mask)
-        logits: Tensor = model.decode(ids, self._memory, memory_mask=self._mask, cache=self._cache)
-        return logits
-
-    def _reorder(self, rows: Tensor) -> None:
-        if self._memory is not None:
-            self._memory = self._memory.index_select(0, rows)
-        if self._lengths is not None:
-            self._lengths = self._lengths.index_select(0, rows)
-            self._mask = padding(self._lengths)
+    return _Plain(model, torch.tensor(start, device=device).expand(len(rows), -1), cache, taken, call)
 
 
 def _cache(kind: nn.Module, prompt: int, max_new: int) -> _Cache:
@@ -281,7 +247,3 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
             f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over "
             f"the last {room} ids"
         )
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

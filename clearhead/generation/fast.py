@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, Program
-from clearhead.generation.prompts import padded, sources_of
+from clearhead.generation.prompts import padded
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.room import Room
 from clearhead.masks import Causal, padding
@@ -160,7 +160,6 @@ class Fast:
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
         self._lent: tuple[Hashable, Reading] | None = None  # whose memory those tokens are in
         self._memory: Memory | None = None
-        self._memory_bias: Tensor | None = None
         self._beams: int | None = None  # rows that each prompt has in a beam search
         self.room: Room | None = None
 
@@ -212,13 +211,12 @@ class Fast:
     def session(self, search: Any) -> tuple[Any, Callable[[], None], Callable[[], None]]:
         """The search (a `walk.Search`) to go on with, how to advance it, and what to call when it is left.
 
-        Where a recording of such a search is at hand, it is that one, with the state of `search` put into its memory.
-        """
+        Where a recording of such a search is at hand, it is that one, with the state of `search` in its memory."""
         if not self.recordable or search.is_over:
             return search, search.advance, self.give_back
         with torch.inference_mode():
-            shape = None if self._memory is None else tuple(self._memory.kept[0][0].shape)
-            key = (search.key, *self._sizes(), shape, self._before is None, self._memory_bias is None)
+            memory = self._memory and (self._memory.kept[0][0].shape, self._memory.bias is None)
+            key = (search.key, *self._sizes(), memory, self._before is None)
             found = self.kept.take(key)
             if found is None:
                 found = search, self._settled(), Replay(search.advance, self._ids.device)
@@ -237,8 +235,7 @@ class Fast:
     def _settled(self, room: Room | None = None) -> Room:
         """The room, a new one if none is given, with what was read in it."""
         room = room or Room(self.program, *self._sizes(), recordable=self.recordable)
-        memory: dict[str, Any] = {"memory": self._memory, "memory_bias": self._memory_bias}
-        room.load(self._kept_tokens, before=self._before, beams=self._beams is not None, **memory)
+        room.load(self._kept_tokens, self._before, self._memory, beams=self._beams is not None)
         self.room = room
         self.give_back()
         return room
@@ -252,7 +249,7 @@ class Fast:
 
     def _read_source(self, rows: Sequence[Tensor]) -> None:
         """The encoder reads the sources, padded on the right; a few lengths only where steps are recorded."""
-        source = sources_of(rows).to(self.program.device)  # (B, S), or frames (B, T, F)
+        source = padded(rows).to(self.program.device)  # (B, S), or frames (B, T, F)
         lengths = torch.tensor([len(row) for row in rows], device=source.device)
         mask = padding(lengths) if len({len(row) for row in rows}) > 1 else None
         model: Any = self._model
@@ -261,8 +258,8 @@ class Fast:
         room = max(16, bucket(S)) if self.recordable and source.dim() == 2 else S  # recordings have one length
         if room > S:
             mask, memory = padding(lengths), torch.nn.functional.pad(memory, (0, 0, 0, room - S))
-        self._memory = self.program.remember(memory, mask)
-        self._memory_bias = None
+        bias = None
         if mask is not None:
             hidden = torch.arange(room, device=source.device) >= lengths[:, None]
-            self._memory_bias = memory.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None]  # (B, 1, S)
+            bias = memory.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None]  # (B, 1, S)
+        self._memory = self.program.remember(memory, mask, bias)

@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import ConfigError
+from clearhead.generation.prompts import padded
 from clearhead.generation.stepper import Stepper
 from clearhead.values import Natural, Positive
 
@@ -61,11 +62,7 @@ class Limited:
     ) -> None:
         self._stepper, self._limits, self._max_new, self._stops = stepper, limits, max_new, list(stops)
         self._lengths = torch.tensor([len(row) for row in begun])  # (R,) of what was begun
-        longest = int(self._lengths.max())
-        # On the left -1 fills up, which is no id and equals none.
-        self._ids = torch.stack(
-            [torch.nn.functional.pad(row.cpu(), (longest - len(row), 0), value=-1) for row in begun]
-        )
+        self._ids = padded([row.cpu() for row in begun], left=True, fill=-1)  # -1 is no id and equals none
         self._made = 0
 
     def begin(self) -> Float[Tensor, "B V"]:

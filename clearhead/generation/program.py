@@ -10,8 +10,7 @@ that are not the ones that were built, a mask that moves. Keys and values are ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from torch.nn.modules import module as torch_modules
 
 from clearhead._numbers import runs_triton
 from clearhead.attention import MultiHeadAttention, attend
-from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
+from clearhead.attention.scores import Dot, Scaled, ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
 from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
@@ -37,7 +36,6 @@ _KNOWN = (
     *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
     *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
-
 
 Rows = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
@@ -88,25 +86,28 @@ def _why_not_attention(part: MultiHeadAttention) -> str | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
+class Memory(NamedTuple):
+    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count: for attention over many
+    tokens a mask, for that of one a row a bias (B, 1, S); None for all of them."""
+
+    kept: list[Any]
+    mask: Mask | None
+    bias: Tensor | None
+
+
 class Attention:
-    """Projections and sizes of one attention layer."""
+    """Projections and sizes of one attention layer; `memory`: of one that reads an encoder's memory."""
 
-    q: Product  # of a self-attention: q, k and v side by side
-    out: Product
-    scores: Scores  # a dot product, maybe scaled
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    norms: tuple[TorchNorm | None, TorchNorm | None] = (None, None)  # of every head's query and key
-    memory: Product | None = None  # of a cross-attention: k and v side by side
-
-    @property
-    def scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
-        if isinstance(self.scores, Scaled):
-            return self.scores.scale
-        return self.d_head**-0.5 if isinstance(self.scores, ScaledDot) else 1.0
+    def __init__(self, part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> None:
+        q, k, v = part.q_proj, part.k_proj, part.v_proj
+        self.q = _side_by_side(*((q,) if memory else (q, k, v)), norm=norm)
+        self.memory = _side_by_side(k, v) if memory else None
+        self.out = _side_by_side(part.o_proj)
+        self.n_heads, self.n_kv_heads, self.d_head = part.n_heads, part.n_kv_heads, part.d_head
+        self.norms = _norm(part.q_norm), _norm(part.k_norm)  # of every head's query and key
+        self.scores = part.scores  # a dot product, maybe scaled
+        # What the products of queries and keys are multiplied by.
+        self.scale = self.d_head**-0.5 if isinstance(part.scores, ScaledDot) else getattr(part.scores, "scale", 1.0)
 
     def headed(self, qkv: Tensor) -> Tensor:
         """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
@@ -118,14 +119,20 @@ class Attention:
         return torch.cat((q, k, v), dim=-2)
 
 
-@dataclass(frozen=True, eq=False)
 class _Layer:
-    own: Attention
-    cross: Attention | None
-    up: Product
-    down: Product
-    norms: tuple[TorchNorm | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
-    parallel: bool  # every branch reads what entered the block
+    def __init__(self, block: Block) -> None:
+        after = isinstance(block.residual, PostNorm)
+        norms = tuple(_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
+        own, cross, last = (None, None, None) if after else norms
+        self.norms = norms if after else (None, None, None)  # after each sum: own, cross, feed-forward
+        self.own = Attention(block.attention, own)
+        self.cross = None if block.cross_attention is None else Attention(block.cross_attention, cross, memory=True)
+        feed = block.feed_forward
+        assert isinstance(feed, FeedForward), "why_not refuses the others"
+        gate = () if feed.gate is None else (feed.gate.weight.detach(), _plain(feed.gate.bias))
+        self.up = Product(feed.up.weight.detach(), _plain(feed.up.bias), last, feed.activation, *gate)
+        self.down = _side_by_side(feed.down)
+        self.parallel = isinstance(block.residual, Parallel)  # every branch reads what entered the block
 
 
 Attend = Callable[[int, Attention, Tensor], Tensor]
@@ -143,7 +150,7 @@ class Program:
         self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
         self.entrance = _norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
-        self.layers = [_layer(block) for block in decoder.blocks if isinstance(block, Block)]
+        self.layers = [_Layer(block) for block in decoder.blocks if isinstance(block, Block)]
         self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
@@ -217,7 +224,7 @@ class Program:
             x = x if layer.norms[2] is None else normed(x, layer.norms[2])
         return x
 
-    def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
+    def remember(self, memory: Tensor, mask: Mask | None, bias: Tensor | None) -> Memory:
         """A memory (B, S, M) as each layer's cross-attention reads it."""
         B, S = memory.shape[:2]
         kept = []
@@ -225,12 +232,11 @@ class Program:
             cross = layer.cross
             assert cross is not None
             assert cross.memory is not None
-            both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
-            k, v = both_.unbind(2)
-            norm = cross.norms[1]
+            heads = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            (k, v), norm = heads.unbind(2), cross.norms[1]
             k = k if norm is None else normed(k, norm)
             kept.append((k.transpose(1, 2), v.transpose(1, 2)))
-        return Memory(kept, mask)
+        return Memory(kept, mask, bias)
 
     def _finished(self, products: Tensor) -> Tensor:
         scale = self.decoder.config.logit_scale
@@ -249,45 +255,6 @@ class Program:
         if table is not None:
             x = x + F.embedding(length.reshape(1) if before is None else length - before, table)
         return x, length + 1
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count."""
-
-    kept: list[Any]
-    mask: Mask | None
-
-
-def _layer(block: Block) -> _Layer:
-    after = isinstance(block.residual, PostNorm)
-    norms = tuple(_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
-    own, cross, last = (None, None, None) if after else norms
-    feed = block.feed_forward
-    assert isinstance(feed, FeedForward), "why_not refuses the others"
-    gate = () if feed.gate is None else (feed.gate.weight.detach(), _plain(feed.gate.bias))
-    return _Layer(
-        _attention(block.attention, own),
-        None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
-        Product(feed.up.weight.detach(), _plain(feed.up.bias), last, feed.activation, *gate),
-        _side_by_side(feed.down),
-        norms if after else (None, None, None),
-        isinstance(block.residual, Parallel),
-    )
-
-
-def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> Attention:
-    q, k, v = part.q_proj, part.k_proj, part.v_proj
-    return Attention(
-        _side_by_side(*((q,) if memory else (q, k, v)), norm=norm),
-        _side_by_side(part.o_proj),
-        part.scores,
-        part.n_heads,
-        part.n_kv_heads,
-        part.d_head,
-        (_norm(part.q_norm), _norm(part.k_norm)),
-        _side_by_side(k, v) if memory else None,
-    )
 
 
 def _side_by_side(*parts: nn.Linear, norm: TorchNorm | None = None) -> Product:

@@ -89,13 +89,7 @@ class Room:
     # ------------------------------------------------------------------ a sequence begins
 
     def load(
-        self,
-        kept: Sequence[tuple[Tensor, Tensor]],
-        *,
-        before: Tensor | None = None,
-        memory: Memory | None = None,
-        memory_bias: Tensor | None = None,
-        beams: bool = False,
+        self, kept: Sequence[tuple[Tensor, Tensor]], before: Tensor | None, memory: Memory | None, *, beams: bool
     ) -> None:
         """Takes over what reading the prompt has made: keys and values (B, K, T, D), each for R/B rows."""
         B, T = kept[0][0].shape[0], kept[0][0].shape[2]
@@ -115,7 +109,7 @@ class Room:
             else:
                 for (k, v), (new_k, new_v) in zip(self.memory, memory.kept, strict=True):
                     k.copy_(new_k), v.copy_(new_v)
-            self.memory_bias = _into(self.memory_bias, memory_bias)
+            self.memory_bias = _into(self.memory_bias, memory.bias)
         if self.recordable and beams:
             own = self.own[:, None].expand(-1, self.places)
             self.parents = _into(self.parents, own.contiguous())
@@ -192,12 +186,8 @@ class Room:
         used = min(self.n, self.places)
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                if self.recordable:
-                    if self.parents is not None:
-                        old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
-                    kept[layer] = new = self._empty(len(rows))
-                    new[:, :, :used] = old[:, :, :used].index_select(0, rows)
-                    continue
+                if self.parents is not None:
+                    old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
                 spare = self._spare
                 new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
                 # What is in use lies in one piece, and goes straight to its place in a buffer that was left before.

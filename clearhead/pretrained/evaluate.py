@@ -84,7 +84,11 @@ def evaluate(
         made = translate(trained, split.sources[:n], how=how, on_done=lambda done: on_done(done, n))
         extra = _bleu(made, split.targets[:n])
     elif isinstance(task, Speech):
-        extra = _speech(trained, split, n, streams)
+        heard = hear(trained.model, split, n)
+        extra = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
+        if streams:
+            waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
+            extra |= {"digit_error_rate": heard.error_rate, **waits}
     elif isinstance(task, SortDedup):
         extra = {"exact_match": _exact(trained, split, n, how)}
     return Evaluation(model=trained.name, task=trained.task, examples=n, **({"how": str(how)} | numbers | extra))
@@ -122,15 +126,6 @@ def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, 
         labels += batch.n_labels
     loss, accuracy = (sums / labels).tolist()
     return {"labels": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
-
-
-def _speech(trained: Trained, split: Split[Any], n: int, streams: bool) -> dict[str, Any]:
-    heard = hear(trained.model, split, n)
-    how = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
-    if not streams:
-        return how
-    waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
-    return {**how, "digit_error_rate": heard.error_rate, **waits}
 
 
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:

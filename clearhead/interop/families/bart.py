@@ -80,9 +80,9 @@ _ROWS = (
 )
 # How to search and train, and words for other heads.
 _HARMLESS = (
-    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
-    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "num_beams"),
-    *("early_stopping", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "prefix", "save_step"),
+    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_hidden_layers", "save_step", "prefix"),
+    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "min_length"),
+    *("early_stopping", "no_repeat_ngram_size"),
 )
 
 
@@ -118,8 +118,6 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
 
 BART = _family("bart", "BartForConditionalGeneration", learned=True)
 MARIAN = _family("marian", "MarianMTModel", learned=False)
-
-# ---------------------------------------------------------------------- Whisper
 
 _SLOWEST = 10_000  # the last wave is so many times as long as the first
 
@@ -178,8 +176,6 @@ WHISPER = Family(
     prefix="model.",
 )
 
-
-# ---------------------------------------------------------------------- T5
 
 # transformers runs "gated-gelu" with the approximation.
 _ACTIVATIONS = {"gated-gelu": GeGLU(tanh=True), "gated-silu": SwiGLU(), **ACTIVATIONS}

@@ -130,8 +130,6 @@ ALBERT = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- ModernBERT
-
 _GATES = {"gelu": GeGLU(), "gelu_pytorch_tanh": GeGLU(tanh=True), "gelu_new": GeGLU(tanh=True), "silu": SwiGLU()}
 
 

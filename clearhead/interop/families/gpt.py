@@ -55,9 +55,7 @@ GPT2 = Family(
 )
 
 
-# ---------------------------------------------------------------------- GPT-NeoX
-
-
+# GPT-NeoX (Black et al., 2022).
 def _read_neox(keys: Keys) -> dict[str, Any]:
     rotary = read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))
     return {"positions": rotary, "bias": read_biases(keys, ff=True, default=True)}

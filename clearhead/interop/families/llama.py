@@ -60,9 +60,6 @@ LLAMA = Family(
 )
 
 
-# ---------------------------------------------------------------------- keys no further back than a window
-
-
 def _read_window(width: int | None) -> Mask:
     """`sliding_window` counts the query itself; None is no window."""
     return causal() if width is None else causal() & window(width - 1, 0)
@@ -84,9 +81,7 @@ MISTRAL = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- Mixtral (Jiang et al., 2024)
-
-
+# Mixtral (Jiang et al., 2024): a mixture of experts for the feed-forward.
 def _read_experts(keys: Keys) -> dict[str, Any]:
     experts = Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))
     return _read(keys) | {"experts": experts, "positions": words.read_rotary(keys, base=1e6)}
@@ -116,9 +111,7 @@ MIXTRAL = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- Phi-3 (2024): q, k, v and gate, up in one
-
-
+# Phi-3 (2024): q, k and v in one matrix, and gate and way up in another.
 def _write_whole(config: DecoderConfig) -> dict[str, Any]:
     blocks = _write(config)
     # transformers wants the fraction of each head that is turned, also where it is all of it.
@@ -138,9 +131,7 @@ PHI3 = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- Qwen2 (2024), with biases; Qwen3 (2025), norms
-
-
+# Qwen2 (2024): biases on queries, keys and values. Qwen3 (2025): norms of them instead.
 def _read_mask(keys: Keys) -> dict[str, Any]:
     """A window counts only where it is switched on; layers with and without one are not mixed here."""
     width, first = keys("sliding_window", None), keys("max_window_layers", 28)
@@ -182,8 +173,7 @@ QWEN3 = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- Gemma (2024): GELU gates, scaled embeddings
-
+# Gemma (2024): GELU gates, scaled embeddings, and norms whose scale is 1 + weight.
 _TANH = "gelu_pytorch_tanh"
 
 
@@ -208,7 +198,7 @@ GEMMA = dataclasses.replace(
     fields=LLAMA.fields
     | {
         "head_dim": ("d_head", 256),
-        "rms_norm_eps": words.eps(partial(RMSNorm, plus_one=True), 1e-6),  # norms whose scale is 1 + weight
+        "rms_norm_eps": words.eps(partial(RMSNorm, plus_one=True), 1e-6),
         "tie_word_embeddings": ("tied", True),
     },
     read=_read_gemma,

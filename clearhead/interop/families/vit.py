@@ -90,8 +90,6 @@ DEIT = dataclasses.replace(
 )
 
 
-# ---------------------------------------------------------------------- DINOv2
-
 _PLAIN = activation("gelu")  # where it is not gated
 
 
@@ -164,10 +162,9 @@ DINOV2 = _dino("dinov2", registers=False)
 DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
 
 
-# ---------------------------------------------------------------------- ViT and DeiT as timm writes them
-
-# Its configuration names a variant, and `model_args` what differs from it. A variant's name stands for its sizes. All
-# but the number of heads can be seen from the tensors; that one is written here where it follows from the name.
+# ViT and DeiT as timm has them: the configuration names a variant, and `model_args` what differs from it. A variant's
+# name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written here where it
+# follows from the name.
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
 _SIZES = {"class_token", "depth", "embed_dim", "fc_norm", "global_pool", "img_size", "in_chans", "mlp_ratio"}
 _SIZES |= {"num_classes", "num_heads", "patch_size", "qkv_bias"}
