@@ -109,8 +109,9 @@ class Family:
     """One maker's way to write one kind of model.
 
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
-    second with what is meant where the key is left out, or a `Field` where values differ too. `read` gives the other
-    fields, `write` the other keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
+    second with what is meant where the key is left out, or a `Field` where values differ too. `fixed` are keys that are
+    understood for one value each, which leaving them out means too. `read` gives the other fields, `write` the other
+    keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
     configuration; `prefix` is what its models without a head leave out, and `aliases` are older spellings, replaced in
     this order. `constants` are tensors that are stored and yet no weights: what is read is compared with them, and they
     are written again."""
@@ -120,6 +121,7 @@ class Family:
     kind: type[Config]
     fields: Fields
     rows: tuple[Row, ...] | Callable[[Any], tuple[Row, ...]]
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     read: Callable[[Keys], dict[str, Any]] = lambda keys: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
     harmless: tuple[str, ...] = ()
@@ -140,7 +142,7 @@ class Family:
         """Our configuration for theirs; every key is used, harmless, or refused."""
         try:
             same = {field.name: field.read(keys, key) for key, field in self._fields.items()}
-            keys.expect(pruned_heads={})
+            keys.expect(pruned_heads={}, **self.fixed)
             fields = same | self.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)
@@ -155,7 +157,8 @@ class Family:
         """Their configuration for ours, whose own defaults are written out first."""
         config = spelt_out(config)
         same = {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()}
-        return {"model_type": self.name, "architectures": [self.architecture], **same, **self.write(config)}
+        first = {"model_type": self.name, "architectures": [self.architecture]}
+        return {**first, **same, **self.fixed, **self.write(config)}
 
     def why_not(self, config: Config) -> str | None:
         """Why this family cannot hold a model of ours, in words; None if it can: its keys then read back as this."""

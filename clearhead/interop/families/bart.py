@@ -41,21 +41,14 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
 
 
 def _read_halves(keys: Keys) -> None:
-    """Both halves of these models are of one size, and share a table."""
-    keys.expect(is_encoder_decoder=True, tie_word_embeddings=True)
+    """Both halves of these models are of one size."""
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
 
 
 def _write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
-    """What all of these say in the same keys."""
-    return {
-        "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_attention_heads": config.n_heads,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": True,
-        **({} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}),
-    }
+    sizes = {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
+    shared = {} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}
+    return sizes | shared
 
 
 def _half(half: str) -> tuple[Row, ...]:
@@ -86,6 +79,9 @@ _HARMLESS = (
 )
 
 
+_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
+
+
 def _family(name: str, architecture: str, *, learned: bool) -> Family:
     ignored = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     return Family(
@@ -106,6 +102,7 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
+        fixed=_FIXED,
         rows=_ROWS,
         read=partial(_read, learned=learned),
         write=partial(_write, learned=learned),
@@ -124,7 +121,6 @@ _SLOWEST = 10_000  # the last wave is so many times as long as the first
 
 def _read_whisper(keys: Keys) -> dict[str, Any]:
     _read_halves(keys)
-    keys.expect(scale_embedding=False)
     waves = keys("d_model") // 2
     if waves < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
@@ -158,6 +154,7 @@ WHISPER = Family(
         "max_target_positions": "max_len",
         "dropout": ("dropout", 0.0),
     },
+    fixed=_FIXED | {"scale_embedding": False},
     rows=(
         Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
         *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
@@ -183,7 +180,6 @@ _BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_
 
 
 def _read_t5(keys: Keys) -> dict[str, Any]:
-    keys.expect(is_encoder_decoder=True)
     tie = keys("tie_word_embeddings", True)
     scaled = keys("scale_decoder_outputs", tie)  # transformers 5 says it so; before, the ties did
     return {
@@ -206,7 +202,6 @@ def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
         "num_decoder_layers": config.n_decoder_layers,
         _BUCKETS: config.positions.n_buckets,
         _DISTANCE: config.positions.max_distance,
-        "is_encoder_decoder": True,
         "tie_word_embeddings": config.logit_scale != 1,  # what transformers takes this key for
     }
 
@@ -241,6 +236,7 @@ T5 = Family(
         "layer_norm_epsilon": eps(RMSNorm, 1e-6),
         "dropout_rate": ("dropout", 0.1),
     },
+    fixed={"is_encoder_decoder": True},
     rows=_rows_t5,
     read=_read_t5,
     write=_write_t5,

@@ -77,7 +77,6 @@ _ROWS_SHARED = (
 
 
 def _read_shared(keys: Keys) -> dict[str, Any]:
-    keys.expect(num_hidden_groups=1, inner_group_num=1)
     pooler = any(name.endswith("pooler.weight") for name in keys.shapes)
     return _read(keys) | {"pooler": pooler, "share_layers": True}
 
@@ -119,7 +118,7 @@ ALBERT = dataclasses.replace(
     fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
     rows=_ROWS_SHARED,
     read=_read_shared,
-    write=lambda config: _write(config) | {"num_hidden_groups": 1, "inner_group_num": 1},
+    fixed={"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.
     harmless=(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),

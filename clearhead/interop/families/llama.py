@@ -30,12 +30,11 @@ _ROWS = (
 
 def _read(keys: Keys) -> dict[str, Any]:
     """What the blocks of Llama and its relatives have in common."""
-    keys.expect(hidden_act="silu")
     return {"activation": SwiGLU(), "positions": words.read_rotary(keys), "bias": False}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    return {"hidden_act": "silu", **words.write_rotary(config.positions)}
+    return words.write_rotary(config.positions)
 
 
 LLAMA = Family(
@@ -50,6 +49,7 @@ LLAMA = Family(
         "attention_dropout": ("attention_dropout", 0.0),
         "tie_word_embeddings": ("tied", False),
     },
+    fixed={"hidden_act": "silu"},
     rows=_ROWS,
     read=lambda keys: _read(keys) | {"bias": words.read_biases(keys, ff=keys("mlp_bias", False))},
     write=lambda config: _write(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff},
@@ -201,6 +201,7 @@ GEMMA = dataclasses.replace(
         "rms_norm_eps": words.eps(partial(RMSNorm, plus_one=True), 1e-6),
         "tie_word_embeddings": ("tied", True),
     },
+    fixed={},
     read=_read_gemma,
     write=_write_gemma,
     harmless=(),

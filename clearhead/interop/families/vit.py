@@ -19,15 +19,6 @@ from clearhead.layers import GELU, LayerNorm, SwiGLU
 from clearhead.models import Cls, ClsAndMean, Distilled, Mean, VisionConfig
 
 
-def _read(keys: Keys) -> dict[str, Any]:
-    keys.expect(qkv_bias=True)
-    return {"n_classes": classes(keys)}
-
-
-def _write(config: VisionConfig) -> dict[str, Any]:
-    return {**labels(config.n_classes), "qkv_bias": True}
-
-
 def _rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
     """What ViT and its relatives store alike, under the name of the family."""
     layer = f"{name}.encoder.layer.#"
@@ -71,9 +62,10 @@ VIT = Family(
     architecture="ViTForImageClassification",
     kind=VisionConfig,
     fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
+    fixed={"qkv_bias": True},
     rows=partial(_rows, name="vit"),
-    read=_read,
-    write=_write,
+    read=lambda keys: {"n_classes": classes(keys)},
+    write=lambda config: labels(config.n_classes),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",
@@ -83,7 +75,7 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    read=lambda keys: _read(keys) | {"pooling": Distilled()},
+    read=lambda keys: {"n_classes": classes(keys), "pooling": Distilled()},
     rows=_rows_distilled,
     ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
@@ -103,8 +95,8 @@ def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
     keys("use_mask_token", True)
     # The model without a head gives its [CLS].
     head = any(name.startswith("classifier.") for name in keys.shapes)
-    fields = _read(keys) | ({} if head else {"n_classes": 0})
-    return fields | {
+    return {
+        "n_classes": classes(keys) if head else 0,
         "d_ff": _width(int(keys("hidden_size") * keys("mlp_ratio", 4)), gated),
         "layer_scale": keys("layerscale_value", 1.0),
         "n_registers": keys("num_register_tokens", 4) if registers else 0,
@@ -114,13 +106,13 @@ def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
 
 
 def _write_dino(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
-    gated, d_ff = config.activation == SwiGLU(), config.d_ff or 4 * config.d_model
+    gated, d_ff = config.activation == SwiGLU(), config.d_ff
     most = next((n for n in range(1, 65) if _width(n * config.d_model, gated) == d_ff), None)
     if most is None:
         raise StorageError(f"d_ff is {d_ff}, which is no multiple of d_model {config.d_model} as DINOv2 counts them")
     kind = "Dinov2WithRegisters" if registers else "Dinov2"
     return {
-        **_write(config),
+        **labels(config.n_classes),
         "hidden_act": "gelu" if gated else _PLAIN.write(config.activation),
         "mlp_ratio": most,
         "use_swiglu_ffn": gated,
@@ -148,6 +140,7 @@ def _dino(name: str, *, registers: bool) -> Family:
         architecture="",  # with a head or without: written with the configuration
         kind=VisionConfig,
         fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
+        fixed={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
         read=partial(_read_dino, registers=registers),
         write=partial(_write_dino, registers=registers),
