@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from clearhead.data.tokenizers import byte_of_letter
-from clearhead.interop.families.whisper import WHISPER
+from clearhead.interop.families.bart import WHISPER
 from clearhead.interop.family import Keys
 
 # Of languages in the order of their ids, and of what is written and never said.

@@ -21,7 +21,7 @@ from clearhead.errors import DataError
 from clearhead.explore.run import Nothing, Run
 from clearhead.generation import Beam, Sample, generate, search
 from clearhead.generation.adapters import stepper_for
-from clearhead.generation.filters import draw, probabilities
+from clearhead.generation.pick import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
 from clearhead.look.page import page as one_file

@@ -1,17 +1,14 @@
-"""The models of this project as steppers: what differs between a decoder and an encoder-decoder is said here,
-once.
+"""The models of this project as steppers: what differs between a decoder and an encoder-decoder is said here, once.
 
-A decoder continues its prompts. Prompts of different lengths share a batch by padding on the left, so that
-all of them end at the same place; a mask hides the padding and explicit positions leave it out of the count,
-and each row gets what it would get alone. An encoder-decoder reads its prompts once, and continues a start
-that is the same for all.
+A decoder continues its prompts. Prompts of different lengths share a batch by padding on the left, so that all of them
+end at the same place; a mask hides the padding and explicit positions leave it out of the count, and each row gets what
+it would get alone. An encoder-decoder reads its prompts once, and continues a start that is the same for all.
 
-    B prompts   R rows at the moment   T ids   S source ids   M model width   V vocabulary
-"""
+    B prompts   R rows at the moment   T ids   S source ids   M model width   V vocabulary"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,20 +21,17 @@ from clearhead.generation.fast import EVERYTHING_AFTER, Fast
 from clearhead.generation.limits import Limited, Limits
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of, sources_of
+from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of
 from clearhead.generation.quiet import evaluating, parts_of
-from clearhead.generation.recorded import kept_of
-from clearhead.generation.slide import Sliding
-from clearhead.generation.stepper import Grouped, Stepper
-from clearhead.masks import Mask, padding
+from clearhead.generation.stepper import Grouped, Sliding, Stepper
+from clearhead.masks import padding
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
 from clearhead.positions.learned import LearnedPositions
 
-__all__ = ["stepper_for"]
-
+_Cache = KVCache | RecurrentCache
 _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; beyond, it grows
 
 
@@ -53,174 +47,66 @@ def stepper_for(
     stops: tuple[int, ...] = (),
 ) -> Stepper:
     """The stepper of a model that goes on from `prompt`; everything that can be refused is refused here."""
-    stepper, begun = _stepper(model, prompt, start, max_new, use_cache, slide, alone=limits is None)
-    return stepper if limits is None else Limited(stepper, limits, begun, max_new=max_new, stops=stops)
-
-
-def _stepper(
-    model: nn.Module,
-    prompt: Prompt,
-    start: int | Sequence[int] | None,
-    max_new: int,
-    use_cache: bool,
-    slide: bool,
-    *,
-    alone: bool,
-) -> tuple[Stepper, Sequence[Tensor]]:
-    """The stepper, and what each of its rows goes on from; `alone`: nothing stands between it and a search."""
     kind = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    alone = limits is None  # nothing stands between it and a search
     if isinstance(kind, (EncoderDecoder, RecurrentSeq2Seq)):
-        return _reading(model, kind, prompt, start, max_new, use_cache, alone=alone)
-    if not isinstance(kind, (Decoder, Recurrent)):
+        stepper, begun = _reading(model, kind, prompt, start, max_new, use_cache, alone)
+    elif not isinstance(kind, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq "
             "(anything else that gives logits can be searched as a Stepper, with `search`)"
         )
-    if start is not None:
+    elif start is not None:
         raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
-    return _continuing(model, kind, prompt, max_new, use_cache, slide, alone=alone)
+    else:
+        stepper, begun = _continuing(model, kind, prompt, max_new, use_cache, slide, alone)
+    return stepper if limits is None else Limited(stepper, limits, begun, max_new=max_new, stops=stops)
 
 
-# ---------------------------------------------------------------------- models that continue
+def _batched(rows: Sequence[Tensor], alike: bool, alone: bool, stepper: Callable[..., Stepper]) -> Stepper:
+    """`stepper(rows, alone)`, or one for each length where a pattern is not `alike` with padding beside it."""
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(0 if alike else len(row), []).append(place)
+    members = list(groups.values())
+    if len(members) == 1:
+        return stepper(rows, alone)
+    return Grouped([stepper([rows[place] for place in group], False) for group in members], members)
 
 
 def _continuing(
-    model: nn.Module,
-    kind: Decoder | Recurrent,
-    prompt: Prompt,
-    max_new: int,
-    use_cache: bool,
-    slide: bool,
-    *,
-    alone: bool,
+    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool, alone: bool
 ) -> tuple[Stepper, Sequence[Tensor]]:
-    if isinstance(kind, Recurrent) and not isinstance(kind.config.task, NextToken):
+    """A stepper for prompts to go on from, and these."""
+    mask = None
+    if isinstance(kind, Decoder):
+        mask = kind.config.seen(kind.config.mask)
+        if kind.config.cross_attention:
+            raise ConfigError(
+                "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs "
+                "to"
+            )
+    elif not isinstance(kind.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
-    if isinstance(kind, Decoder) and kind.config.cross_attention:
-        raise ConfigError(
-            "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs to"
-        )
     rows = rows_of(prompt, kind.config.vocab_size)
+
+    def continued(rows: Sequence[Tensor], max_new: int, alone: bool = False) -> Stepper:
+        def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
+            longest = max(len(row) for row in own)
+            cached = use_cache and not (mask is not None and looks_ahead(mask, longest, longest + max_new))
+            if cached and isinstance(kind, Decoder) and why_not(kind) is None:
+                return Fast(kind, own, max_new, alone=alone)
+            return _plain_continued(model, kind, own, _cache(kind, longest, max_new) if cached else None)
+
+        return _batched(rows, mask is None or speaks_of_distance_only(mask), alone, stepper)
+
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
     if slide and isinstance(table, LearnedPositions) and longest + max_new - 1 > table.length:
-        sliding = Sliding(
-            rows,
-            table.length,
-            lambda own, new: _continued(model, kind, own, new, use_cache, alone=False),
-            lambda own: _continued(model, kind, own, 1, use_cache, alone=False),
-        )
-        return sliding, rows
+        return Sliding(rows, table.length, continued), rows
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
-    return _continued(model, kind, rows, max_new, use_cache, alone=alone), rows
-
-
-def _continued(
-    model: nn.Module,
-    kind: Decoder | Recurrent,
-    rows: Sequence[Tensor],
-    max_new: int,
-    use_cache: bool,
-    *,
-    alone: bool,
-) -> Stepper:
-    """The stepper of rows that have been looked at; `alone`: it is not a part of another one."""
-    lengths = [len(row) for row in rows]
-
-    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
-        longest = max(len(row) for row in own)
-        cached = use_cache and not (
-            isinstance(kind, Decoder) and looks_ahead(kind.config.seen(kind.config.mask), longest, longest + max_new)
-        )
-        if cached and isinstance(kind, Decoder) and why_not(kind) is None:
-            return Fast(kind, kept_of(kind), own, max_new, alone=alone)
-        return _Continue(model, kind, own, _cache(kind, longest, max_new) if cached else None)
-
-    can_move = isinstance(kind, Recurrent) or speaks_of_distance_only(kind.config.seen(kind.config.mask))
-    if can_move or len(set(lengths)) == 1:
-        return stepper(rows, alone)
-    return _by_length(rows, stepper)
-
-
-class _ModelStepper:
-    """What all models share: the ids (where there is no cache), the cache, and running quietly."""
-
-    def __init__(self, model: nn.Module, ids: Tensor, cache: KVCache | RecurrentCache | None) -> None:
-        self._model = model
-        self._parts = parts_of(model)
-        self._ids = ids  # (R, T): all ids so far, or with a cache the newest
-        self._cache = cache
-
-    def begin(self) -> Float[Tensor, "B V"]:
-        return self._run()
-
-    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        newest = ids[:, None]
-        self._ids = newest if self._cache is not None else torch.cat((self._ids, newest), dim=1)
-        return self._run()
-
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        rows = rows.to(self._ids.device)
-        self._ids = self._ids.index_select(0, rows)
-        with torch.inference_mode():
-            if self._cache is not None:
-                self._cache.reorder(rows)
-            self._reorder(rows)
-
-    def _run(self) -> Tensor:
-        # Step by step, and not around the whole search: a stream hands control back between steps.
-        with evaluating(self._parts), torch.inference_mode():
-            return self._forward(self._ids)[:, -1]
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _reorder(self, rows: Tensor) -> None:
-        """Takes along what a model has besides ids and cache."""
-
-
-class _Continue(_ModelStepper):
-    """A decoder (or a recurrent language model) with prompts padded on the left."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        kind: Decoder | Recurrent,
-        rows: Sequence[Tensor],
-        cache: KVCache | RecurrentCache | None,
-    ) -> None:
-        super().__init__(model, padded(rows, left=True).to(_device(kind)), cache)
-        self._adds_positions = isinstance(kind, Decoder) and kind.config.positions.kind == "added"
-        T = self._ids.shape[1]
-        before = [T - len(row) for row in rows]
-        self._before: Tensor | None = None  # (R,) padding in front of each row; None: there is none
-        self._mask: Mask | None = None
-        if any(before):
-            self._hide(torch.tensor(before, device=self._ids.device))
-
-    def _hide(self, before: Tensor) -> None:
-        self._before = before
-        self._mask = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        arguments: dict[str, Any] = {"cache": self._cache}
-        if self._before is not None:
-            arguments["mask"] = self._mask
-            if self._adds_positions:
-                first = 0 if self._cache is None else self._cache.length
-                place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                # (R, T); those of the padding are never seen.
-                arguments["positions"] = (place - self._before[:, None]).clamp(min=0)
-        logits: Tensor = self._model(ids, **arguments)
-        return logits
-
-    def _reorder(self, rows: Tensor) -> None:
-        if self._before is not None:
-            self._hide(self._before.index_select(0, rows))
-
-
-# ---------------------------------------------------------------------- models that read, then write
+    return continued(rows, max_new, alone), rows
 
 
 def _reading(
@@ -230,9 +116,9 @@ def _reading(
     start: int | Sequence[int] | None,
     max_new: int,
     use_cache: bool,
-    *,
     alone: bool,
 ) -> tuple[Stepper, Sequence[Tensor]]:
+    """A stepper that writes after `start` what it has read in the prompts, and the start of each."""
     config = kind.config
     if (heard := getattr(config, "n_features", None)) is None:
         rows = rows_of(prompt, config.source_vocab_size or config.vocab_size)
@@ -248,63 +134,83 @@ def _reading(
         use_cache = use_cache and not looks_ahead(seen, len(first), len(first) + max_new)
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
         alike = not kind.config.seen(kind.config.encoder_mask).depends_on_length
+    begun = [torch.tensor(first)] * len(rows)
 
     def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
-            rows = [torch.tensor(first)] * len(own)
-            return Fast(kind, kept_of(kind.decoder), rows, max_new, source=own, alone=alone)
-        return _Read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
+            return Fast(kind, begun[: len(own)], max_new, source=own, alone=alone)
+        return _plain_read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
-    begun = [torch.tensor(first)] * len(rows)
-    return stepper(rows, alone) if alike else _by_length(rows, stepper), begun
+    return _batched(rows, alike, alone, stepper), begun
 
 
-class _Read(_ModelStepper):
-    """An encoder-decoder: sources padded on the right, encoded once, and one start for every row."""
+class _Plain:
+    """A model that is called as it is, quietly: with the newest ids where there is a cache, else with all of them.
+
+    `taken` are tensors (R, …) that rows take along; `call(ids, cache, taken)` gives the logits of all ids."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        rows: Sequence[Tensor],
-        start: Sequence[int],
-        cache: KVCache | RecurrentCache | None,
+        self, model: nn.Module, ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor], call: Callable[..., Tensor]
     ) -> None:
-        device = _device(model)
-        self._source = sources_of(rows).to(device)  # (B, S), or frames (B, T, F)
-        super().__init__(model, torch.tensor(start, device=device).expand(len(rows), -1), cache)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        self._lengths = lengths if len(set(lengths.tolist())) > 1 else None  # None: there is no padding
-        self._mask = None if self._lengths is None else padding(self._lengths)
-        self._memory: Tensor | None = None  # (R, S, M)
+        self._parts = parts_of(model)
+        self._ids, self._cache, self._taken, self._call = ids, cache, taken, call
 
-    def _forward(self, ids: Tensor) -> Tensor:
-        model: Any = self._model
-        if self._memory is None:
-            self._memory = model.encode(self._source, mask=self._mask)
-        logits: Tensor = model.decode(ids, self._memory, memory_mask=self._mask, cache=self._cache)
-        return logits
+    def begin(self) -> Float[Tensor, "B V"]:
+        # Step by step, and not around the whole search: a stream hands control back between steps.
+        with evaluating(self._parts), torch.inference_mode():
+            return self._call(self._ids, self._cache, self._taken)[:, -1]
 
-    def _reorder(self, rows: Tensor) -> None:
-        if self._memory is not None:
-            self._memory = self._memory.index_select(0, rows)
-        if self._lengths is not None:
-            self._lengths = self._lengths.index_select(0, rows)
-            self._mask = padding(self._lengths)
+    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        newest = ids[:, None]
+        self._ids = newest if self._cache is not None else torch.cat((self._ids, newest), dim=1)
+        return self.begin()
 
-
-# ---------------------------------------------------------------------- what both need
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        rows = rows.to(self._ids.device)
+        self._ids = self._ids.index_select(0, rows)
+        with torch.inference_mode():
+            if self._cache is not None:
+                self._cache.reorder(rows)
+            self._taken |= {name: x.index_select(0, rows) for name, x in self._taken.items()}
 
 
-def _by_length(rows: Sequence[Tensor], stepper: Any) -> Stepper:
-    """Prompts of one length at a time, for patterns that padding would change."""
-    groups: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(len(row), []).append(place)
-    members = list(groups.values())
-    return Grouped([stepper([rows[place] for place in group], False) for group in members], members)
+def _plain_continued(
+    model: nn.Module, kind: Decoder | Recurrent, rows: Sequence[Tensor], cache: _Cache | None
+) -> _Plain:
+    """A decoder (or a recurrent language model) with prompts padded on the left."""
+    whole = padded(rows, left=True).to(next(model.parameters()).device)
+    before = torch.tensor([whole.shape[1] - len(row) for row in rows], device=whole.device)
+
+    def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
+        arguments: dict[str, Any] = {"cache": cache}
+        if (before := taken.get("before")) is not None:
+            arguments["mask"] = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
+            if isinstance(kind, Decoder) and kind.adds_positions:
+                first = 0 if cache is None else cache.length
+                place = torch.arange(first, first + ids.shape[1], device=ids.device)
+                arguments["positions"] = (place - before[:, None]).clamp(min=0)  # (R, T); padding's are never seen
+        return model(ids, **arguments)
+
+    return _Plain(model, whole, cache, {"before": before} if bool(before.any()) else {}, call)
 
 
-def _cache(kind: nn.Module, prompt: int, max_new: int) -> KVCache | RecurrentCache:
+def _plain_read(model: Any, rows: Sequence[Tensor], start: Sequence[int], cache: _Cache | None) -> _Plain:
+    """An encoder-decoder: sources padded on the right, encoded once, and one start for every row."""
+    device, lengths = next(model.parameters()).device, [len(row) for row in rows]
+    taken = {"source": padded(rows).to(device)}  # (B, S), or frames (B, T, F)
+    if len(set(lengths)) > 1:
+        taken["lengths"] = torch.tensor(lengths, device=device)
+
+    def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
+        mask = padding(taken["lengths"]) if "lengths" in taken else None
+        if "source" in taken:
+            taken["memory"] = model.encode(taken.pop("source"), mask=mask)  # (R, S, M)
+        return model.decode(ids, taken["memory"], memory_mask=mask, cache=cache)
+
+    return _Plain(model, torch.tensor(start, device=device).expand(len(rows), -1), cache, taken, call)
+
+
+def _cache(kind: nn.Module, prompt: int, max_new: int) -> _Cache:
     if isinstance(kind, (Recurrent, RecurrentSeq2Seq)):
         return RecurrentCache()
     return KVCache(capacity=prompt + min(max_new, _ROOM_AHEAD))
@@ -341,7 +247,3 @@ def _check_room(stack: nn.Module, length: int, max_new: int, what: str) -> None:
             f"give max_new={room - length + 1} or less, a shorter prompt, or slide=True (--slide), which goes on over "
             f"the last {room} ids"
         )
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

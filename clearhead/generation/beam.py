@@ -5,61 +5,29 @@ ended sequences. What counts as best, as ended and as done is said in `choices.B
 shapes that `advance` changes without looking at any number, so that a step can be recorded; the pool of a prompt that
 is done does not change any more, and the host, when it looks in, lets such prompts leave where steps are not recorded.
 
-    P prompts in the state   W live beginnings of each   C candidates   N ids at most   V vocabulary
-"""
+    P prompts in the state   W live beginnings of each   C candidates   N ids at most   V vocabulary"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ConfigError
-from clearhead.generation.choices import Beam
+from clearhead.generation.choices import Beam, Generated
 from clearhead.generation.fast import Fast
-from clearhead.generation.pick import likeliest
-from clearhead.generation.recorded import bucket
-from clearhead.generation.result import Generated
-from clearhead.generation.stepper import Stepper, check_logits, no_choice, wide
-
-__all__ = ["beam_search"]
+from clearhead.generation.pick import likeliest, wide
+from clearhead.generation.stepper import Stepper
+from clearhead.generation.walk import Search, no_choice
 
 _AHEAD = 4  # steps that a GPU makes before the host looks in
 
 
-def beam_search(stepper: Stepper, beam: Beam, *, max_new: int, stops: tuple[int, ...]) -> Generated:
+def beam_search(stepper: Stepper, beam: Beam, max_new: int, stops: tuple[int, ...]) -> Generated:
     """The `n_best` sequences that beam search finds for each prompt."""
-    _check_penalty(beam, max_new)
-    search = _Search(stepper, beam, max_new, stops)
-    search.begin()
-    search.look()
-    if search.is_over:
-        if isinstance(stepper, Fast):
-            stepper.give_back()
-        return search.result()
-    advance, leave = search.advance, lambda: None
-    if isinstance(stepper, Fast):
-        found, advance, leave = stepper.session(("beam", beam, search.room, stops), search)
-        assert isinstance(found, _Search)
-        found.take_over(search)
-        search = found
-    try:
-        while not search.is_over:
-            steps = min(_AHEAD if search.runs_ahead else 1, max_new - search.made)
-            for _ in range(steps):
-                advance()
-            search.made = search.seen + steps
-            search.look()
-        return search.result()
-    finally:
-        leave()
-
-
-def _check_penalty(beam: Beam, max_new: int) -> None:
-    """Refuses a power by which scores would be divided to nothing, or by nothing."""
     try:
         divisor = float(max_new) ** beam.length_penalty
     except OverflowError:
@@ -69,10 +37,10 @@ def _check_penalty(beam: Beam, max_new: int) -> None:
             f"Beam: length_penalty is {beam.length_penalty!r} and max_new {max_new}; expected a power of the length "
             "that a float can hold: usual are 0 to 2"
         )
+    return _Beams(stepper, beam, max_new, stops).finished(_AHEAD)
 
 
-@dataclass
-class _Sequences:
+class _Sequences(NamedTuple):
     """W sequences for each of P prompts, best first; a score of −∞ marks an empty place."""
 
     scores: Tensor  # (P, W) float64: Σ log p of the live, the final score of the ended
@@ -88,13 +56,6 @@ class _Sequences:
         scores = torch.full((P, W), -math.inf, dtype=torch.float64, device=device)
         return _Sequences(scores, long, long.to(dtype), zero, zero.bool())
 
-    def parts(self) -> tuple[Tensor, ...]:
-        return self.scores, self.ids, self.log_probs, self.lengths, self.finished
-
-    def prompts(self, which: Tensor) -> _Sequences:
-        """Those of some of the prompts only."""
-        return _Sequences(*(part[which] for part in self.parts()))
-
     def take(self, places: Tensor) -> _Sequences:
         """For each prompt the sequences at `places` (P, W′)."""
         long = places[..., None].expand(*places.shape, self.ids.shape[-1])
@@ -107,41 +68,25 @@ class _Sequences:
         )
 
     def copy_(self, other: _Sequences) -> None:
-        for mine, given in zip(self.parts(), other.parts(), strict=True):
+        for mine, given in zip(self, other, strict=True):
             mine.copy_(given)
 
 
-@dataclass
-class _Candidates:
-    """The best continuations of each prompt, best first, (P, C) each."""
-
-    scores: Tensor  # −∞: none
-    parent: Tensor  # which of the live it continues
-    ids: Tensor
-    log_probs: Tensor
-
-
-class _Search:
+class _Beams(Search):
     """The state of one search: what is alive, what has ended, and the answers of prompts that have left."""
 
     def __init__(self, stepper: Stepper, beam: Beam, max_new: int, stops: tuple[int, ...]) -> None:
-        self.stepper, self.beam, self.max_new, self.stops = stepper, beam, max_new, stops
-        self.runs_ahead = isinstance(stepper, Fast) and stepper.recordable
-        self.filler = stops[0] if stops else 0
-        self.room = bucket(max_new) if self.runs_ahead else max_new  # ids that a sequence has room for
-        self.made = self.seen = 0  # steps, and those that the host has looked at
-        self.is_over = False
+        super().__init__(stepper, beam, max_new, stops)
+        self.beam = beam
+        # The reordering that the next look brings to the stepper, together with that of prompts that leave.
+        self.moved: Tensor | None = None
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Reads the prompts; the first ids of their beginnings."""
-        logits = self.stepper.begin()
-        check_logits(logits, self.stops)
-        P, W, device = logits.shape[0], self.beam.width, logits.device
-        self.n_prompts = getattr(self.stepper, "n_prompts", P)
+        logits = self.first_logits()
+        P, W, device = len(logits), self.beam.width, logits.device
         dtype = wide(logits[:0]).dtype
         self.live, self.pool, self.answers = (_Sequences.empty(P, W, self.room, dtype, device) for _ in range(3))
-        self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=device)
         self.n = torch.zeros(1, dtype=torch.int64, device=device)
         self.open = torch.arange(P, device=device)  # (P,) which prompt each row of the state is
         self.done = self.open >= self.n_prompts
@@ -159,47 +104,48 @@ class _Search:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """One more id for every beginning that is alive."""
         newest = self.live.ids.gather(2, (self.n - 1).expand(*self.live.scores.shape, 1)).flatten()
         parent = self._take_in(self.stepper.step(newest), self.live.scores)
         rows = (self.start + parent).flatten()
-        if self.runs_ahead or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
-            self.moved = rows
-            if self.runs_ahead:
-                self.stepper.reorder(rows)
+        if self.runs_ahead:
+            self.stepper.reorder(rows)
         else:
-            self.moved = None
-
-    moved: Tensor | None = None
-    """The reordering that the next look brings to the stepper, together with that of prompts that leave."""
+            self.moved = None if torch.equal(rows, torch.arange(len(rows), device=rows.device)) else rows
 
     def _take_in(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Continues beginnings with these scores (P, W or 1) by their logits; which of them each new one continues."""
-        found = self._candidates(logits, scores)
+        scores, parent, ids, log_probs = self._candidates(logits, scores)
         width = self.beam.width
-        possible = found.scores > -math.inf
-        is_stop = (found.ids[..., None] == self.stop_ids).any(-1)
-        rank = torch.arange(is_stop.shape[1], device=is_stop.device)
-        # A stop id ends a sequence only among the best `width`.
-        ends = is_stop & possible & (rank < width) & ~self.done[:, None]
+        possible, is_stop = scores > -math.inf, (ids[..., None] == self.stop_ids).any(-1)
         here = self.n.expand(*self.live.scores.shape, 1).clone()
         self.n += 1
+
+        def continued(which: Tensor) -> _Sequences:
+            """The candidates at these places (P, W)."""
+            made = self.live.take(parent.gather(1, which))
+            made.ids.scatter_(2, here, ids.gather(1, which)[..., None])
+            made.log_probs.scatter_(2, here, log_probs.gather(1, which)[..., None])
+            return made
+
+        # A stop id ends a sequence only among the best `width`.
+        first = torch.arange(width, device=ids.device).expand(len(ids), -1)
+        ends = (is_stop & possible)[:, :width] & ~self.done[:, None]
         self.n_ended += ends.sum(1)
-        final = (found.scores / self.divisors[self.n]).masked_fill(~ends, -math.inf)
-        self._into_pool(final, found, here)
+        final = (scores[:, :width] / self.divisors[self.n]).masked_fill(~ends, -math.inf)
+        lengths = self.n.expand(*ends.shape)
+        self._into_pool(continued(first)._replace(scores=final, lengths=lengths, finished=ends))
         # Live on: the best that are no stop, in their order. The sort puts them first; an empty place may follow.
         order = (~is_stop & possible).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
-        parent = found.parent.gather(1, order)
-        live = self.live.take(parent)
-        live.scores = found.scores.gather(1, order).masked_fill(is_stop.gather(1, order), -math.inf)
-        live.ids.scatter_(2, here, found.ids.gather(1, order)[..., None])
-        live.log_probs.scatter_(2, here, found.log_probs.gather(1, order)[..., None])
-        self.live.copy_(live)
-        alive = (self.live.scores > -math.inf).any(1)
-        self.done.logical_or_((self.n_ended >= width) | ~alive | self._nothing_better_can_come())
+        alive = scores.gather(1, order).masked_fill(is_stop.gather(1, order), -math.inf)
+        self.live.copy_(continued(order)._replace(scores=alive))
+        parent = parent.gather(1, order)
+        none_alive = ~(alive > -math.inf).any(1)
+        self.done.logical_or_((self.n_ended >= width) | none_alive | self._nothing_better_can_come())
         return parent
 
-    def _candidates(self, logits: Tensor, scores: Tensor) -> _Candidates:
+    def _candidates(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+        """The best continuations of each prompt, best first, (P, C) each: their scores (−∞: none), which of the live
+        each continues, their ids and log-probabilities."""
         P, W = scores.shape
         width = self.beam.width
         # As many as give `width` that are no stop: each beginning has at most len(stops) stops among them.
@@ -220,93 +166,66 @@ class _Search:
         if (missing := width - place.shape[1]) > 0:  # a vocabulary smaller than the beam
             scores = F.pad(scores, (0, missing), value=-math.inf)
             parent, ids, top = (F.pad(x, (0, missing)) for x in (parent, ids, top))
-        return _Candidates(scores, parent, ids, top)
+        return scores, parent, ids, top
 
-    def _into_pool(self, final: Tensor, found: _Candidates, here: Tensor) -> None:
-        """The best W of the pool and of the candidates with these final scores (P, C); of equals, the earlier."""
-        width = self.beam.width
-        ordered = torch.cat((self.pool.scores, final), dim=1).sort(dim=1, descending=True, stable=True)
-        place = ordered.indices[:, :width]
-        old, new = place.clamp(max=width - 1), (place - width).clamp(min=0)
-        stays = place < width
-        kept, entering = self.pool.take(old), self.live.take(found.parent.gather(1, new))
-        entering.ids.scatter_(2, here, found.ids.gather(1, new)[..., None])
-        entering.log_probs.scatter_(2, here, found.log_probs.gather(1, new)[..., None])
-        long = stays[..., None]
-        self.pool.copy_(
-            _Sequences(
-                ordered.values[:, :width],
-                torch.where(long, kept.ids, entering.ids),
-                torch.where(long, kept.log_probs, entering.log_probs),
-                torch.where(stays, kept.lengths, self.n),
-                kept.finished | ~stays,
-            )
-        )
+    def _into_pool(self, new: _Sequences) -> None:
+        """The best W of the pool and of these, whose scores are final; of equals, the earlier."""
+        both = _Sequences(*(torch.cat(pair, dim=1) for pair in zip(self.pool, new, strict=True)))
+        order = both.scores.sort(dim=1, descending=True, stable=True).indices
+        self.pool.copy_(both.take(order[:, : self.beam.width]))
 
     def _nothing_better_can_come(self) -> Tensor:
         """(P,): no live beginning can reach the n_best-th ended score, even if all that follows is certain.
 
-        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most.
-        """
+        A continuation adds at most 0 to Σ log p ≤ 0, so its score is highest at the length that divides it most."""
         kindest = (
             self.divisors[-1:] if self.beam.length_penalty >= 0 else self.divisors[(self.n + 1).clamp(max=self.max_new)]
         )
         bar = self.pool.scores[:, self.beam.n_best - 1]
         return (bar > -math.inf) & (bar >= self.live.scores.amax(1) / kindest)
 
-    # ------------------------------------------------------------------ what the host does
-
     @torch.no_grad()
     def look(self) -> None:
-        """Looks at the numbers: raises where an id had to be chosen from nothing; prompts that are done leave."""
-        self.made = self.made or 1
         n_wrong, n_open = torch.stack(((self.wrong_at >= 0).sum(), (~self.done).sum())).tolist()
         if n_wrong:
             at = self.wrong_at.masked_fill(self.wrong_at < 0, self.max_new)
             row = int(at.argmin())
             raise no_choice(int(self.open[row]), int(at[row]))
         self.seen = self.made
-        if not n_open or self.made == self.max_new:
+        self.is_over = not n_open or self.made == self.max_new
+        if self.is_over:
             self._finish()
+        if self.is_over or self.runs_ahead:
             return
-        still = ~self.done
-        if self.runs_ahead or n_open == len(still):
-            if self.moved is not None and not self.runs_ahead:
-                self.stepper.reorder(self.moved)
-            return
-        self._answer(self.done)
-        rows = (
-            self.moved if self.moved is not None else torch.arange(still.numel() * self.beam.width, device=still.device)
-        )
-        self.stepper.reorder(rows.view(-1, self.beam.width)[still].flatten())
-        self.live, self.pool = self.live.prompts(still), self.pool.prompts(still)
-        self.open, self.n_ended, self.wrong_at = self.open[still], self.n_ended[still], self.wrong_at[still]
-        self.done, self.start = self.done[still], self.start[: len(self.open)]
+        still, rows = ~self.done, self.moved
+        if n_open < len(still):
+            self._answer(self.done)
+            rows = torch.arange(len(still) * self.beam.width, device=still.device) if rows is None else rows
+            rows = rows.view(-1, self.beam.width)[still].flatten()
+            self.live, self.pool = (_Sequences(*(part[still] for part in one)) for one in (self.live, self.pool))
+            self.open, self.n_ended, self.wrong_at = self.open[still], self.n_ended[still], self.wrong_at[still]
+            self.done, self.start = self.done[still], self.start[: len(self.open)]
+        if rows is not None:
+            self.stepper.reorder(rows)
 
     def _finish(self) -> None:
         """What is alive when `max_new` is reached competes as it is, unfinished."""
-        self.is_over = True
         alive = (self.live.scores > -math.inf) & ~self.done[:, None]
         final = (self.live.scores / self.divisors[-1]).masked_fill(~alive, -math.inf)
-        places = torch.cat((self.pool.scores, final), dim=1).sort(dim=1, descending=True, stable=True)
         lengths = torch.full_like(self.live.lengths, self.made)
-        unfinished = torch.zeros_like(self.live.finished)
-        live = _Sequences(final, self.live.ids, self.live.log_probs, lengths, unfinished)
-        both = _Sequences(*(torch.cat(pair, dim=1) for pair in zip(self.pool.parts(), live.parts(), strict=True)))
-        self.pool.copy_(both.take(places.indices[:, : self.beam.width]))
+        self._into_pool(self.live._replace(scores=final, lengths=lengths))
         self._answer(torch.ones_like(self.done))
 
     def _answer(self, which: Tensor) -> None:
         """Puts down the answers of the prompts that `which` (P,) names."""
-        for mine, given in zip(self.answers.parts(), self.pool.parts(), strict=True):
+        for mine, given in zip(self.answers, self.pool, strict=True):
             mine[self.open[which]] = given[which]
 
     def result(self) -> Generated:
-        """The answers of all prompts, padded to the longest."""
         B, N = self.n_prompts, self.beam.n_best
-        scores, ids, log_probs, lengths, finished = (part[:B, :N] for part in self.answers.parts())
+        scores, ids, log_probs, lengths, finished = (part[:B, :N] for part in self.answers)
         empty = scores == -math.inf
-        lengths, finished = lengths.masked_fill(empty, 0), finished & ~empty
+        lengths = lengths.masked_fill(empty, 0)
         longest = int(lengths.max())
         beyond = torch.arange(longest, device=ids.device) >= lengths[..., None]
         return Generated(
@@ -314,18 +233,9 @@ class _Search:
             lengths=lengths,
             log_probs=log_probs[..., :longest].masked_fill(beyond, 0.0),
             scores=scores.to(log_probs.dtype),
-            finished=finished,
+            finished=finished & ~empty,
         )
 
-    # ------------------------------------------------------------------ going on in the memory of a recording
-
     def tensors(self) -> list[Tensor]:
-        return [
-            *(*self.live.parts(), *self.pool.parts(), *self.answers.parts()),
-            *(self.n, self.open, self.done, self.n_ended, self.wrong_at, self.divisors),
-        ]
-
-    def take_over(self, other: _Search) -> None:
-        """What the host knows of another search, whose tensors have been taken over."""
-        self.made, self.seen, self.is_over, self.n_prompts = other.made, other.seen, False, other.n_prompts
-        self.max_new = other.max_new
+        changing = self.n, self.open, self.done, self.n_ended, self.wrong_at, self.divisors
+        return [*self.live, *self.pool, *self.answers, *changing]

@@ -1,18 +1,22 @@
-"""How the next id is chosen: always the likeliest, drawn by chance, or by keeping several beginnings alive.
+"""How the next id is chosen (always the likeliest, drawn by chance, or by keeping several beginnings alive), and what
+comes out: `Generated`, all of it at the end, and `Step`, one id a row while it is being made.
 
 Each way is a frozen value that carries its own parameters and refuses those that make no sense; `generate` and `stream`
 take one as `how=`. The searches themselves are in `walk.py` (one id after the other) and `beam.py`.
-"""
+
+    B prompts   N sequences for each prompt, best first   T new ids of the longest"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from dataclasses import dataclass, fields
+from typing import Annotated
 
+import torch
+from torch import Tensor
+
+from clearhead._shapes import Bool, Float, Int
 from clearhead.config import Value
-from clearhead.values import Count, Natural, NotNegative, Range, Share, checked, require
-
-__all__ = ["Beam", "Greedy", "How", "Sample"]
+from clearhead.values import Count, Natural, NotNegative, Range, Share, require
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,7 @@ class Sample(Value):
     A filter keeps or drops equally likely ids together, so top_k may keep more than k where there are ties.
     At least one id is always left. What is drawn depends on `seed`, the step and the row's place among the
     prompts, and on nothing else: not on how many other rows there are or when they end, on `max_new`, on the
-    cache or on the device's own random numbers.
-    """
+    cache or on the device's own random numbers."""
 
     temperature: NotNegative = 1.0
     top_k: Count | None = None
@@ -59,8 +62,7 @@ class Beam(Value):
     beginning ends when a stop id is among the `width` best continuations. The search for a prompt is over
     when `width` sequences have ended, when `max_new` is reached (what is alive then competes as it is,
     unfinished), or as soon as nothing alive could still score better than the n_best-th ended one, which
-    changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`.
-    """
+    changes no answer. Of equals the earlier id is taken, so that `Beam(1)` is `Greedy()`."""
 
     width: Count = 4
     length_penalty: Annotated[float, Range()] = 1.0
@@ -77,6 +79,50 @@ class Beam(Value):
 How = Greedy | Sample | Beam
 
 
-def check_how(how: Any, choices: tuple[type, ...] = (Greedy, Sample, Beam)) -> None:
-    """Refuses what is no way to choose."""
-    checked(how, "how", Union[choices])  # noqa: UP007  (a union of what is given can be written only so)
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a stream: the newest id of every prompt.
+
+    `running` says for which rows it counts: those that had not ended before. The others hold a filler.
+    `log_probs` are the model's own, before any temperature or filter."""
+
+    ids: Int[Tensor, " B"]
+    log_probs: Float[Tensor, " B"]
+    running: Bool[Tensor, " B"]
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """The new ids (the prompt is not repeated), as padded tensors on the model's device.
+
+    N is 1 for `Greedy` and `Sample` and `n_best` for `Beam`. Beyond its length a sequence is filled with the
+    stop id (0 where there is none) and log-probabilities 0. Where a prompt has fewer than N possible
+    sequences, the rest have length 0 and score −∞."""
+
+    ids: Int[Tensor, "B N T"]
+    lengths: Int[Tensor, "B N"]  # new ids, a stop id included
+    log_probs: Float[Tensor, "B N T"]  # of each id, by the model itself: no temperature, no filter
+    scores: Float[Tensor, "B N"]  # Σ log_probs, for Beam divided by length**length_penalty
+    finished: Bool[Tensor, "B N"]  # True: ended with a stop id; False: max_new came first
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def sequence(self, row: int = 0, rank: int = 0, *, with_stop: bool = False) -> Int[Tensor, " n"]:
+        """The new ids for prompt `row`: the best of them, or the one at `rank`; without its stop id unless asked."""
+        drops_stop = not with_stop and bool(self.finished[row, rank])
+        return self.ids[row, rank, : int(self.lengths[row, rank]) - drops_stop]
+
+    @property
+    def best(self) -> list[Tensor]:
+        """The best sequence for each prompt, 1-D, without its stop id: what a tokenizer decodes."""
+        return [self.sequence(row) for row in range(len(self))]
+
+    def to(self, device: torch.device | str) -> Generated:
+        """The same on another device."""
+        return Generated(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def __repr__(self) -> str:
+        B, N, T = self.ids.shape
+        ended = int(self.finished.sum())
+        return f"Generated({B} prompts × {N} sequences, up to {T} ids each, {ended} ended with a stop id)"

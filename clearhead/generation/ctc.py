@@ -6,8 +6,7 @@ the likeliest alignment. `PrefixBeam` looks for the likeliest symbols, the sum o
 
 Both are fed log-probabilities as they come, in any portions, and give each symbol as soon as they are sure of it.
 
-    T frames   V symbols with the blank
-"""
+    T frames   V symbols with the blank"""
 
 from __future__ import annotations
 
@@ -21,8 +20,6 @@ from torch import Tensor
 from clearhead._shapes import Float
 from clearhead.errors import DataError, ShapeError
 from clearhead.values import Count, Natural, checked
-
-__all__ = ["GreedyCTC", "PrefixBeam", "Symbol", "decode"]
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,7 @@ class PrefixBeam:
     """The likeliest symbols, by the sum over their alignments, among the `width` likeliest prefixes at every frame.
 
     A symbol is given when all prefixes agree on it, or when the likeliest one has it and it was over `patience` frames
-    ago; the others are then dropped. Without patience (None) the search is exact, and may wait for the end.
-    """
+    ago; the others are then dropped. Without patience (None) the search is exact, and may wait for the end."""
 
     def __init__(self, width: int = 8, *, blank: int = 0, patience: int | None = 8) -> None:
         self._width, self._blank = checked(width, "width", Count), checked(blank, "blank", Natural)

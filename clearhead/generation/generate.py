@@ -1,28 +1,23 @@
 """`generate` and `stream`: new ids from a model, and `search`, the same from anything that gives logits.
 
-Nothing here knows text. A tokenizer makes ids before, and text of the ids after.
-"""
+Nothing here knows text. A tokenizer makes ids before, and text of the ids after."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Union
 
 from torch import nn
 
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.beam import beam_search
-from clearhead.generation.choices import Beam, Greedy, How, Sample, check_how
-from clearhead.generation.fast import Fast
+from clearhead.generation.choices import Beam, Generated, Greedy, How, Sample, Step
 from clearhead.generation.limits import Limits
 from clearhead.generation.prompts import Prompt
-from clearhead.generation.quiet import evaluating, parts_of
-from clearhead.generation.result import Generated, Step
-from clearhead.generation.stepper import Stepper, check_max_new, stop_ids
+from clearhead.generation.stepper import Stepper
 from clearhead.generation.walk import collect, walk
-
-__all__ = ["generate", "search", "stream"]
+from clearhead.values import checked
 
 _GREEDY = Greedy()
 
@@ -53,14 +48,11 @@ def generate(
 
     The fast way is taken where it is the same: a model that is watched or changed is called as it is.
 
-    The model is in evaluation mode while it runs and in its former mode afterwards.
-    """
-    check_how(how)
-    check_max_new(max_new)
-    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stop_ids(stop), "limits": limits}
+    The model is in evaluation mode while it runs and in its former mode afterwards."""
+    stops = _checked(how, max_new, stop)
+    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stops, "limits": limits}
     stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
-    with evaluating(() if isinstance(stepper, Fast) else parts_of(model)):  # a `Fast` calls no part in its steps
-        return search(stepper, how=how, max_new=max_new, stop=stop)
+    return search(stepper, how=how, max_new=max_new, stop=stop)
 
 
 def stream(
@@ -82,40 +74,38 @@ def stream(
 
     Arguments are checked at once, and the model runs as steps are asked for. Between steps, and when the loop
     is left by whatever way, the model is in its former mode. `Beam` cannot be streamed: until its end, any id
-    may still change.
-    """
-    _refuse_beam(how)
-    check_max_new(max_new)
-    stops = stop_ids(stop)
+    may still change."""
+    if isinstance(how, Beam):
+        raise ConfigError(
+            f"{how} cannot be streamed: until its end, any id may still change; use generate, or Greedy() or Sample(…)"
+        )
+    stops = _checked(how, max_new, stop, (Greedy, Sample))
     bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stops, "limits": limits}
     stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
-    return walk(stepper, how, max_new=max_new, stops=stops)
+    return walk(stepper, how, max_new, stops)
 
 
 def search(
-    stepper: Stepper,
-    *,
-    how: How = _GREEDY,
-    max_new: int = 128,
-    stop: int | Sequence[int] | None = None,
+    stepper: Stepper, *, how: How = _GREEDY, max_new: int = 128, stop: int | Sequence[int] | None = None
 ) -> Generated:
     """`generate` for any `Stepper`: a foreign model, or a plain function of ids wrapped in `Recompute`."""
-    check_how(how)
-    check_max_new(max_new)
-    stops = stop_ids(stop)
+    stops = _checked(how, max_new, stop)
     if not isinstance(stepper, Stepper):
         raise DtypeError(
             f"got a {type(stepper).__name__}; expected a Stepper, with begin(), step(ids) and reorder(rows) "
             "(a function of ids becomes one with Recompute; a model is for generate)"
         )
     if isinstance(how, Beam):
-        return beam_search(stepper, how, max_new=max_new, stops=stops)
-    return collect(stepper, how, max_new=max_new, stops=stops)
+        return beam_search(stepper, how, max_new, stops)
+    return collect(stepper, how, max_new, stops)
 
 
-def _refuse_beam(how: How) -> None:
-    if isinstance(how, Beam):
-        raise ConfigError(
-            f"{how} cannot be streamed: until its end, any id may still change; use generate, or Greedy() or Sample(…)"
-        )
-    check_how(how, (Greedy, Sample))
+def _checked(how: Any, max_new: Any, stop: Any, choices: tuple[type, ...] = (Greedy, Sample, Beam)) -> tuple[int, ...]:
+    """The stop ids, sorted, each once: one id, several, or none; refuses what is no way to choose, and no number."""
+    checked(how, "how", Union[choices])  # noqa: UP007  (a union of what is given can be written only so)
+    if isinstance(max_new, bool) or not isinstance(max_new, int) or max_new < 1:
+        raise ConfigError(f"max_new is {max_new!r}; expected a whole number of at least 1: how many ids to add at most")
+    ids = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+    if any(isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0 for id_ in ids):
+        raise ConfigError(f"stop is {stop!r}; expected an id, several ids, or None for no early end")
+    return tuple(sorted(set(ids)))

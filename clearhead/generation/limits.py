@@ -4,8 +4,7 @@ generation_config.json asks for it.
 `Limited` stands between a search and any stepper and changes the logits of every step, so greedy decoding, sampling and
 beam search all obey. It looks at the ids so far, which a recording cannot: the fast way runs under it step by step.
 
-    R rows   T ids so far   V vocabulary
-"""
+    R rows   T ids so far   V vocabulary"""
 
 from __future__ import annotations
 
@@ -20,10 +19,9 @@ from torch import Tensor
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import ConfigError
+from clearhead.generation.prompts import padded
 from clearhead.generation.stepper import Stepper
 from clearhead.values import Natural, Positive
-
-__all__ = ["Limited", "Limits", "Times"]
 
 Ids = tuple[Natural, ...]
 
@@ -33,8 +31,7 @@ class Times(Value):
     """Whisper's ids for moments: `first` is 0.00 s and the id before it "no times"; `end` follows the last id of text.
 
     They come in pairs (an end and the next beginning), never go back, and the text begins with one, of which the
-    `latest` may be asked for. Where all of them together are likelier than any id of text, one of them is written.
-    """
+    `latest` may be asked for. Where all of them together are likelier than any id of text, one of them is written."""
 
     first: Natural
     end: Natural
@@ -65,11 +62,7 @@ class Limited:
     ) -> None:
         self._stepper, self._limits, self._max_new, self._stops = stepper, limits, max_new, list(stops)
         self._lengths = torch.tensor([len(row) for row in begun])  # (R,) of what was begun
-        longest = int(self._lengths.max())
-        # On the left -1 fills up, which is no id and equals none.
-        self._ids = torch.stack(
-            [torch.nn.functional.pad(row.cpu(), (longest - len(row), 0), value=-1) for row in begun]
-        )
+        self._ids = padded([row.cpu() for row in begun], left=True, fill=-1)  # -1 is no id and equals none
         self._made = 0
 
     def begin(self) -> Float[Tensor, "B V"]:

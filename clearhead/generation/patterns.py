@@ -1,7 +1,6 @@
 """Two questions about a decoder's own mask, which decide how its prompts may be batched and cached.
 
-Both answers are on the safe side: where nothing can be proved, generation takes the slower way with the same result.
-"""
+Both answers are on the safe side: where nothing can be proved, generation takes the slower way with the same result."""
 
 from __future__ import annotations
 
@@ -11,24 +10,19 @@ import torch
 
 from clearhead.masks import Atom, Causal, Full, Mask, Stride, Window, fold, leaves
 
-__all__ = ["looks_ahead", "speaks_of_distance_only"]
-
 
 def speaks_of_distance_only(mask: Mask) -> bool:
     """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.
 
-    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0.
-    """
+    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0."""
     return all(isinstance(atom.leaf, (Full, Causal, Window, Stride)) for atom in leaves(mask))
 
 
 def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
-    """Whether some token may attend to a later one that is generated, and so changes after it has been
-    computed.
+    """Whether some token may attend to a later one that is generated, and so changes after it has been computed.
 
     `prompt` of the `total` tokens are there from the start; among those, looking ahead (`causal() |
-    prefix(n)`) is harmless.
-    """
+    prefix(n)`) is harmless."""
     if _is_causal(mask):
         return False
     p = torch.arange(total)[:, None]

@@ -1,10 +1,11 @@
-"""The likeliest ids of each row, and their log-probabilities: what greedy decoding and beam search ask of logits.
+"""From logits to ids: the likeliest of each row with their log-probabilities, which greedy decoding and beam search ask
+for, and the distribution that `Sample` describes, with the draw from it.
 
-Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's
-operators do.
+Of equals the earlier id is taken. On a GPU a kernel reads the logits once for everything; elsewhere torch's operators
+do. What is drawn is computed in float64, so that neither a long cumulative sum nor a small temperature decides an id by
+rounding.
 
-    R rows   V vocabulary   k ids of each row
-"""
+    R rows   V vocabulary   k ids of each row"""
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from clearhead._numbers import runs_triton
 from clearhead._shapes import Float, Int
-from clearhead.generation.stepper import wide
-
-__all__ = ["likeliest", "log_probs_of"]
+from clearhead.generation.choices import Sample
 
 _MOST = 32  # ids that the kernel finds
 _AT_ONCE = 1 << 18  # logits
+_PIECE = 64  # logits whose largest is looked for first
+
+
+def wide(logits: Tensor) -> Tensor:
+    """At least float32: log-probabilities are added up."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def likeliest(
@@ -101,4 +106,36 @@ def _topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, torch.where(among < k * _PIECE, places, among + (n - k) * _PIECE)
 
 
-_PIECE = 64
+def probabilities(logits: Float[Tensor, "R V"], how: Sample) -> Float[Tensor, "R V"]:
+    """The distribution (R, V) that `how` draws from; ids that its filters drop have probability 0."""
+    x = logits.double()
+    # Relative to the likeliest: it is 0 whatever the temperature, so that nothing overflows and min_p is a plain bound.
+    x = (x - x.amax(-1, keepdim=True)) / how.temperature
+    if how.top_k is not None and how.top_k < x.shape[-1]:
+        least = x.topk(how.top_k, dim=-1).values[:, -1:]
+        x = x.masked_fill(x < least, -math.inf)
+    if how.top_p is not None and how.top_p < 1:
+        x = x.masked_fill(x < _nucleus_edge(x, how.top_p), -math.inf)
+    if how.min_p:
+        x = x.masked_fill(x < math.log(how.min_p), -math.inf)
+    return x.softmax(-1)
+
+
+def draw(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """One id a row by inverting its cumulative distribution at `uniform` (each at least 0 and below 1).
+
+    The id found is the first whose cumulative probability exceeds uniform · total, so an id of probability 0
+    is never drawn."""
+    cumulative = probs.cumsum(-1)
+    height = uniform[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, height, right=True).squeeze(-1)
+    return ids.clamp(max=probs.shape[-1] - 1)  # only NaN goes past the end; who asked for the draw reports it
+
+
+def _nucleus_edge(x: Tensor, top_p: float) -> Tensor:
+    """(R, 1): the least logit among the fewest likeliest ids that together have probability `top_p`."""
+    ordered = x.sort(dim=-1, descending=True).values
+    heavier = ordered.softmax(-1).cumsum(-1).roll(1, dims=-1)  # what the ids before this one have together
+    heavier[:, 0] = 0.0
+    needed = (heavier < top_p).sum(-1, keepdim=True)  # at least 1
+    return ordered.gather(-1, needed.clamp(min=1) - 1)

@@ -3,26 +3,23 @@
 `Program` walks a `Decoder` once, takes its parameters along (q, k and v side by side, so that one product makes all
 three), and runs the line for the prompt and then for one token a row. It knows every decoder that this project's
 configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
-that are not the ones that were built, a mask that moves. Keys and values go to a store (`room.py`), which also attends.
+that are not the ones that were built, a mask that moves. Keys and values are kept in a `Room`, which also attends.
 
-    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width
-"""
+    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
 from clearhead._numbers import runs_triton
 from clearhead.attention import MultiHeadAttention, attend
-from clearhead.attention.scores import Dot, Scaled, ScaledDot, Scores
+from clearhead.attention.scores import Dot, Scaled, ScaledDot
 from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import parts_of
 from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
@@ -34,30 +31,14 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.stack import both
 from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 
-__all__ = ["Program", "Store", "why_not"]
-
 _KNOWN = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
     *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
     *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
 
-
 Rows = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
-
-
-@runtime_checkable
-class Store(Protocol):
-    """Keeps keys and values of every layer, and attends one new token a row over them."""
-
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """qkv (R, H + 2K, D): keeps the newest keys and values; the queries' (R, H, D)."""
-        ...
-
-    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """Queries (R, H, D) over the memory that was kept for the layer."""
-        ...
 
 
 def why_not(model: Decoder | EncoderDecoder) -> str | None:
@@ -105,25 +86,28 @@ def _why_not_attention(part: MultiHeadAttention) -> str | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class _Attention:
-    """Projections and sizes of one attention layer."""
+class Memory(NamedTuple):
+    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count: for attention over many
+    tokens a mask, for that of one a row a bias (B, 1, S); None for all of them."""
 
-    q: Product  # of a self-attention: q, k and v side by side
-    out: Product
-    scores: Scores  # a dot product, maybe scaled
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    norms: tuple[TorchNorm | None, TorchNorm | None] = (None, None)  # of every head's query and key
-    memory: Product | None = None  # of a cross-attention: k and v side by side
+    kept: list[Any]
+    mask: Mask | None
+    bias: Tensor | None
 
-    @property
-    def scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
-        if isinstance(self.scores, Scaled):
-            return self.scores.scale
-        return self.d_head**-0.5 if isinstance(self.scores, ScaledDot) else 1.0
+
+class Attention:
+    """Projections and sizes of one attention layer; `memory`: of one that reads an encoder's memory."""
+
+    def __init__(self, part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> None:
+        q, k, v = part.q_proj, part.k_proj, part.v_proj
+        self.q = _side_by_side(*((q,) if memory else (q, k, v)), norm=norm)
+        self.memory = _side_by_side(k, v) if memory else None
+        self.out = _side_by_side(part.o_proj)
+        self.n_heads, self.n_kv_heads, self.d_head = part.n_heads, part.n_kv_heads, part.d_head
+        self.norms = _norm(part.q_norm), _norm(part.k_norm)  # of every head's query and key
+        self.scores = part.scores  # a dot product, maybe scaled
+        # What the products of queries and keys are multiplied by.
+        self.scale = self.d_head**-0.5 if isinstance(part.scores, ScaledDot) else getattr(part.scores, "scale", 1.0)
 
     def headed(self, qkv: Tensor) -> Tensor:
         """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
@@ -135,17 +119,23 @@ class _Attention:
         return torch.cat((q, k, v), dim=-2)
 
 
-@dataclass(frozen=True, eq=False)
 class _Layer:
-    own: _Attention
-    cross: _Attention | None
-    up: Product
-    down: Product
-    norms: tuple[TorchNorm | None, ...]  # those after each sum, of post-norm blocks: own, cross, feed-forward
-    parallel: bool  # every branch reads what entered the block
+    def __init__(self, block: Block) -> None:
+        after = isinstance(block.residual, PostNorm)
+        norms = tuple(_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
+        own, cross, last = (None, None, None) if after else norms
+        self.norms = norms if after else (None, None, None)  # after each sum: own, cross, feed-forward
+        self.own = Attention(block.attention, own)
+        self.cross = None if block.cross_attention is None else Attention(block.cross_attention, cross, memory=True)
+        feed = block.feed_forward
+        assert isinstance(feed, FeedForward), "why_not refuses the others"
+        gate = () if feed.gate is None else (feed.gate.weight.detach(), _plain(feed.gate.bias))
+        self.up = Product(feed.up.weight.detach(), _plain(feed.up.bias), last, feed.activation, *gate)
+        self.down = _side_by_side(feed.down)
+        self.parallel = isinstance(block.residual, Parallel)  # every branch reads what entered the block
 
 
-Attend = Callable[[int, _Attention, Tensor], Tensor]
+Attend = Callable[[int, Attention, Tensor], Tensor]
 
 
 class Program:
@@ -160,25 +150,20 @@ class Program:
         self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
         self.entrance = _norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
-        self.layers = [_layer(block) for block in decoder.blocks if isinstance(block, Block)]
+        self.layers = [_Layer(block) for block in decoder.blocks if isinstance(block, Block)]
         self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
         self.d_head = config.head_width
         self.mask = config.mask
         # What a cache keeps of a token.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
-    def step(self, x: Tensor, store: Store, rows: Rows = few_rows) -> Tensor:
-        """One token a row, as a vector at its place (R, M): the next logits (R, V).
+    def step(self, x: Tensor, own: Attend, cross: Attend, rows: Rows = few_rows) -> Tensor:
+        """One token a row, as a vector at its place (R, M): the next logits (R, V). `own` and `cross` attend, given the
+        layer's number, its sizes and its heads (R, H + 2K, D) or, over the memory, (R, H, D).
 
-        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled.
-        """
-        x = self._through(
-            x if self.entrance is None else normed(x, self.entrance),
-            rows,
-            lambda i, own, qkv: store.attend(i, qkv, own.scale),
-            lambda i, cross, q: store.attend_memory(i, q, cross.scale),
-        )
-        return self._finished(rows(x, self.logits))
+        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled."""
+        x = x if self.entrance is None else normed(x, self.entrance)
+        return self._finished(rows(self._through(x, rows, own, cross), self.logits))
 
     def read(
         self,
@@ -200,7 +185,7 @@ class Program:
         everything = both(self.mask, mask)
         places = torch.arange(T, device=ids.device)
 
-        def own(i: int, part: _Attention, qkv: Tensor) -> Tensor:
+        def own(i: int, part: Attention, qkv: Tensor) -> Tensor:
             heads = qkv.view(B, T, -1, part.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
             q, k, v = heads.split((part.n_heads, part.n_kv_heads, part.n_kv_heads), dim=1)
             if self.rotary is not None:
@@ -213,7 +198,7 @@ class Program:
                 out = attend(q, k, v, everything, bias=bias, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
-        def cross(i: int, part: _Attention, q: Tensor) -> Tensor:
+        def cross(i: int, part: Attention, q: Tensor) -> Tensor:
             assert memory is not None  # who has cross-attention was given one
             k, v = memory.kept[i]
             out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask, scores=part.scores)
@@ -226,7 +211,7 @@ class Program:
         return self._finished(many_rows(x, self.logits)), kept
 
     def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
-        """x (N, M) through the layers; `own` and `cross` attend, given the layer's number, its sizes and its heads."""
+        """x (N, M) through the layers."""
         for i, layer in enumerate(self.layers):
             entered = x
             for part, attends, norm in ((layer.own, own, layer.norms[0]), (layer.cross, cross, layer.norms[1])):
@@ -239,7 +224,7 @@ class Program:
             x = x if layer.norms[2] is None else normed(x, layer.norms[2])
         return x
 
-    def remember(self, memory: Tensor, mask: Mask | None) -> Memory:
+    def remember(self, memory: Tensor, mask: Mask | None, bias: Tensor | None) -> Memory:
         """A memory (B, S, M) as each layer's cross-attention reads it."""
         B, S = memory.shape[:2]
         kept = []
@@ -247,12 +232,11 @@ class Program:
             cross = layer.cross
             assert cross is not None
             assert cross.memory is not None
-            both_ = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
-            k, v = both_.unbind(2)
-            norm = cross.norms[1]
+            heads = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            (k, v), norm = heads.unbind(2), cross.norms[1]
             k = k if norm is None else normed(k, norm)
             kept.append((k.transpose(1, 2), v.transpose(1, 2)))
-        return Memory(kept, mask)
+        return Memory(kept, mask, bias)
 
     def _finished(self, products: Tensor) -> Tensor:
         scale = self.decoder.config.logit_scale
@@ -273,54 +257,8 @@ class Program:
         return x, length + 1
 
 
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count."""
-
-    kept: list[Any]
-    mask: Mask | None
-
-
-def _layer(block: Block) -> _Layer:
-    after = isinstance(block.residual, PostNorm)
-    norms = [_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2)]
-    own, cross, last = (None, None, None) if after else norms
-    feed = block.feed_forward
-    assert isinstance(feed, FeedForward), "why_not refuses the others"
-    gate = feed.gate
-    up = Product(
-        feed.up.weight.detach(),
-        _plain(feed.up.bias),
-        last,
-        feed.activation,
-        None if gate is None else gate.weight.detach(),
-        None if gate is None else _plain(gate.bias),
-    )
-    return _Layer(
-        _attention(block.attention, own),
-        None if block.cross_attention is None else _attention(block.cross_attention, cross, memory=True),
-        up,
-        Product(feed.down.weight.detach(), _plain(feed.down.bias)),
-        tuple(norms) if after else (None, None, None),
-        isinstance(block.residual, Parallel),
-    )
-
-
-def _attention(part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> _Attention:
-    q, k, v = part.q_proj, part.k_proj, part.v_proj
-    return _Attention(
-        _side_by_side((q,) if memory else (q, k, v), norm),
-        Product(part.o_proj.weight.detach(), _plain(part.o_proj.bias)),
-        part.scores,
-        part.n_heads,
-        part.n_kv_heads,
-        part.d_head,
-        (_norm(part.q_norm), _norm(part.k_norm)),
-        _side_by_side((k, v), None) if memory else None,
-    )
-
-
-def _side_by_side(parts: tuple[nn.Linear, ...], norm: TorchNorm | None) -> Product:
+def _side_by_side(*parts: nn.Linear, norm: TorchNorm | None = None) -> Product:
+    """Linear maps of the same input as one, after a norm of it; a single one shares its memory."""
     if len(parts) == 1:
         return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)
     weight = torch.cat([part.weight.detach() for part in parts])
@@ -341,8 +279,3 @@ def _norm(norm: nn.Module | None) -> TorchNorm | None:
 
 def _plain(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach()
-
-
-def quick_kernels() -> Any:
-    """Without cuDNN's attention, which prepares itself anew for every length: prompts come in all of them."""
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

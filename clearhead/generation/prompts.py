@@ -1,7 +1,6 @@
 """Prompts, as a caller has them, made into rows of ids that have been looked at.
 
-B prompts   T ids of the longest
-"""
+B prompts   T ids of the longest"""
 
 from __future__ import annotations
 
@@ -10,31 +9,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.errors import DtypeError, ShapeError
 
-__all__ = ["Prompt", "frames_of", "padded", "rows_of", "sources_of"]
-
-# One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors
-# or lists).
+# One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors or lists).
 Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
 
 
 def rows_of(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     """The prompts as 1-D int64 tensors on the CPU, none of them empty, every id inside the vocabulary.
 
-    They are put side by side there, and go to the model's device in one piece.
-    """
+    They are put side by side there, and go to the model's device in one piece."""
     if isinstance(prompt, Tensor):
         prompt = prompt.cpu()
     rows = [_row(row, place) for place, row in enumerate(_split(prompt))]
     if not rows:
         raise ShapeError("there are no prompts; expected at least one row of ids")
-    for place, row in enumerate(rows):
-        if not len(row):
-            raise ShapeError(
-                f"prompt {place} is empty; expected at least one id to go on from, such as a start-of-text id"
-            )
+    if empty := [place for place, row in enumerate(rows) if not len(row)]:
+        raise ShapeError(
+            f"prompt {empty[0]} is empty; expected at least one id to go on from, such as a start-of-text id"
+        )
     low, high = (int(end) for end in torch.aminmax(torch.cat(rows)))
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
@@ -46,13 +41,10 @@ def rows_of(prompt: Prompt, vocab_size: int) -> list[Tensor]:
     return rows
 
 
-def padded(rows: Sequence[Tensor], *, left: bool) -> Tensor:
-    """(B, T): the rows side by side, filled up with id 0 on the left or on the right."""
-    T = max(len(row) for row in rows)
-    ids = rows[0].new_zeros(len(rows), T)
-    for i, row in enumerate(rows):
-        ids[i, T - len(row) if left else 0 : T if left else len(row)] = row
-    return ids
+def padded(rows: Sequence[Tensor], *, left: bool = False, fill: int = 0) -> Tensor:
+    """(B, T, …): the rows side by side, of ids or of frames, filled up on the left or on the right."""
+    side = "left" if left else "right"
+    return pad_sequence(list(rows), batch_first=True, padding_value=fill, padding_side=side)
 
 
 def frames_of(prompt: Any, n_features: int) -> list[Tensor]:
@@ -61,11 +53,6 @@ def frames_of(prompt: Any, n_features: int) -> list[Tensor]:
         got = f"shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
         raise ShapeError(f"the prompt is {got}; expected frames of sound (batch, frames, {n_features}), as `Mel` gives")
     return list(prompt)
-
-
-def sources_of(rows: Sequence[Tensor]) -> Tensor:
-    """(B, S) ids filled up on the right, or the frames (B, T, F) of recordings, which are all of one length."""
-    return torch.stack(list(rows)) if rows[0].dim() == 2 else padded(rows, left=False)
 
 
 def _split(prompt: Any) -> list[Any]:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["evaluating", "parts_of"]
-
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, each once. A short generation asks often, and `modules()` takes ten times as long."""
@@ -27,8 +25,7 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
 def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
     """The parts of a model in evaluation mode; afterwards, whatever happened, each in the mode it was in.
 
-    Several threads may run one model: the last of them to end gives its parts their mode back.
-    """
+    Several threads may run one model: the last of them to end gives its parts their mode back."""
     with _LOCK:
         held = [part for part in parts if part.training or part in _HELD]
         for part in held:

@@ -20,26 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
-from clearhead.generation.program import Memory, Program
+from clearhead.generation.program import Attention, Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
 from clearhead.masks import Causal, reach
 from clearhead.masks.geometry import Region
-
-__all__ = ["Room"]
 
 _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
 
 
 class Room:
-    """Keys and values of R rows, `places` of them, for sequences of up to `limit` tokens.
+    """Keys and values of R rows, for sequences of up to `limit` tokens.
 
-    `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs.
-    """
+    `recordable`: all shapes are fixed, rows keep their places and only parents change; the way of GPUs."""
 
-    def __init__(self, program: Program, rows: int, places: int, limit: int, *, recordable: bool) -> None:
+    def __init__(self, program: Program, rows: int, limit: int, *, recordable: bool) -> None:
         self.program, self.rows, self.limit, self.recordable = program, rows, limit, recordable
         window = reach(program.mask)
-        self.places = places if window is None else min(places, window)
+        self.places = limit if window is None else min(limit, window)
         self.rings = self.places < limit
         self.before: Tensor | None = None  # (R,) padding in front of each row
         self.parents: Tensor | None = None  # (R, S)
@@ -92,13 +89,7 @@ class Room:
     # ------------------------------------------------------------------ a sequence begins
 
     def load(
-        self,
-        kept: Sequence[tuple[Tensor, Tensor]],
-        *,
-        before: Tensor | None = None,
-        memory: Memory | None = None,
-        memory_bias: Tensor | None = None,
-        beams: bool = False,
+        self, kept: Sequence[tuple[Tensor, Tensor]], before: Tensor | None, memory: Memory | None, *, beams: bool
     ) -> None:
         """Takes over what reading the prompt has made: keys and values (B, K, T, D), each for R/B rows."""
         B, T = kept[0][0].shape[0], kept[0][0].shape[2]
@@ -118,7 +109,7 @@ class Room:
             else:
                 for (k, v), (new_k, new_v) in zip(self.memory, memory.kept, strict=True):
                     k.copy_(new_k), v.copy_(new_v)
-            self.memory_bias = _into(self.memory_bias, memory_bias)
+            self.memory_bias = _into(self.memory_bias, memory.bias)
         if self.recordable and beams:
             own = self.own[:, None].expand(-1, self.places)
             self.parents = _into(self.parents, own.contiguous())
@@ -138,7 +129,7 @@ class Room:
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
         self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(x, self, self._multiply)
+        logits = self.program.step(x, self._attend, self._attend_memory, self._multiply)
         self.length += 1
         self.n += 1
         return logits
@@ -163,8 +154,8 @@ class Room:
             return None
         return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -math.inf)[:, None]
 
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+    def _attend(self, layer: int, part: Attention, qkv: Tensor) -> Tensor:
+        keys, values, scale = self.keys[layer], self.values[layer], part.scale
         if self.recordable:
             return attend_newest(qkv, keys, values, self._now, scale=scale, turn=self._turn)
         K = keys.shape[1]
@@ -182,8 +173,8 @@ class Room:
         )
         return out[:, :, 0]
 
-    def attend_memory(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        return attend_memory(q, *self.memory[layer], self.memory_bias, scale=scale)
+    def _attend_memory(self, layer: int, part: Attention, q: Tensor) -> Tensor:
+        return attend_memory(q, *self.memory[layer], self.memory_bias, scale=part.scale)
 
     # ------------------------------------------------------------------ rows change places
 
@@ -195,12 +186,8 @@ class Room:
         used = min(self.n, self.places)
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                if self.recordable:
-                    if self.parents is not None:
-                        old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
-                    kept[layer] = new = self._empty(len(rows))
-                    new[:, :, :used] = old[:, :, :used].index_select(0, rows)
-                    continue
+                if self.parents is not None:
+                    old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
                 spare = self._spare
                 new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
                 # What is in use lies in one piece, and goes straight to its place in a buffer that was left before.

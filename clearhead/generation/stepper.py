@@ -1,10 +1,10 @@
 """What a search needs of a model: `Stepper`, three methods, and nothing about attention, caches or text.
 
-`adapters.py` makes one from each of this project's models. Any other source of next-id logits can be searched
-too: give `search` an object with these methods, or wrap a plain function from ids to logits in `Recompute`.
+`adapters.py` makes one from each of this project's models. Any other source of next-id logits can be searched too: give
+`search` an object with these methods, or wrap a plain function from ids to logits in `Recompute`. `Grouped` and
+`Sliding` are steppers made of others.
 
-    B prompts   R rows at the moment (prompts times beams, without those that are done)   V vocabulary
-"""
+    B prompts   R rows at the moment (prompts times beams, without those that are done)   V vocabulary"""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
-from clearhead.errors import ClearheadError, ConfigError, DtypeError, ShapeError
-
-__all__ = ["Grouped", "LogitsError", "Recompute", "Stepper"]
+from clearhead.errors import ClearheadError
+from clearhead.generation.prompts import padded
 
 
 class LogitsError(ClearheadError, ArithmeticError):
@@ -63,21 +62,17 @@ class Recompute:
 
 
 class Grouped:
-    """Several steppers as one: for prompts that cannot share a padded batch and yet are to be searched
-    together.
+    """Several steppers as one: for prompts that cannot share a padded batch and yet are to be searched together.
 
     `members[g]` are the places, among all prompts, of the rows of stepper g, in rising order. That order is kept: of
-    two rows of one stepper, the earlier there is the earlier here.
-    """
+    two rows of one stepper, the earlier there is the earlier here."""
 
     def __init__(self, steppers: Sequence[Stepper], members: Sequence[Sequence[int]]) -> None:
         self._steppers = list(steppers)
-        order = torch.tensor([place for group in members for place in group])
-        self._group = torch.empty_like(order)
-        self._group[order] = torch.tensor([g for g, group in enumerate(members) for _ in group])
-        # The row that each prompt has inside its own stepper.
-        self._inside = torch.empty_like(order)
-        self._inside[order] = torch.tensor([i for group in members for i in range(len(group))])
+        # Which stepper each prompt is in, and which row it has there.
+        self._group, self._inside = torch.zeros(2, sum(map(len, members)), dtype=torch.int64)
+        for g, group in enumerate(members):
+            self._group[group], self._inside[group] = g, torch.arange(len(group))
 
     def begin(self) -> Float[Tensor, "B V"]:
         return self._together([stepper.begin() for stepper in self._steppers])
@@ -104,43 +99,38 @@ class Grouped:
         return torch.cat(parts).index_select(0, (starts[self._group] + self._inside).to(parts[0].device))
 
 
-# ---------------------------------------------------------------------- what both searches check
+class Sliding:
+    """Goes on beyond a table of learned positions, `room` of them: each new id is predicted from the last ids that the
+    table has rows for. As long as everything fits, one stepper serves. From then on all kept ids stand one place
+    further to the left at every step, so that nothing computed for them is true any more: they are read anew.
 
+    `stepper(rows, n)` gives one that is good for n ids after its rows."""
 
-def stop_ids(stop: int | Sequence[int] | None) -> tuple[int, ...]:
-    """`stop` as sorted ids, each once: one id, several, or none."""
-    ids = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
-    for id_ in ids:
-        if isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0:
-            raise ConfigError(f"stop is {stop!r}; expected an id, several ids, or None for no early end")
-    return tuple(sorted(set(ids)))
+    def __init__(self, rows: Sequence[Tensor], room: int, stepper: Callable[[Sequence[Tensor], int], Stepper]) -> None:
+        rows = [row[-room:] for row in rows]
+        self._room, self._stepper = room, stepper
+        self._lengths = torch.tensor([len(row) for row in rows])
+        self._ids = padded(rows, left=True)  # (R, T)
+        self._left = room + 1 - self._ids.shape[1]  # ids that the usual way is good for
+        self._usual: Stepper | None = stepper(rows, self._left)
 
+    def begin(self) -> Float[Tensor, "B V"]:
+        assert self._usual is not None
+        self._left -= 1
+        return self._usual.begin()
 
-def check_max_new(max_new: int) -> None:
-    if isinstance(max_new, bool) or not isinstance(max_new, int) or max_new < 1:
-        raise ConfigError(f"max_new is {max_new!r}; expected a whole number of at least 1: how many ids to add at most")
+    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        self._ids = torch.cat((self._ids, ids.cpu()[:, None]), dim=1)[:, -self._room :]
+        self._lengths = (self._lengths + 1).clamp(max=self._room)
+        if self._usual is not None and self._left > 0:
+            self._left -= 1
+            return self._usual.step(ids)
+        self._usual = None  # its memory is free
+        windows = [row[-n:] for row, n in zip(self._ids, self._lengths.tolist(), strict=True)]
+        return self._stepper(windows, 1).begin()
 
-
-def check_logits(logits: Tensor, stops: tuple[int, ...]) -> None:
-    """Refuses first logits that are no (B, V), and stop ids that no logit stands for."""
-    if not logits.is_floating_point():
-        raise DtypeError(f"the stepper's logits are {logits.dtype}; expected floating point")
-    if logits.dim() != 2 or 0 in logits.shape:
-        raise ShapeError(f"the stepper's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)")
-    vocabulary = logits.shape[1]
-    if stops and stops[-1] >= vocabulary:
-        raise ConfigError(
-            f"stop id {stops[-1]} can never be generated: the vocabulary has {vocabulary} ids (0 … {vocabulary - 1})"
-        )
-
-
-def no_choice(row: int, step: int) -> LogitsError:
-    return LogitsError(
-        f"the logits for new id {step} of prompt {row} (both counted from 0) are NaN, +∞ or all −∞, "
-        "and no id can be chosen from them; look for NaN or infinite weights in the model"
-    )
-
-
-def wide(logits: Tensor) -> Tensor:
-    """At least float32: log-probabilities are added up."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        here = rows.cpu()
+        self._ids, self._lengths = self._ids.index_select(0, here), self._lengths.index_select(0, here)
+        if self._usual is not None:
+            self._usual.reorder(rows)

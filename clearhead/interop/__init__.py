@@ -1,7 +1,7 @@
 """Other people's models: their weights come in, ours go out, without the libraries that made them.
 
 `load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
-transformers loads. A family is one file in `families/`: its configuration both ways and one table of names."""
+transformers loads. A family is its configuration both ways and one table of names (`families/`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import nn
 
 from clearhead.config import Config
 from clearhead.errors import StorageError
-from clearhead.interop import hub
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Keys
 from clearhead.interop.gguf_file import GGUF
 from clearhead.interop.reading import family_of, read
-from clearhead.interop.source import CONFIG, Folder, Source, refuse_pickle
+from clearhead.interop.source import CONFIG, HUB, Folder, Source, fetch, refuse_pickle
 from clearhead.interop.text import companions, limits_of, pooling_of, start_of, stops_of, tokenizer_of
 from clearhead.interop.writing import export
 
@@ -30,12 +29,12 @@ __all__ = [
 def is_foreign(name: str | Path) -> bool:
     """Whether a name or path is of this room: on the hub, a file of weights, or a folder with config.json."""
     path = Path(name)
-    return str(name).startswith(hub.PREFIX) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
+    return str(name).startswith(HUB) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
 
 
 def open_source(name: str | Path) -> Source:
     """What a name or a path stands for: its configuration, and its tensors by name, not read yet."""
-    path = hub.fetch(str(name)) if str(name).startswith(hub.PREFIX) else Path(name)
+    path = fetch(str(name)) if str(name).startswith(HUB) else Path(name)
     if path.is_file() and path.suffix == ".gguf":
         return GGUF(path)
     if path.is_file():

@@ -1,8 +1,8 @@
 """What a family of models is to this room: how its configuration is read and written, and its table of names.
 
-A family is one file in `families/`. It says what every key of a configuration means (`fields` for keys that are a field
-of ours under another name, `read` and `write` for the others, `harmless` for those that change no number) and which
-stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused by its name."""
+A family stands in `families/`, beside its kin. It says what every key of a configuration means (`fields` for keys that
+are a field of ours under another name, `read` and `write` for the others, `harmless` for those that change no number)
+and which stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
-from clearhead.interop.table import Move, Row, Shape, fits
+from clearhead.interop.table import Row, Shape, fits
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
@@ -78,23 +78,23 @@ class Keys:
 class Field:
     """A field of ours that has a key of theirs; `default` is what its maker's code takes where the key is left out.
 
-    Values differ too where theirs is one of some `words` (of those that mean the same the first is written), or the
-    small number in a norm of this kind."""
+    Values differ too where theirs is one of some `words` (of those that mean the same the first is written), or where
+    one is made `into` ours and `back`."""
 
     name: str
     default: Any = _REQUIRED
+    into: Callable[[Any], Any] = lambda value: value
+    back: Callable[[Any], Any] = lambda value: value
     words: Mapping[Any, Any] | None = None
-    norm: Callable[..., Any] | None = None
 
     def read(self, keys: Keys, key: str) -> Any:
         if self.words is not None:
             return self.words[keys.only(key, *self.words, default=self.default)]
-        value = keys(key, self.default)
-        return value if self.norm is None else self.norm(eps=value)
+        return self.into(keys(key, self.default))
 
     def write(self, value: Any) -> Any:
         if self.words is None:
-            return value if self.norm is None else value.eps
+            return self.back(value)
         found = next((word for word, meaning in self.words.items() if meaning == value), None)
         if found is None:
             raise StorageError(f"there is no word for {value} in a transformers configuration")
@@ -109,8 +109,9 @@ class Family:
     """One maker's way to write one kind of model.
 
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
-    second with what is meant where the key is left out, or a `Field` where values differ too. `read` gives the other
-    fields, `write` the other keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
+    second with what is meant where the key is left out, or a `Field` where values differ too. `fixed` are keys that are
+    understood for one value each, which leaving them out means too. `read` gives the other fields, `write` the other
+    keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
     configuration; `prefix` is what its models without a head leave out, and `aliases` are older spellings, replaced in
     this order. `constants` are tensors that are stored and yet no weights: what is read is compared with them, and they
     are written again."""
@@ -120,6 +121,7 @@ class Family:
     kind: type[Config]
     fields: Fields
     rows: tuple[Row, ...] | Callable[[Any], tuple[Row, ...]]
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     read: Callable[[Keys], dict[str, Any]] = lambda keys: {}
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
     harmless: tuple[str, ...] = ()
@@ -140,7 +142,7 @@ class Family:
         """Our configuration for theirs; every key is used, harmless, or refused."""
         try:
             same = {field.name: field.read(keys, key) for key, field in self._fields.items()}
-            keys.expect(pruned_heads={})
+            keys.expect(pruned_heads={}, **self.fixed)
             fields = same | self.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)
@@ -155,7 +157,8 @@ class Family:
         """Their configuration for ours, whose own defaults are written out first."""
         config = spelt_out(config)
         same = {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()}
-        return {"model_type": self.name, "architectures": [self.architecture], **same, **self.write(config)}
+        first = {"model_type": self.name, "architectures": [self.architecture]}
+        return {**first, **same, **self.fixed, **self.write(config)}
 
     def why_not(self, config: Config) -> str | None:
         """Why this family cannot hold a model of ours, in words; None if it can: its keys then read back as this."""
@@ -186,7 +189,7 @@ class Family:
             found[name if known else self.prefix + name] = stored
         return found
 
-    def moves(self, config: Config, names: Iterable[str]) -> list[Move]:
+    def moves(self, config: Config, names: Iterable[str]) -> list[Row]:
         """The rows that make our tensors of these names; each tensor is made by one row."""
         rows, made = self._table(config), {}
         for name in names:

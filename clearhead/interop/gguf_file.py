@@ -55,7 +55,10 @@ class GGUF(Source):
     """One .gguf file, under transformers' names."""
 
     def __init__(self, path: Path) -> None:
-        gguf = _library(path)
+        try:
+            import gguf
+        except ImportError as error:
+            raise MissingDependencyError(f"{path} needs the gguf package: pip install 'clearhead[weights]'") from error
         self.path = path
         try:
             self._reader = gguf.GGUFReader(path, "c")  # copy-on-write: a weight may change, its file may not
@@ -140,11 +143,3 @@ class GGUF(Source):
 def _transformers_name(name: str) -> str:
     """A file's name for a tensor as transformers has it; one that is not in the table stays, and will be refused."""
     return next((move.ours[0] for row in _NAMES if (move := row.move(name, theirs=True))), name)
-
-
-def _library(path: Path) -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise MissingDependencyError(f"{path} needs the gguf package: pip install 'clearhead[weights]'") from error
-    return gguf

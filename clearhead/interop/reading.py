@@ -16,7 +16,7 @@ from clearhead.errors import StorageError
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Family, Keys
 from clearhead.interop.source import Source
-from clearhead.interop.table import Move, fits
+from clearhead.interop.table import Row, Shape, fits
 from clearhead.models import storage
 
 
@@ -70,9 +70,7 @@ def family_of(source: Source) -> Family:
     return FAMILIES[name]
 
 
-def _matched(
-    family: Family, config: Any, source: Source, wanted: dict[str, Tensor]
-) -> list[tuple[Move, list[tuple[int, ...]]]]:
+def _matched(family: Family, config: Any, source: Source, wanted: dict[str, Tensor]) -> list[tuple[Row, list[Shape]]]:
     """What to read for which of our tensors, by the names in the source; whatever does not fit is refused here."""
     stored = family.spelt(source.shapes, config)
     moves = family.moves(config, wanted)
@@ -92,7 +90,7 @@ def _matched(
             faults.append(f"{strange[0]} is {source.dtypes[stored[strange[0]]]}, expected floating-point numbers")
         if fault := move.check([source.shapes[stored[name]] for name in move.theirs], shapes):
             faults.append(fault)
-        result.append((Move(tuple(stored[name] for name in move.theirs), move.ours, move.transforms), shapes))
+        result.append((Row(tuple(stored[name] for name in move.theirs), move.ours, move.transforms), shapes))
     if faults:
         raise StorageError(f"the tensors in {source.path} are not those of its configuration; " + "; ".join(faults[:4]))
     return result

@@ -1,10 +1,14 @@
 """Where foreign weights lie: a folder of safetensors, or one GGUF file. A `Source` knows every tensor's shape without
-reading it, and reads one at a time, memory-mapped, to the device that is wanted. Nothing here runs code from a file."""
+reading it, and reads one at a time, memory-mapped, to the device that is wanted. Nothing here runs code from a file.
+
+Names on the Hugging Face hub (`hf:org/name`, or `hf:org/name@revision`) stand for folders in the hub's own cache. What
+is there is used without asking the network. Only files that are data are fetched, never code or pickles."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,12 +21,14 @@ from torch import Tensor
 from clearhead.data.pieces import Pieces, load_pieces
 from clearhead.data.sentence_pieces import FILES
 from clearhead.data.tokenizers import FILE_NAME
-from clearhead.errors import DataError, StorageError
+from clearhead.errors import DataError, MissingDependencyError, StorageError
 from clearhead.interop.table import Shape
 from clearhead.models import storage
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+HUB = "hf:"
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "spiece.model", "*.spm"]  # of the hub
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = (
     'python -c "import torch; from safetensors.torch import save_file; '
@@ -80,25 +86,23 @@ class Folder(Source):
 
     def _files(self) -> dict[str, Path]:
         """Which file holds which tensor."""
-        index = self.path / INDEX
-        if index.is_file():
-            return self._indexed(read_json(index))
-        file = self.path / WEIGHTS
+        folder, file = self.path, self.path / WEIGHTS
+        if (index := folder / INDEX).is_file():
+            table = read_json(index).get("weight_map")
+            if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+                raise StorageError(f"{index} has no weight_map from names to files: get it again")
+            for name in sorted(set(table.values())):
+                if Path(name).name != name or not name.endswith(".safetensors"):
+                    raise StorageError(f"{index} points to {name!r}; expected a .safetensors file beside it")
+                if not (folder / name).is_file():
+                    raise StorageError(f"{folder} has no {name}, which {INDEX} lists: one shard is missing")
+            return {name: folder / file for name, file in table.items()}
         if not file.is_file():
-            raise StorageError(_no_weights(self.path))
+            for other in sorted(folder.iterdir()):
+                refuse_pickle(other, f"{folder} has its weights as {other.name},")
+            raise StorageError(f"{folder} has {CONFIG} but no weights; expected {WEIGHTS}, or {INDEX} with its shards")
         with storage.opened(file, "cpu") as opened:
             return dict.fromkeys(opened.keys(), file)
-
-    def _indexed(self, index: Mapping[str, Any]) -> dict[str, Path]:
-        table = index.get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-            raise StorageError(f"{self.path / INDEX} has no weight_map from names to files: get it again")
-        for name in sorted(set(table.values())):
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise StorageError(f"{self.path / INDEX} points to {name!r}; expected a .safetensors file beside it")
-            if not (self.path / name).is_file():
-                raise StorageError(f"{self.path} has no {name}, which {INDEX} lists: one shard is missing")
-        return {name: self.path / file for name, file in table.items()}
 
     def tokenizer(self) -> Pieces:
         if not any((self.path / name).is_file() for name in (FILE_NAME, *FILES)):
@@ -142,22 +146,12 @@ class Folder(Source):
             yield get
 
 
-def _no_weights(folder: Path) -> str:
-    pickles = sorted(file for file in folder.iterdir() if file.suffix in _PICKLES)
-    if not pickles:
-        return f"{folder} has {CONFIG} but no weights; expected {WEIGHTS}, or {INDEX} with its shards"
-    return f"{folder} has its weights as {pickles[0].name}, {_a_pickle(pickles[0])}"
-
-
-def refuse_pickle(path: Path) -> None:
+def refuse_pickle(path: Path, found: str | None = None) -> None:
     """Raise for a file that would have to be unpickled."""
     if path.suffix in _PICKLES:
-        raise StorageError(f"{path} is {_a_pickle(path)}")
-
-
-def _a_pickle(path: Path) -> str:
-    convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
-    return f"a pickle, which can run code when it is read; convert it: {convert}"
+        convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
+        says = "a pickle, which can run code when it is read; convert it:"
+        raise StorageError(f"{found or f'{path} is'} {says} {convert}")
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -172,3 +166,29 @@ def read_json(path: Path, kind: type = dict) -> Any:
         expected = "an object" if kind is dict else "a list"
         raise StorageError(f"{path} holds a {type(data).__name__}; expected {expected}")
     return data
+
+
+def fetch(name: str) -> Path:
+    """The folder of a model in the hub's cache, downloaded where it is not there yet."""
+    found = re.fullmatch(rf"{HUB}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    if found is None:
+        raise StorageError(
+            f"{name!r} is no name on the hub; expected hf:organisation/name, or hf:organisation/name@revision"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError as error:
+        raise MissingDependencyError(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'") from error
+    repository, revision = found.groups()
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_WANTED, local_files_only=True))
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+    except LocalEntryNotFoundError:
+        pass  # not here yet
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_WANTED))
+    except Exception as error:  # the library's errors, those of its transport and those of the disk
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StorageError(f"{name} is not in the hub's cache and cannot be fetched: {reason[0]}") from error

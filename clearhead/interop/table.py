@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -73,52 +73,22 @@ def fold(channels: int) -> Transform:
     return _each(lambda x: x.flatten(1) if x.dim() == 4 else x, kernel)
 
 
-@dataclass(frozen=True)
 class Row:
     """The maker's name (or names), ours, and the transforms between them, in the order of reading."""
 
-    theirs: str | tuple[str, ...]
-    ours: str | tuple[str, ...]
-    transforms: tuple[Transform, ...] = ()
+    def __init__(
+        self, theirs: str | tuple[str, ...], ours: str | tuple[str, ...], transforms: tuple[Transform, ...] = ()
+    ) -> None:
+        self.theirs, self.ours = ((names,) if isinstance(names, str) else names for names in (theirs, ours))
+        self.transforms = transforms
 
-    @cached_property
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(theirs, ours), each as a tuple."""
-        theirs, ours = self.theirs, self.ours
-        return (theirs,) if isinstance(theirs, str) else theirs, (ours,) if isinstance(ours, str) else ours
-
-    def move(self, name: str, *, theirs: bool) -> Move | None:
-        """This row for the tensor called `name` on one side; None where it is of another row."""
-        for pattern in self.names[0 if theirs else 1]:
+    def move(self, name: str, *, theirs: bool) -> Row | None:
+        """This row for the tensor called `name` on one side, its numbers filled in; None where it is of another row."""
+        for pattern in self.theirs if theirs else self.ours:
             if found := _regex(pattern).fullmatch(name):
-                stored, made = (tuple(_fill(p, found.groups()) for p in side) for side in self.names)
-                return Move(stored, made, self.transforms)
+                stored, made = (tuple(_fill(p, found.groups()) for p in side) for side in (self.theirs, self.ours))
+                return Row(stored, made, self.transforms)
         return None
-
-
-# Our names inside of a block, by the words of `block`; a word that is not here stands for itself.
-_INSIDE = {
-    **{x: (f"attention.{x}_proj",) for x in "qkvo"},
-    **{f"cross_{x}": (f"cross_attention.{x}_proj",) for x in "qkvo"},
-    **{x: (f"feed_forward.{x}",) for x in ("gate", "up", "down")},
-    "qkv": tuple(f"attention.{x}_proj" for x in "qkv"),
-    "gate_up": ("feed_forward.gate", "feed_forward.up"),
-}
-
-
-def block(theirs: str, *transforms: Transform, ours: str = "blocks.#", **names: str) -> tuple[Row, ...]:
-    """The rows of a block, part by part, as `q="attn.query", up="mlp.fc1", norm1="ln_1"`: ours is called theirs."""
-    inside = {part: tuple(f"{ours}.{one}.*" for one in _INSIDE.get(part, (part,))) for part in names}
-    return tuple(Row(f"{theirs}.{name}.*", inside[part], transforms) for part, name in names.items())
-
-
-@dataclass(frozen=True)
-class Move:
-    """One row with its numbers filled in: these stored tensors are those of ours."""
-
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
-    transforms: tuple[Transform, ...]
 
     def into(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         """Our tensors, of these shapes, from the maker's."""
@@ -149,6 +119,22 @@ class Move:
             return None
         wanted = " and ".join(f"{name} {shape}" for name, shape in zip(self.ours, shapes, strict=True))
         return f"{' and '.join(map(str, stored))} is stored for {', '.join(self.theirs)}, and the model has {wanted}"
+
+
+# Our names inside of a block, by the words of `block`; a word that is not here stands for itself.
+_INSIDE = {
+    **{x: (f"attention.{x}_proj",) for x in "qkvo"},
+    **{f"cross_{x}": (f"cross_attention.{x}_proj",) for x in "qkvo"},
+    **{x: (f"feed_forward.{x}",) for x in ("gate", "up", "down")},
+    "qkv": tuple(f"attention.{x}_proj" for x in "qkv"),
+    "gate_up": ("feed_forward.gate", "feed_forward.up"),
+}
+
+
+def block(theirs: str, *transforms: Transform, ours: str = "blocks.#", **names: str) -> tuple[Row, ...]:
+    """The rows of a block, part by part, as `q="attn.query", up="mlp.fc1", norm1="ln_1"`: ours is called theirs."""
+    inside = {part: tuple(f"{ours}.{one}.*" for one in _INSIDE.get(part, (part,))) for part in names}
+    return tuple(Row(f"{theirs}.{name}.*", inside[part], transforms) for part, name in names.items())
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:

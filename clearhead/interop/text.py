@@ -79,9 +79,8 @@ def limits_of(source: Source) -> Limits | None:
         if found.get(key, nothing) != nothing:
             raise StorageError(f"{source.path} asks for {key} {found[key]!r:.40} in generation, which is not done here")
     given = {field: found[key] for key, field in _LIMITS.items() if key in found}
-    for field in ("forced_last", "suppressed", "suppressed_first", "forbidden"):
-        if field in given:
-            given[field] = _as_ids(given[field])
+    runs = ("forced_last", "suppressed", "suppressed_first", "forbidden")
+    given |= {field: _as_ids(given[field]) for field in runs if field in given}
     if "forbidden" in given:  # a stop is no word
         given["forbidden"] = tuple(run for run in given["forbidden"] if run not in {(id_,) for id_ in stops_of(source)})
     try:

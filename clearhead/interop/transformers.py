@@ -8,7 +8,9 @@ costs a window; what has no expression here is a mask of numbers, as it is for t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,12 +86,7 @@ def _expression(function: Callable[..., Any]) -> Mask | None:
     inside = {variable: cell.cell_contents for variable, cell in cells}
     if name == "and_masks.<locals>.and_mask":
         parts = [_expression(part) for part in inside["mask_functions"]]
-        found: Mask = full()
-        for part in parts:
-            if part is None:
-                return None
-            found = found & part
-        return found
+        return None if any(part is None for part in parts) else reduce(operator.and_, parts, full())
     known: dict[str, Callable[[], Mask]] = {
         "causal_mask_function": causal,
         "bidirectional_mask_function": full,

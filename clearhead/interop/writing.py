@@ -6,8 +6,7 @@ whole or not at all."""
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,16 @@ def export(
     written: dict[str, Any] = {**ids, **chosen.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
     texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
     with refusals(f"cannot write to {folder}", then="nothing is left there"):
-        _write(folder, weights, texts)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            new = Path(beside, folder.name)
+            new.mkdir()
+            save_tensors(new / WEIGHTS, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
+            for name, text in texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            if folder.exists():
+                folder.rmdir()  # empty, or it would have been refused
+            new.rename(folder)
     return chosen
 
 
@@ -82,18 +90,3 @@ def tensors(model: nn.Module, family: Family) -> dict[str, Tensor]:
         for name, tensor in zip(move.theirs, move.back([ours[name] for name in move.ours]), strict=True):
             result[name] = tensor.cpu().contiguous()
     return result
-
-
-def _write(folder: Path, weights: dict[str, Tensor], texts: Mapping[str, str]) -> None:
-    new = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    new.mkdir(parents=True)
-    try:
-        save_tensors(new / WEIGHTS, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
-        for name, text in texts.items():
-            (new / name).write_text(text, encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()  # empty, or it would have been refused
-        new.rename(folder)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise

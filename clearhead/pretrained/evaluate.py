@@ -2,7 +2,8 @@
 
 Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by
 sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs. Speech
-has single recordings, of which all digits must be right, or streams with an error rate and latencies instead."""
+has single recordings, of which all digits must be right, or streams with an error rate and latencies instead: how long
+after its end each digit is written down."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from clearhead.data.batch import Batch
+from clearhead.data.ctc import compared, written
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Speech
 from clearhead.data.task import Split
 from clearhead.data.translation import PairSplit, Translation, read_pairs
 from clearhead.errors import ConfigError, DataError, MissingDependencyError
 from clearhead.generation import How, generate
-from clearhead.pretrained.hear import hear
+from clearhead.models import SpeechEncoder
 from clearhead.pretrained.speak import GREEDY
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
@@ -81,7 +84,11 @@ def evaluate(
         made = translate(trained, split.sources[:n], how=how, on_done=lambda done: on_done(done, n))
         extra = _bleu(made, split.targets[:n])
     elif isinstance(task, Speech):
-        extra = _speech(trained, split, n, streams)
+        heard = hear(trained.model, split, n)
+        extra = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
+        if streams:
+            waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
+            extra |= {"digit_error_rate": heard.error_rate, **waits}
     elif isinstance(task, SortDedup):
         extra = {"exact_match": _exact(trained, split, n, how)}
     return Evaluation(model=trained.name, task=trained.task, examples=n, **({"how": str(how)} | numbers | extra))
@@ -121,15 +128,6 @@ def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, 
     return {"labels": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
 
 
-def _speech(trained: Trained, split: Split[Any], n: int, streams: bool) -> dict[str, Any]:
-    heard = hear(trained.model, split, n)
-    how = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
-    if not streams:
-        return how
-    waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
-    return {**how, "digit_error_rate": heard.error_rate, **waits}
-
-
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
     try:
         from sacrebleu.metrics import BLEU, CHRF
@@ -156,3 +154,57 @@ def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
         made = generate(trained.model, prompts, how=how, max_new=longest + 1, stop=tokenizer.eos_id)
         right += sum(made.sequence(i, with_stop=True).tolist() == answer for i, answer in enumerate(answers))
     return right / n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What was written down of some recordings. Latencies are of the digits that are right, in seconds."""
+
+    exact: int  # recordings of which every digit is right, and none is too many
+    mistakes: int  # digits to be changed, added or left out
+    digits: int
+    recordings: int
+    latencies: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        return self.exact / self.recordings
+
+    @property
+    def error_rate(self) -> float:
+        return self.mistakes / self.digits
+
+    def latency(self, share: float) -> float | None:
+        """The latency that this share of the digits does not exceed."""
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+@torch.no_grad()
+def hear(model: nn.Module, split: Split[Any], n: int | None = None, rows: int = 64) -> Heard:
+    """Listens to the first `n` recordings of a part (None: all). A digit is written down when the likeliest class
+    becomes it, and known when all that its moment sees has been heard."""
+    assert isinstance(model, SpeechEncoder)
+    try:
+        step = model.pace.step
+    except ConfigError:
+        step = 0  # everything is known at the end, and nothing before
+    exact = mistakes = digits = 0
+    latencies = []
+    device = next(model.parameters()).device
+    order = split.lengths()[: len(split) if n is None else n].sum(1).argsort(stable=True)
+    for some in order.split(rows):
+        batch = split.batch(some).to(device)
+        logits = batch.logits(model)
+        stacked, mel = model.config.n_stacked, batch.mel
+        answers = written(logits, batch.n_moments(logits))
+        for answer, labels, spans, count, last in zip(
+            answers, batch.labels.tolist(), batch.spans.tolist(), batch.counts, batch.n_moments(logits), strict=True
+        ):
+            errors, pairs = compared([symbol for symbol, _ in answer], labels[:count])
+            exact, mistakes, digits = exact + (errors == 0), mistakes + errors, digits + count
+            for i, j in pairs:
+                moment = answer[i][1]
+                known = min(last, (moment // step + 1) * step if step else last)  # moments that have to be there
+                latencies.append(mel.end(known * stacked - 1) / mel.sample_rate - spans[j][1])
+    return Heard(exact=exact, mistakes=mistakes, digits=digits, recordings=len(order), latencies=tuple(latencies))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +27,37 @@ GREEDY = Greedy()
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
+def each(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function of a list also one of a single thing of these kinds: then it gives what it makes of that."""
+
+    def of_both(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def one_or_several(trained: Trained, given: Any, **how: Any) -> Any:
+            return run(trained, [given], **how)[0] if isinstance(given, kinds) else run(trained, given, **how)
+
+        return one_or_several
+
+    return of_both
+
+
+@each(str)
 def generate(trained: Trained, texts: Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> list[str]:
-    """What the model writes after each text, without the text itself, or of a text, where it reads one and writes
-    another; all of them in one batch."""
+    """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them for
+    a list, made in one batch."""
     if trained.task == "translation":
-        return trained.translate(list(texts), how=how, max_new=max_new)
+        return list(trained.translate(list(texts), how=how, max_new=max_new))
     trained.require("text")
     return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], how, max_new)
 
 
-def chat(trained: Trained, talks: Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> list[str]:
-    """What the model answers in each conversation, which its own template makes one text of."""
+def chat(trained: Trained, messages: Talk | Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
+    """What a decoder answers to `[{"role": "user", "content": "…"}]`, which its own template makes one text of; a list
+    of answers for a list of conversations."""
     trained.require("text")
-    return _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
+    one = bool(messages) and isinstance(messages[0], Mapping)
+    talks: Any = [messages] if one else messages
+    written = _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
+    return written[0] if one else written
 
 
 def conversation(trained: Trained, messages: Talk) -> list[int]:
@@ -70,7 +89,7 @@ def after(trained: Trained, ids: list[int], new: list[int]) -> str:
 
 
 def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
-    """What the model writes after a text, or answers in a conversation, piece by piece as it is made."""
+    """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
     trained.require("text")
     ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
     return pieces(trained, ids, [], how=how, max_new=room_for(trained, len(ids), max_new)[0])
@@ -95,8 +114,10 @@ def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = F
         yield rest[len(shown) :]
 
 
+@each(str)
 def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
-    """One vector a text: the mean of its tokens' vectors, or what the model's folder says instead."""
+    """An encoder's vector of a text (M,), or those of a list of texts (N, M): the mean of the tokens' vectors, or what
+    the model's folder says instead."""
     pooling = trained.pooling
 
     def pooled(model: Encoder, x: Tensor, lengths: Tensor) -> Tensor:
@@ -109,9 +130,11 @@ def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[T
     return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
 
 
+@each(str)
 def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
-    """How likely each class is, likeliest first: of texts, or of pictures (N, C, height, width) as the model takes
-    them. Where a text may be of several classes at once, each has a probability of its own."""
+    """How likely each class is, by its name, likeliest first: of a text, or a list of these for a list of texts or for
+    pictures (N, C, height, width) as the model takes them. Where a text may be of several classes at once, each has a
+    probability of its own."""
     if isinstance(given, Tensor):
         trained.require("pictures")
         with torch.no_grad():

@@ -8,26 +8,26 @@ card: data and licence, metrics, the command, the time. All of it is data, as a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead import interop
 from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.errors import DataError
-from clearhead.generation import Greedy, How, Limits, Sample
+from clearhead.generation import Limits
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
 from clearhead.pretrained import speak
 from clearhead.pretrained.box import find, is_ours, read_card
 from clearhead.pretrained.listen import Listener
-from clearhead.pretrained.speak import GREEDY, Talk
+from clearhead.pretrained.transcribe import transcribe as sounds_transcribed
+from clearhead.pretrained.translate import translate as texts_translated
 from clearhead.training.recipe import Recipe
 
 # What a model can do that comes without a recipe.
@@ -91,30 +91,9 @@ class Trained:
         plain = {"first": False, "unit": False, "max_len": None}
         return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
 
-    def generate(self, texts: str | Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> Any:
-        """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them
-        for a list."""
-        return _each(texts, lambda several: speak.generate(self, several, how=how, max_new=max_new))
-
-    def stream(self, text: str | Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
-        """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
-        return speak.stream(self, text, how=how, max_new=max_new)
-
-    def chat(self, messages: Talk | Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
-        """What a decoder answers to `[{"role": "user", "content": "…"}]`, by its own template; a list of answers for a
-        list of conversations."""
-        one = bool(messages) and isinstance(messages[0], Mapping)
-        return _each(messages, lambda talks: speak.chat(self, talks, how=how, max_new=max_new), one=one)
-
-    def translate(self, texts: str | Sequence[str], **how: Any) -> Any:
-        """What an encoder-decoder writes of a text; `how`, `max_new` and `batch` as for `pretrained.translate`."""
-        from clearhead.pretrained.translate import translate
-
-        return _each(texts, lambda several: translate(self, several, **how))
-
-    def embed(self, texts: str | Sequence[str], *, batch: int = 64) -> Tensor:
-        """An encoder's vector of a text (M,), or those of a list of texts (N, M)."""
-        return _each(texts, lambda several: speak.embed(self, several, batch=batch))
+    generate, chat, stream = speak.generate, speak.chat, speak.stream
+    translate, transcribe = texts_translated, sounds_transcribed
+    embed, classify = speak.embed, speak.classify
 
     def listen(self, *, beam: int = 1) -> Listener:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
@@ -122,18 +101,6 @@ class Trained:
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
         return Listener(self.model, beam=beam, silence=TAIL)
-
-    def classify(self, given: str | Sequence[str] | Tensor, *, batch: int = 64) -> Any:
-        """How likely each class is, by its name, likeliest first: of a text, or of a list of texts or a tensor of
-        pictures, a list of these."""
-        return _each(given, lambda several: speak.classify(self, several, batch=batch), one=isinstance(given, str))
-
-    def transcribe(self, sounds: str | Path | Tensor | Sequence[str | Path | Tensor], **how: Any) -> Any:
-        """What is said in a recording (a file, or samples at 16 kHz), with times; a list of transcripts for a list.
-        `times`, `language` and `how` as for `pretrained.transcribe`."""
-        from clearhead.pretrained.transcribe import transcribe
-
-        return _each(sounds, lambda several: transcribe(self, several, **how))
 
     @property
     def card(self) -> dict[str, Any]:
@@ -144,12 +111,6 @@ class Trained:
         """Raise unless the model was trained for one of these tasks."""
         if self.task not in tasks:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
-
-
-def _each(given: Any, run: Callable[[Any], Any], *, one: bool | None = None) -> Any:
-    """What `run` makes of a list; for one thing alone, the one thing that it makes of that."""
-    one = isinstance(given, str | Path | Tensor) if one is None else one
-    return run([given])[0] if one else run(given)
 
 
 def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:

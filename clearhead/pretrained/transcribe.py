@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch import Tensor
 from clearhead.audio import Mel, samples
 from clearhead.errors import DataError
 from clearhead.generation import How, Limits, Times, generate
-from clearhead.pretrained.speak import GREEDY
-from clearhead.pretrained.store import Trained
+from clearhead.pretrained.speak import GREEDY, each
+
+if TYPE_CHECKING:
+    from clearhead.pretrained.store import Trained
 
 _BATCH = 8  # windows that are heard together
 
@@ -47,6 +49,7 @@ class Transcript:
         return self.text
 
 
+@each(str, Path, Tensor)
 def transcribe(
     trained: Trained,
     sounds: Sequence[str | Path | Tensor],
@@ -55,8 +58,10 @@ def transcribe(
     language: str | None = None,
     how: How = GREEDY,
 ) -> list[Transcript]:
-    """What is said in each recording: a file, or samples (N,) at 16 kHz. Without `times` windows are cut blindly, and
-    each is one segment. A model of many languages finds out which is spoken, unless `language` ("en") says it."""
+    """What is said in a recording, with times: a file, or samples (N,) at 16 kHz; a list of transcripts for a list.
+
+    Without `times` windows are cut blindly, and each is one segment. A model of many languages finds out which is
+    spoken, unless `language` ("en") says it."""
     trained.require("transcription")
     speech = _Speech(trained, times, how)
     heard = [speech.read(sound) for sound in sounds]
@@ -121,18 +126,14 @@ class _Speech:
                     self._note(going[row], ids)
 
     def _written(self, windows: Tensor, language: str | None) -> Iterable[list[int]]:
-        start = [*self.trained.start, *self._told(language)]
+        # What the model is told: the language, to transcribe, and where no times are wanted, that.
+        said = self.said
+        told = [] if language is None else [said["lang_to_id"][language], said["task_to_id"]["transcribe"]]
+        start = [*self.trained.start, *told, *([] if self.times else [self.first - 1])]
         room = self.config.max_len - len(start)
         bounds: dict[str, Any] = {"start": start, "stop": self.trained.stops, "max_new": room, "limits": self.limits}
         made = generate(self.trained.model, windows, how=self.how, **bounds).to("cpu")
         return [made.sequence(row).tolist() for row in range(len(windows))]
-
-    def _told(self, language: str | None) -> list[int]:
-        """What the model is told besides: the language, to transcribe, and where no times are wanted, that."""
-        told = [] if self.times else [self.first - 1]
-        if language is None:
-            return told
-        return [self.said["lang_to_id"][language], self.said["task_to_id"]["transcribe"], *told]
 
     @torch.no_grad()
     def _find_languages(self, going: Sequence[_Heard], windows: Tensor, language: str | None) -> None:
@@ -145,14 +146,13 @@ class _Speech:
         if language is not None and language not in names:
             raise DataError(f"the language {language!r} is not known; expected one of: {', '.join(sorted(names))}")
         new = [i for i, one in enumerate(going) if one.language is None]
-        if language is not None:
-            found = [names[language]] * len(new)
-        elif new:
+        found = [] if language is None else [names[language]] * len(new)
+        if language is None and new:
             model: Any = self.trained.model
             start = torch.tensor([self.trained.start] * len(new), device=windows.device)
             logits = model(windows[new], start)[:, -1, list(known.values())]
             found = [list(known)[i] for i in logits.argmax(-1).tolist()]
-        for i, name in zip(new, found if new else [], strict=True):
+        for i, name in zip(new, found, strict=True):
             going[i].language = name
 
     def _note(self, one: _Heard, ids: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,10 @@ from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.generation import Beam, How, generate
 from clearhead.positions import Learned
-from clearhead.pretrained.store import Trained
+from clearhead.pretrained.speak import each
+
+if TYPE_CHECKING:
+    from clearhead.pretrained.store import Trained
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's validation sentences
 DEFAULT = Beam(5, length_penalty=LENGTH_PENALTY)
@@ -32,8 +35,10 @@ class Translated:
     written: tuple[int, ...]  # with the end token, where it came
 
 
+@each(str)
 def translate(trained: Trained, texts: Sequence[str], **how: Any) -> list[str]:
-    """A translation for each text, in their order; `how`, `max_new`, `batch` and `on_done` as for `translations`."""
+    """What an encoder-decoder writes of a text; a list of translations for a list, in their order. `how`, `max_new`,
+    `batch` and `on_done` as for `translations`."""
     return [made.target for made in translations(trained, texts, **how)]
 
 
@@ -57,12 +62,15 @@ def translations(
     if not rows:
         return results
     given = [texts[row].strip() for row in rows]
-    if trained.source is None:
-        sources = encode_sources(tokenizer, given)
-    else:
-        sources = Ragged.of([tokenizer.prompt(text) for text in given])
-    lengths = sources.lengths.tolist()
-    _check_lengths(trained, [texts[row] for row in rows], lengths)
+    foreign = trained.source is not None
+    sources = Ragged.of([tokenizer.prompt(text) for text in given]) if foreign else encode_sources(tokenizer, given)
+    lengths, longest = sources.lengths.tolist(), getattr(trained.model.config, "max_len", None)
+    for text, length in zip(given, lengths, strict=True):
+        if longest is not None and length > longest:
+            raise DataError(
+                f"a text of {length} tokens is longer than the {longest} that {trained.name} was trained for: "
+                f"{text[:40]!r}…; split it into sentences"
+            )
     order = sorted(range(len(rows)), key=lambda i: lengths[i])
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
@@ -81,13 +89,3 @@ def translations(
             results[rows[i]] = Translated(texts[rows[i]], target, tuple(prompt[row].tolist()), tuple(written))
         on_done(min(start + batch, len(order)))
     return results
-
-
-def _check_lengths(trained: Trained, texts: Sequence[str], lengths: Sequence[int]) -> None:
-    longest = getattr(trained.model.config, "max_len", None)
-    for text, length in zip(texts, lengths, strict=True):
-        if longest is not None and length > longest:
-            raise DataError(
-                f"a text of {length} tokens is longer than the {longest} that {trained.name} was trained for: "
-                f"{text[:40]!r}…; split it into sentences"
-            )

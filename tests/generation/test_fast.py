@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from clearhead.attention import Biases
-from clearhead.generation import adapters, fast, generate, stream
+from clearhead.generation import Beam, adapters, fast, generate, stream
 from clearhead.generation.adapters import stepper_for
-from clearhead.generation.fast import Fast
-from clearhead.generation.recorded import bucket, kept_of
+from clearhead.generation.fast import Fast, bucket, kept_of
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.masks import blocks, causal, every, full, prefix, reach, stride, window
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
@@ -95,6 +94,13 @@ def test_steps_of_fixed_shapes_give_the_same(kind, name, build, how, plain):
     assert_equal(generate(model, rows, **options), wanted)
     again = generate(model, rows[::-1], **options)  # in the memory of the first, with other numbers in it
     assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
+
+
+def test_a_prompt_whose_beams_are_done_at_once_leaves_the_others_theirs():
+    model, rows = decoder(), prompts(VOCAB)
+    for stop in range(VOCAB):  # with each of them as a stop, some prompts are over after the first id
+        options = {"how": Beam(3, length_penalty=0.0), "max_new": 4, "stop": stop}
+        assert_equal(generate(model, rows, **options), generate(model, rows, **options, use_cache=False))
 
 
 @pytest.mark.usefixtures("fixed")

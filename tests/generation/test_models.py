@@ -8,7 +8,7 @@ import torch
 from clearhead.data.draws import uniform64
 from clearhead.generation import Beam, Greedy, Sample, generate, stream
 from clearhead.generation.adapters import stepper_for
-from clearhead.generation.filters import draw, probabilities
+from clearhead.generation.pick import draw, probabilities
 from clearhead.generation.stepper import Grouped
 from clearhead.masks import blocks, causal, every, prefix, scattered, stride, window
 from clearhead.models.recurrent import GRU, LSTM, NextToken, RecurrentConfig

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from clearhead.generation import Greedy, Recompute, Sample, search
-from clearhead.generation.filters import draw, probabilities
+from clearhead.generation.pick import draw, probabilities
 from tests.generation.tables import chaotic, plain_filter
 
 maybe = st.none() | st.floats(0.02, 0.98)

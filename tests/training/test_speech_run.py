@@ -6,7 +6,7 @@ import pytest
 
 from clearhead.errors import DataError
 from clearhead.pretrained import evaluate, load
-from clearhead.pretrained.hear import Heard
+from clearhead.pretrained.evaluate import Heard
 from clearhead.training import train
 from tests.data.recorded import recorded
 

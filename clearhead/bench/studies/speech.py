@@ -12,7 +12,7 @@ from typing import Any
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.masks import full
 from clearhead.models import load
-from clearhead.pretrained.hear import hear
+from clearhead.pretrained.evaluate import hear
 from clearhead.training import train
 from clearhead.training.distributed import choose_device
 from clearhead.training.recipe import Recipe

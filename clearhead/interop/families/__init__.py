@@ -1,27 +1,15 @@
-"""The families that can be read and written, one file each. The first that can hold a model of ours is its export."""
+"""The families that can be read and written, a file for those that are akin. The first that can hold a model of ours is
+its export."""
 
 from __future__ import annotations
 
-from clearhead.interop.families.bart import BART, MARIAN
-from clearhead.interop.families.bert import ALBERT, BERT, ROBERTA
+from clearhead.interop.families.bart import BART, MARIAN, T5, WHISPER
+from clearhead.interop.families.bert import ALBERT, BERT, MODERNBERT, ROBERTA
 from clearhead.interop.families.clip import CLIP
-from clearhead.interop.families.dinov2 import DINOV2, DINOV2_REGISTERS
-from clearhead.interop.families.gemma import GEMMA, GEMMA2
-from clearhead.interop.families.gpt2 import GPT2
-from clearhead.interop.families.gpt_neox import GPT_NEOX
-from clearhead.interop.families.llama import LLAMA
-from clearhead.interop.families.mistral import MISTRAL
-from clearhead.interop.families.mixtral import MIXTRAL
-from clearhead.interop.families.modernbert import MODERNBERT
-from clearhead.interop.families.phi3 import PHI3
-from clearhead.interop.families.qwen import QWEN2, QWEN3
-from clearhead.interop.families.t5 import T5
-from clearhead.interop.families.timm_vit import TIMM_VIT
-from clearhead.interop.families.vit import DEIT, VIT
-from clearhead.interop.families.whisper import WHISPER
+from clearhead.interop.families.gpt import GPT2, GPT_NEOX
+from clearhead.interop.families.llama import GEMMA, GEMMA2, LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from clearhead.interop.families.vit import DEIT, DINOV2, DINOV2_REGISTERS, TIMM_VIT, VIT
 from clearhead.interop.family import Family
-
-__all__ = ["FAMILIES"]
 
 _DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
 _ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)

@@ -1,16 +1,24 @@
-"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary."""
+"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary; and
+Whisper (Radford et al., 2022), which hears, with fixed waves for positions in its hearing half. T5 (Raffel et al.,
+2020), 1.0 and 1.1: encoder-decoders with a relative bias, RMS norms, no other biases."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import activation
-from clearhead.interop.family import Family, Keys
+import torch
+from torch import Tensor
+
+from clearhead.attention import Biases, Dot
+from clearhead.errors import StorageError
+from clearhead.interop.families.words import ACTIVATIONS, activation, eps
+from clearhead.interop.family import Family, Field, Keys
 from clearhead.interop.table import SQUEEZE, Row, block
-from clearhead.layers import LayerNorm, PostNorm
+from clearhead.layers import GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.models import EncoderDecoderConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import Learned, RelativeBias, Sinusoidal
 
 _SKIPPED = 2  # rows before BART's first position, which no token gets
 
@@ -19,7 +27,7 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     # Words of the toolkit that these models came from, in older files; transformers never asks them.
     keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
     keys.expect(normalize_embedding=learned, static_position_embeddings=not learned)
-    read_halves(keys)
+    _read_halves(keys)
     keys.only("decoder_vocab_size", keys("vocab_size"), None)
     longest = keys("max_position_embeddings")
     return {
@@ -32,22 +40,15 @@ def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
     }
 
 
-def read_halves(keys: Keys) -> None:
-    """Both halves of these models are of one size, and share a table."""
-    keys.expect(is_encoder_decoder=True, tie_word_embeddings=True)
+def _read_halves(keys: Keys) -> None:
+    """Both halves of these models are of one size."""
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
 
 
-def write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
-    """What all of these say in the same keys."""
-    return {
-        "encoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_ffn_dim": config.d_ff or 4 * config.d_model,
-        "decoder_attention_heads": config.n_heads,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": True,
-        **({} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}),
-    }
+def _write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
+    sizes = {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
+    shared = {} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}
+    return sizes | shared
 
 
 def _half(half: str) -> tuple[Row, ...]:
@@ -64,18 +65,21 @@ def _half(half: str) -> tuple[Row, ...]:
 
 
 # The names of BART, most of which Whisper has too.
-ROWS = (
+_ROWS = (
     Row("model.shared.weight", "encoder.embedding.weight"),
     Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
     *_half("encoder"),
     *_half("decoder"),
 )
 # How to search and train, and words for other heads.
-HARMLESS = (
-    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_labels", "num_hidden_layers"),
-    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "num_beams"),
-    *("early_stopping", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "prefix", "save_step"),
+_HARMLESS = (
+    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_hidden_layers", "save_step", "prefix"),
+    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "min_length"),
+    *("early_stopping", "no_repeat_ngram_size"),
 )
+
+
+_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
 def _family(name: str, architecture: str, *, learned: bool) -> Family:
@@ -98,10 +102,11 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
             "attention_dropout": ("attention_dropout", 0.0),
             "activation_dropout": ("feed_forward_dropout", 0.0),
         },
-        rows=ROWS,
+        fixed=_FIXED,
+        rows=_ROWS,
         read=partial(_read, learned=learned),
-        write=partial(write, learned=learned),
-        harmless=HARMLESS,
+        write=partial(_write, learned=learned),
+        harmless=_HARMLESS,
         # Marian's waves are made anew.
         ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),
         prefix="model.",
@@ -110,3 +115,135 @@ def _family(name: str, architecture: str, *, learned: bool) -> Family:
 
 BART = _family("bart", "BartForConditionalGeneration", learned=True)
 MARIAN = _family("marian", "MarianMTModel", learned=False)
+
+_SLOWEST = 10_000  # the last wave is so many times as long as the first
+
+
+def _read_whisper(keys: Keys) -> dict[str, Any]:
+    _read_halves(keys)
+    waves = keys("d_model") // 2
+    if waves < 2:
+        raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
+    return {
+        "norm": LayerNorm(eps=1e-5),
+        "residual": PreNorm(),
+        "bias": Biases(k=False),
+        "positions": Learned(max_len=keys("max_target_positions")),
+        # Waves are counted to the last here, and not to one beyond it.
+        "encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), halves=True),
+    }
+
+
+def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The positions of the hearing half as transformers makes them, which are stored though nobody learns them."""
+    exact = dtype if dtype == torch.float64 else torch.float32
+    n = config.d_model // 2
+    speed = torch.exp(-math.log(_SLOWEST) / (n - 1) * torch.arange(n, dtype=exact))
+    angle = torch.arange(config.encoder.max_len, dtype=exact)[:, None] * speed
+    return {"model.encoder.embed_positions.weight": torch.cat((angle.sin(), angle.cos()), dim=1).to(dtype)}
+
+
+WHISPER = Family(
+    name="whisper",
+    architecture="WhisperForConditionalGeneration",
+    kind=EncoderDecoderConfig,
+    fields={
+        **{key: field for key, field in BART.fields.items() if field not in ("max_len", ("scaled_embedding", False))},
+        "num_mel_bins": "n_features",
+        "max_source_positions": "encoder_max_len",
+        "max_target_positions": "max_len",
+        "dropout": ("dropout", 0.0),
+    },
+    fixed=_FIXED | {"scale_embedding": False},
+    rows=(
+        Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
+        *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
+        *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
+        *_ROWS,
+    ),
+    read=_read_whisper,
+    write=lambda config: _write(config) | {"max_source_positions": config.encoder.max_len},
+    # How to search and train, and words of other heads.
+    harmless=(
+        *(*_HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
+        *("suppress_tokens", "begin_suppress_tokens"),
+    ),
+    ignored=("proj_out.weight",),
+    constants=_waves,
+    prefix="model.",
+)
+
+
+# transformers runs "gated-gelu" with the approximation.
+_ACTIVATIONS = {"gated-gelu": GeGLU(tanh=True), "gated-silu": SwiGLU(), **ACTIVATIONS}
+_BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
+
+
+def _read_t5(keys: Keys) -> dict[str, Any]:
+    tie = keys("tie_word_embeddings", True)
+    scaled = keys("scale_decoder_outputs", tie)  # transformers 5 says it so; before, the ties did
+    return {
+        "n_decoder_layers": keys("num_decoder_layers", None) or keys("num_layers"),
+        "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
+        "bias": False,
+        "scores": Dot(),
+        "attention_dropout": keys("dropout_rate", 0.1),
+        "feed_forward_dropout": keys("dropout_rate", 0.1),
+        "share_embeddings": True,
+        "tied": scaled or "lm_head.weight" not in keys.shapes,
+        "logit_scale": keys("d_model") ** -0.5 if scaled else 1.0,
+    }
+
+
+def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
+    if not isinstance(config.positions, RelativeBias):
+        raise StorageError(f"positions are {config.positions}; expected RelativeBias")
+    return {
+        "num_decoder_layers": config.n_decoder_layers,
+        _BUCKETS: config.positions.n_buckets,
+        _DISTANCE: config.positions.max_distance,
+        "tie_word_embeddings": config.logit_scale != 1,  # what transformers takes this key for
+    }
+
+
+def _rows_t5(config: EncoderDecoderConfig) -> tuple[Row, ...]:
+    rows = [Row("shared.weight", "encoder.embedding.weight"), Row("lm_head.weight", "decoder.head.weight")]
+    up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
+    attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
+    cross = {f"cross_{x}": f"1.EncDecAttention.{x}" for x in "qkvo"} | {"norm_cross": "1.layer_norm"}
+    for half, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
+        inner = {ours: f"{last}.DenseReluDense.{theirs}" for ours, theirs in (up | {"down": "wo"}).items()}
+        parts = parts | inner | {"norm2": f"{last}.layer_norm"}
+        table = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rows += [Row(table, f"{half}.positions.weight"), Row(f"{half}.final_layer_norm.weight", f"{half}.norm.weight")]
+        rows += block(f"{half}.block.#.layer", ours=f"{half}.blocks.#", **parts)
+    return tuple(rows)
+
+
+T5 = Family(
+    name="t5",
+    architecture="T5ForConditionalGeneration",
+    kind=EncoderDecoderConfig,
+    fields={
+        "vocab_size": "vocab_size",
+        "n_positions": ("max_len", 512),
+        "d_model": "d_model",
+        "d_kv": "d_head",
+        "d_ff": "d_ff",
+        "num_layers": "n_encoder_layers",
+        "num_heads": "n_heads",
+        "feed_forward_proj": Field("activation", "relu", words=_ACTIVATIONS),
+        "layer_norm_epsilon": eps(RMSNorm, 1e-6),
+        "dropout_rate": ("dropout", 0.1),
+    },
+    fixed={"is_encoder_decoder": True},
+    rows=_rows_t5,
+    read=_read_t5,
+    write=_write_t5,
+    # dense_act_fn and is_gated_act are feed_forward_proj once more.
+    harmless=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
+    ignored=(
+        *("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
+    ),
+)

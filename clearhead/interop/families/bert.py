@@ -1,5 +1,6 @@
 """BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and ALBERT (Lan et al., 2020): post-norm encoders with learned
-positions and segments. ALBERT has narrow embeddings, and one block for all layers."""
+positions and segments. ALBERT has narrow embeddings, and one block for all layers. ModernBERT (Warner et al., 2024): a
+pre-norm encoder with gates and turned positions, whose layers see all or a window, in turn, and turn faster there."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import SIZES, activation, classes, eps, labels
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, block
-from clearhead.layers import LayerNorm, PostNorm
+from clearhead.interop.families import words
+from clearhead.interop.families.words import FULL, SIZES, SLIDING, activation, classes, eps, labels
+from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.table import SPLIT, Row, block
+from clearhead.layers import GeGLU, LayerNorm, PostNorm, SwiGLU
+from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import Learned, Positions
 
 _OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -69,12 +72,11 @@ _ROWS_SHARED = (
     *block(_SHARED, ours="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
     Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
     Row("pooler.*", "pooler.*"),
-    *(row for row in _ROWS if not row.names[1][0].startswith(("blocks", "pooler"))),
+    *(row for row in _ROWS if not row.ours[0].startswith(("blocks", "pooler"))),
 )
 
 
 def _read_shared(keys: Keys) -> dict[str, Any]:
-    keys.expect(num_hidden_groups=1, inner_group_num=1)
     pooler = any(name.endswith("pooler.weight") for name in keys.shapes)
     return _read(keys) | {"pooler": pooler, "share_layers": True}
 
@@ -116,7 +118,7 @@ ALBERT = dataclasses.replace(
     fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
     rows=_ROWS_SHARED,
     read=_read_shared,
-    write=lambda config: _write(config) | {"num_hidden_groups": 1, "inner_group_num": 1},
+    fixed={"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.
     harmless=(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
@@ -124,4 +126,81 @@ ALBERT = dataclasses.replace(
     ),
     ignored=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
     aliases=(("albert.", ""), *_OLDER),
+)
+
+
+_GATES = {"gelu": GeGLU(), "gelu_pytorch_tanh": GeGLU(tanh=True), "gelu_new": GeGLU(tanh=True), "silu": SwiGLU()}
+
+
+def _read_modern(keys: Keys) -> dict[str, Any]:
+    every = keys("global_attn_every_n_layers", 3)  # as transformers 4 says it, and the angles of both kinds
+    theta = {FULL: keys("global_rope_theta", 160_000.0), SLIDING: keys("local_rope_theta", 10_000.0)}
+    keys.only("rope_scaling", None)
+    angles, length = keys("rope_parameters", None) or {}, {"max_position_embeddings": keys("max_position_embeddings")}
+    turns = {
+        kind: words.read_rotary(Keys(length | {"rope_parameters": angles.get(kind)}), theta[kind]) for kind in theta
+    }
+    half = keys("local_attention", 128) // 2
+    seen = {FULL: full(), SLIDING: window(half, half)}
+    cycle = words.read_cycle(keys, lambda i: SLIDING if i % every else FULL)
+    return {
+        "norm": LayerNorm(eps=keys("norm_eps", 1e-5), bias=keys("norm_bias", False)),
+        "bias": words.read_biases(keys, ff=keys("mlp_bias", False)),
+        "positions": turns[cycle[0]],
+        "embedding_norm": True,
+        "first_norm": False,
+        "layer_masks": tuple(seen[kind] for kind in cycle) if cycle != [FULL] else (),
+        "layer_rotary": tuple(turns[kind] for kind in cycle) if cycle != [FULL] else (),
+    }
+
+
+def _write_modern(config: EncoderConfig) -> dict[str, Any]:
+    masks, turns = config.layer_masks or (full(),), config.layer_rotary or (config.positions,)
+    kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
+    angles: dict[str, Positions] = {FULL: turns[0], SLIDING: turns[0]}
+    angles |= {kind: turns[i % len(turns)] for i, kind in enumerate(kinds)}
+    written = {kind: words.write_rotary(rotary)["rope_parameters"] for kind, rotary in angles.items()}
+    return {
+        "norm_eps": config.norm.eps,
+        "norm_bias": getattr(config.norm, "bias", False),
+        "attention_bias": config.biases.q,
+        "mlp_bias": config.biases.ff,
+        "layer_types": kinds,
+        "local_attention": next((2 * mask.before for mask in masks if isinstance(mask, Window)), 128),
+        "rope_parameters": written,
+        # For transformers 4, which can say these cycles only.
+        "global_attn_every_n_layers": len(masks),
+        "global_rope_theta": written[FULL]["rope_theta"],
+        "local_rope_theta": written[SLIDING]["rope_theta"],
+    }
+
+
+MODERNBERT = Family(
+    name="modernbert",
+    architecture="ModernBertModel",
+    kind=EncoderConfig,
+    fields=SIZES
+    | {
+        "hidden_activation": Field("activation", "gelu", words=_GATES),
+        "embedding_dropout": ("dropout", 0.0),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "mlp_dropout": ("feed_forward_dropout", 0.0),
+    },
+    rows=(
+        Row("embeddings.tok_embeddings.weight", "embedding.weight"),
+        Row("embeddings.norm.*", "embedding_norm.*"),
+        *block("layers.#", SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
+        *block("layers.#", o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
+        Row("final_norm.*", "norm.*"),
+    ),
+    read=_read_modern,
+    write=_write_modern,
+    # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.
+    harmless=(
+        *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),
+        *("layer_norm_eps", "position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred*"),
+        "tie_word_embeddings",
+    ),
+    ignored=("head.*", "decoder.*"),
+    aliases=(("model.", ""),),
 )

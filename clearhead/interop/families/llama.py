@@ -1,54 +1,248 @@
-"""Llama (Touvron et al., 2023), with the stretched angles of 3.x, and what is built like it: SmolLM, TinyLlama."""
+"""Llama (Touvron et al., 2023), with the stretched angles of 3.x, and what is built of its blocks: SmolLM, TinyLlama,
+Mistral, Mixtral, Qwen, Phi-3 and Gemma."""
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
-from clearhead.interop.families.words import SIZES, eps, read_biases, read_rotary, write_rotary
-from clearhead.interop.family import Family, Keys
-from clearhead.interop.table import Row, block
-from clearhead.layers import RMSNorm, SwiGLU
+from clearhead.attention import Biases, Capped, Scaled
+from clearhead.interop.families import words
+from clearhead.interop.families.words import FULL, SLIDING
+from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.table import SPLIT, Row, block
+from clearhead.layers import Experts, GeGLU, RMSNorm, Sandwich, SwiGLU
+from clearhead.masks import Mask, Window, causal, full, reach, window
 from clearhead.models import DecoderConfig
 
-
-def read_blocks(keys: Keys) -> dict[str, Any]:
-    """What the blocks of Llama and its relatives have in common."""
-    keys.expect(hidden_act="silu")
-    return {"activation": SwiGLU(), "positions": read_rotary(keys), "bias": False}
-
-
-def write_blocks(config: DecoderConfig) -> dict[str, Any]:
-    return {"hidden_act": "silu", **write_rotary(config.positions)}
-
-
-LAYER = "model.layers.#"
-ROWS = (
+_LAYER = "model.layers.#"
+_ROWS = (
     Row("model.embed_tokens.weight", "embedding.weight"),
-    *block(LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
-    *(Row(f"{LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
-    *block(LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
-    *block(LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
+    *block(_LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
+    *(Row(f"{_LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
+    *block(_LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+    *block(_LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
     Row("model.norm.weight", "norm.weight"),
     Row("lm_head.weight", "head.weight"),
 )
+
+
+def _read(keys: Keys) -> dict[str, Any]:
+    """What the blocks of Llama and its relatives have in common."""
+    return {"activation": SwiGLU(), "positions": words.read_rotary(keys), "bias": False}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    return words.write_rotary(config.positions)
+
 
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
     kind=DecoderConfig,
-    fields=SIZES
+    fields=words.SIZES
     | {
         "num_key_value_heads": ("n_kv_heads", None),
         "head_dim": ("d_head", None),
-        "rms_norm_eps": eps(RMSNorm, 1e-6),
+        "rms_norm_eps": words.eps(RMSNorm, 1e-6),
         "attention_dropout": ("attention_dropout", 0.0),
         "tie_word_embeddings": ("tied", False),
     },
-    rows=ROWS,
-    read=lambda keys: read_blocks(keys) | {"bias": read_biases(keys, ff=keys("mlp_bias", False))},
-    write=lambda config: write_blocks(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff},
+    fixed={"hidden_act": "silu"},
+    rows=_ROWS,
+    read=lambda keys: _read(keys) | {"bias": words.read_biases(keys, ff=keys("mlp_bias", False))},
+    write=lambda config: _write(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff},
     harmless=("pretraining_tp",),  # how the same products are cut up
     # Angles that older versions stored, and the output matrix where it is the embedding.
-    ignored=("model.layers.#.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
+    ignored=(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
     prefix="model.",
+)
+
+
+def _read_window(width: int | None) -> Mask:
+    """`sliding_window` counts the query itself; None is no window."""
+    return causal() if width is None else causal() & window(width - 1, 0)
+
+
+def _window(default: int | None) -> Field:
+    return Field("mask", default, _read_window, reach)
+
+
+# Mistral 7B (Jiang et al., 2023).
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    name="mistral",
+    architecture="MistralForCausalLM",
+    fields=LLAMA.fields | {"sliding_window": _window(4096)},
+    read=_read,
+    write=_write,
+    harmless=(),
+)
+
+
+# Mixtral (Jiang et al., 2024): a mixture of experts for the feed-forward.
+def _read_experts(keys: Keys) -> dict[str, Any]:
+    experts = Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))
+    return _read(keys) | {"experts": experts, "positions": words.read_rotary(keys, base=1e6)}
+
+
+def _write_experts(config: DecoderConfig) -> dict[str, Any]:
+    experts = config.experts or Experts(1, 1)
+    return _write(config) | {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
+
+
+_THEIRS, _OURS = f"{_LAYER}.block_sparse_moe", "blocks.#.feed_forward"
+_MAPS = {"w1": "gate", "w2": "down", "w3": "up"}
+MIXTRAL = dataclasses.replace(
+    MISTRAL,
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    fields=MISTRAL.fields | {"rms_norm_eps": words.eps(RMSNorm, 1e-5), "sliding_window": _window(None)},
+    read=_read_experts,
+    write=_write_experts,
+    rows=(
+        Row(f"{_THEIRS}.gate.weight", f"{_OURS}.router.weight"),
+        *(Row(f"{_THEIRS}.experts.#.{w}.weight", f"{_OURS}.experts.#.{ours}.weight") for w, ours in _MAPS.items()),
+        *_ROWS,
+    ),
+    # How training balances and disturbs the router, and whether its scores are returned as well.
+    harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+)
+
+
+# Phi-3 (2024): q, k and v in one matrix, and gate and way up in another.
+def _write_whole(config: DecoderConfig) -> dict[str, Any]:
+    blocks = _write(config)
+    # transformers wants the fraction of each head that is turned, also where it is all of it.
+    return blocks | {"rope_parameters": {"partial_rotary_factor": 1.0, **blocks["rope_parameters"]}}
+
+
+PHI3 = dataclasses.replace(
+    MISTRAL,
+    name="phi3",
+    architecture="Phi3ForCausalLM",
+    fields=MISTRAL.fields | {"resid_pdrop": ("dropout", 0.0), "sliding_window": _window(None)},
+    write=_write_whole,
+    # The first row that fits counts.
+    rows=(*block(_LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *_ROWS),
+    # Matters in training alone, or where angles are stretched, which are refused.
+    harmless=("embd_pdrop", "original_max_position_embeddings"),
+)
+
+
+# Qwen2 (2024): biases on queries, keys and values. Qwen3 (2025): norms of them instead.
+def _read_mask(keys: Keys) -> dict[str, Any]:
+    """A window counts only where it is switched on; layers with and without one are not mixed here."""
+    width, first = keys("sliding_window", None), keys("max_window_layers", 28)
+    width = width if keys("use_sliding_window", False) else None
+    keys.data["layer_types"] = kinds = words.read_cycle(keys, lambda i: FULL if width is None or i < first else SLIDING)
+    keys.only("layer_types", [FULL], [SLIDING])
+    return {"mask": causal() if kinds == [FULL] else _read_window(width)}
+
+
+def _write_mask(config: DecoderConfig) -> dict[str, Any]:
+    width = reach(config.mask)
+    kind = FULL if width is None else SLIDING
+    window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
+    return _write(config) | window | {"max_window_layers": config.n_layers if width is None else 0}
+
+
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    read=lambda keys: _read(keys) | _read_mask(keys) | {"bias": Biases(out=False, ff=False)},
+    write=_write_mask,
+    harmless=(),
+)
+
+
+def _read_normed(keys: Keys) -> dict[str, Any]:
+    norms = RMSNorm(eps=keys("rms_norm_eps", 1e-6))
+    return _read(keys) | _read_mask(keys) | {"qk_norm": norms, "bias": words.read_biases(keys)}
+
+
+QWEN3 = dataclasses.replace(
+    QWEN2,
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
+    read=_read_normed,
+    write=lambda config: _write_mask(config) | {"attention_bias": config.biases.q},
+)
+
+
+# Gemma (2024): GELU gates, scaled embeddings, and norms whose scale is 1 + weight.
+_TANH = "gelu_pytorch_tanh"
+
+
+def _read_gemma(keys: Keys) -> dict[str, Any]:
+    # The first Gemma said "gelu" and was run with the approximation; transformers does so whatever is said there.
+    keys.only("hidden_act", _TANH, "gelu", None)
+    keys.only("hidden_activation", _TANH, None)
+    keys.only("use_bidirectional_attention", None, False)
+    bias, rotary = words.read_biases(keys), words.read_rotary(keys)
+    return {"activation": GeGLU(tanh=True), "positions": rotary, "scaled_embedding": True, "bias": bias}
+
+
+def _write_gemma(config: DecoderConfig) -> dict[str, Any]:
+    acts = {"hidden_act": _TANH, "hidden_activation": _TANH}
+    return _write(config) | acts | {"attention_bias": config.biases.q}
+
+
+GEMMA = dataclasses.replace(
+    LLAMA,
+    name="gemma",
+    architecture="GemmaForCausalLM",
+    fields=LLAMA.fields
+    | {
+        "head_dim": ("d_head", 256),
+        "rms_norm_eps": words.eps(partial(RMSNorm, plus_one=True), 1e-6),
+        "tie_word_embeddings": ("tied", True),
+    },
+    fixed={},
+    read=_read_gemma,
+    write=_write_gemma,
+    harmless=(),
+)
+
+
+# Gemma 2: norms on both sides of a branch, scores and logits under a cap, and a window in every other layer.
+def _read_gemma2(keys: Keys) -> dict[str, Any]:
+    kinds = words.read_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
+    seen = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
+    scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
+    return _read_gemma(keys) | {
+        "residual": Sandwich(),
+        "scores": Scaled(scale) if cap is None else Capped(cap, scale),
+        "layer_masks": tuple(seen[kind] for kind in kinds),
+    }
+
+
+def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
+    masks, scores = config.layer_masks or (full(),), config.scores
+    scale = getattr(scores, "scale", None) or config.head_width**-0.5
+    return _write_gemma(config) | {
+        "query_pre_attn_scalar": round(scale**-2),
+        "attn_logit_softcapping": getattr(scores, "cap", None),
+        "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
+        "layer_types": [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)],
+    }
+
+
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    name="gemma2",
+    architecture="Gemma2ForCausalLM",
+    fields=GEMMA.fields | {"final_logit_softcapping": ("logit_cap", 30.0)},
+    read=_read_gemma2,
+    write=_write_gemma2,
+    # Before Llama's, whose second norm has the name of the first sandwich's.
+    rows=(
+        *block(_LAYER, after1="post_attention_layernorm", after2="post_feedforward_layernorm"),
+        *block(_LAYER, norm2="pre_feedforward_layernorm"),
+        *_ROWS,
+    ),
+    harmless=("cache_implementation",),
 )

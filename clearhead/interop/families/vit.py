@@ -1,34 +1,25 @@
-"""ViT (Dosovitskiy et al., 2021) and DeiT (Touvron et al., 2021) as transformers writes them.
+"""ViT (Dosovitskiy et al., 2021), DeiT (Touvron et al., 2021) and DINOv2 (Oquab et al., 2023) as transformers has them.
 
-DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher."""
+DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher. DINOv2 has
+scaled branches, with or without registers and a head; the token that stands for hidden patches in pretraining is not
+read: nothing here hides patches."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import partial
 from typing import Any
 
+from clearhead.errors import StorageError
 from clearhead.interop.families.words import activation, classes, eps, labels
-from clearhead.interop.family import Family, Fields, Keys
-from clearhead.interop.table import JOIN, SQUEEZE, Row, block, fold
-from clearhead.layers import LayerNorm
-from clearhead.models import Distilled, VisionConfig
+from clearhead.interop.family import Family, Field, Fields, Keys
+from clearhead.interop.table import JOIN, SPLIT, SQUEEZE, Row, block, fold
+from clearhead.layers import GELU, LayerNorm, SwiGLU
+from clearhead.models import Cls, ClsAndMean, Distilled, Mean, VisionConfig
 
 
-def read(keys: Keys) -> dict[str, Any]:
-    """What ViT and its relatives say alike."""
-    size = keys("image_size", 224)
-    keys.expect(qkv_bias=True)
-    return {"image_size": tuple(size) if isinstance(size, list | tuple) else (size, size), "n_classes": classes(keys)}
-
-
-def write(config: VisionConfig) -> dict[str, Any]:
-    height, width = config.image_size
-    size = height if height == width else [height, width]
-    return {"image_size": size, **labels(config.n_classes), "qkv_bias": True}
-
-
-def rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
+def _rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
     """What ViT and its relatives store alike, under the name of the family."""
     layer = f"{name}.encoder.layer.#"
     return (
@@ -46,10 +37,16 @@ def rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
 def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
     tokens = ("deit.embeddings.cls_token", "deit.embeddings.distillation_token")
     heads = (Row("cls_classifier.*", "head.*"), Row("distillation_classifier.*", "teacher_head.*"))
-    return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *rows(config, "deit"))
+    return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *_rows(config, "deit"))
 
 
-FIELDS: Fields = {
+_FIELDS: Fields = {
+    "image_size": Field(
+        "image_size",
+        224,
+        lambda size: tuple(size) if isinstance(size, list | tuple) else (size, size),
+        lambda sides: sides[0] if sides[0] == sides[1] else list(sides),
+    ),
     "patch_size": ("patch_size", 16),
     "num_channels": ("n_channels", 3),
     "hidden_size": "d_model",
@@ -64,10 +61,11 @@ VIT = Family(
     name="vit",
     architecture="ViTForImageClassification",
     kind=VisionConfig,
-    fields=FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
-    rows=partial(rows, name="vit"),
-    read=read,
-    write=write,
+    fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
+    fixed={"qkv_bias": True},
+    rows=partial(_rows, name="vit"),
+    read=lambda keys: {"n_classes": classes(keys)},
+    write=lambda config: labels(config.n_classes),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",
@@ -77,8 +75,173 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    read=lambda keys: read(keys) | {"pooling": Distilled()},
+    read=lambda keys: {"n_classes": classes(keys), "pooling": Distilled()},
     rows=_rows_distilled,
     ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
+)
+
+
+_PLAIN = activation("gelu")  # where it is not gated
+
+
+def _width(hidden: int, gated: bool) -> int:
+    """Of the feed-forward: a gated one has a third matrix, and two thirds of the width, up to a multiple of 8."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
+
+
+def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
+    gated, plain = keys("use_swiglu_ffn", False), _PLAIN.read(keys, "hidden_act")
+    keys("use_mask_token", True)
+    # The model without a head gives its [CLS].
+    head = any(name.startswith("classifier.") for name in keys.shapes)
+    return {
+        "n_classes": classes(keys) if head else 0,
+        "d_ff": _width(int(keys("hidden_size") * keys("mlp_ratio", 4)), gated),
+        "layer_scale": keys("layerscale_value", 1.0),
+        "n_registers": keys("num_register_tokens", 4) if registers else 0,
+        "pooling": ClsAndMean() if head else Cls(),
+        "activation": SwiGLU() if gated else plain,
+    }
+
+
+def _write_dino(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
+    gated, d_ff = config.activation == SwiGLU(), config.d_ff
+    most = next((n for n in range(1, 65) if _width(n * config.d_model, gated) == d_ff), None)
+    if most is None:
+        raise StorageError(f"d_ff is {d_ff}, which is no multiple of d_model {config.d_model} as DINOv2 counts them")
+    kind = "Dinov2WithRegisters" if registers else "Dinov2"
+    return {
+        **labels(config.n_classes),
+        "hidden_act": "gelu" if gated else _PLAIN.write(config.activation),
+        "mlp_ratio": most,
+        "use_swiglu_ffn": gated,
+        "layerscale_value": config.layer_scale,
+        "architectures": [f"{kind}ForImageClassification" if config.n_classes else f"{kind}Model"],
+        **({"num_register_tokens": config.n_registers} if registers else {"use_mask_token": False}),
+    }
+
+
+def _rows_dino(config: VisionConfig, *, name: str) -> tuple[Row, ...]:
+    layer = f"{name}.encoder.layer.#"
+    gated = config.activation == SwiGLU()
+    return (
+        *(block(layer, SPLIT, gate_up="mlp.weights_in") if gated else block(layer, up="mlp.fc1")),
+        *block(layer, down="mlp.weights_out" if gated else "mlp.fc2", norm1="norm1", norm2="norm2"),
+        *(Row(f"{layer}.layer_scale{i}.lambda1", f"blocks.#.after{i}.weight") for i in (1, 2)),
+        Row(f"{name}.embeddings.register_tokens", "registers", (SQUEEZE,)),
+        *_rows(config, name),
+    )
+
+
+def _dino(name: str, *, registers: bool) -> Family:
+    return Family(
+        name=name,
+        architecture="",  # with a head or without: written with the configuration
+        kind=VisionConfig,
+        fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
+        fixed={"qkv_bias": True},
+        rows=partial(_rows_dino, name=name),
+        read=partial(_read_dino, registers=registers),
+        write=partial(_write_dino, registers=registers),
+        # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
+        harmless=("apply_layernorm", "drop_path_rate", "out_*", "reshape_hidden_states", "stage_names", "num_labels"),
+        ignored=(f"{name}.embeddings.mask_token",),
+        prefix=f"{name}.",
+    )
+
+
+DINOV2 = _dino("dinov2", registers=False)
+DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
+
+
+# ViT and DeiT as timm has them: the configuration names a variant, and `model_args` what differs from it. A variant's
+# name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written here where it
+# follows from the name.
+_HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
+_SIZES = {"class_token", "depth", "embed_dim", "fc_norm", "global_pool", "img_size", "in_chans", "mlp_ratio"}
+_SIZES |= {"num_classes", "num_heads", "patch_size", "qkv_bias"}
+_TRAINING = {"drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "weight_init"}
+_TRAINING |= {"fix_init"}
+
+
+def _read_timm(keys: Keys) -> dict[str, Any]:
+    variant, args = keys("architecture"), keys("model_args", None) or {}
+    if unknown := [name for name in args if name not in _SIZES | _TRAINING]:
+        raise StorageError(f"model_args has {unknown[0]!r}, which is not known here and may change the model")
+    width = args.get("embed_dim", keys("num_features", None))
+    name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
+    if name is None:
+        raise StorageError(f"the variant is {variant!r}; expected one such as vit_base_patch16_224")
+    size, patch, pixels = name.groups()
+    heads = args.get("num_heads", _HEADS.get((size, width)))
+    if heads is None or args.get("qkv_bias", True) is not True:
+        raise StorageError(f"{variant} with {args} is a width of {width} whose heads are not known, or has no biases")
+    pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
+    if (pooling, token) not in (("token", True), ("avg", False)):
+        raise StorageError(f"pooling is {pooling!r} and class_token {token}; expected the class token, or a mean alone")
+    image = args.get("img_size", int(pixels))
+    depth = {name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")}
+    inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
+    return {
+        "image_size": tuple(image) if isinstance(image, list | tuple) else (image, image),
+        "patch_size": args.get("patch_size", int(patch)),
+        "n_channels": args.get("in_chans", 3),
+        "n_classes": args.get("num_classes", keys("num_classes", 1000)),
+        "d_model": width,
+        "n_layers": args.get("depth", len(depth)),
+        "n_heads": heads,
+        "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
+        "pooling": Cls() if token else Mean(),
+        "activation": GELU(),
+        "norm": LayerNorm(eps=1e-6),
+    }
+
+
+def _write_timm(config: VisionConfig) -> dict[str, Any]:
+    token = config.pooling == Cls()
+    arguments = {
+        "img_size": list(config.image_size),
+        "patch_size": config.patch_size,
+        "in_chans": config.n_channels,
+        "embed_dim": config.d_model,
+        "depth": config.n_layers,
+        "num_heads": config.n_heads,
+        "mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model,  # timm rounds the product down
+        "class_token": token,
+        "fc_norm": False,
+    }
+    # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
+    made_for = {"input_size": [config.n_channels, *config.image_size], "num_classes": config.n_classes}
+    return {
+        "architecture": "vit_base_patch16_224",
+        "num_classes": config.n_classes,
+        "num_features": config.d_model,
+        "global_pool": "token" if token else "avg",
+        "model_args": arguments | {"global_pool": "token" if token else "avg"},
+        "pretrained_cfg": made_for,
+    }
+
+
+def _rows_timm(config: VisionConfig) -> tuple[Row, ...]:
+    return (
+        Row("cls_token", "cls", (SQUEEZE,)),
+        Row("pos_embed", "positions.weight", (SQUEEZE,)),
+        Row("patch_embed.proj.*", "embedding.projection.*", (fold(config.n_channels),)),
+        *block("blocks.#", SPLIT, qkv="attn.qkv"),
+        *block("blocks.#", o="attn.proj", up="mlp.fc1", down="mlp.fc2", norm1="norm1", norm2="norm2"),
+        Row("norm.*", "norm.*"),
+        Row("head.*", "head.*"),
+    )
+
+
+TIMM_VIT = Family(
+    name="timm",
+    architecture="VisionTransformer",
+    kind=VisionConfig,
+    fields={},
+    rows=_rows_timm,
+    read=_read_timm,
+    write=_write_timm,
+    harmless=("pretrained_cfg",),
 )

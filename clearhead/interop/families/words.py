@@ -39,7 +39,7 @@ def activation(default: str) -> Field:
 
 def eps(norm: Callable[..., Any], default: float) -> Field:
     """The norms, by the small number in them."""
-    return Field("norm", default, norm=norm)
+    return Field("norm", default, lambda value: norm(eps=value), lambda made: made.eps)
 
 
 def read_biases(keys: Keys, *, ff: bool = False, default: bool = False) -> Biases:
@@ -62,12 +62,10 @@ def labels(n: int) -> dict[str, Any]:
 # What older versions of transformers wrote into every part of a configuration, for generation and other models.
 OLD = (
     *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
-    *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping"),
-    *("encoder_no_repeat_*", "exponential_decay_length_penalty", "finetuning_task", "forced_*", "is_encoder_decoder"),
-    *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_return_sequences"),
-    *("output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
-    *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "tf_legacy_loss", "tie_*"),
-    *("tokenizer_class", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16"),
+    *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "early_stopping", "typical_p"),
+    *("encoder_no_repeat_*", "exponential_decay_length_penalty", "forced_*", "is_encoder_decoder", "min_length"),
+    *("no_repeat_ngram_size", "num_beam*", "output_scores", "prefix", "remove_invalid_values", "return_dict"),
+    *("return_dict_in_generate", "suppress_tokens", "tf_legacy_loss", "tie_*", "tokenizer_class"),
 )
 
 _MOST = 10_000  # layers whose kinds are listed
