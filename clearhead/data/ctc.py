@@ -21,8 +21,6 @@ from clearhead._shapes import Bool, Float, Int
 from clearhead.audio import Mel
 from clearhead.data.batch import Batch
 
-__all__ = ["SpeechBatch", "compared", "written"]
-
 _HEARD = 0.75  # how much of a symbol must have been said
 _NEVER = -1e4  # a score that no way goes through, and finite, as sums over ways need it
 

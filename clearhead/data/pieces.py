@@ -15,8 +15,6 @@ from clearhead.data.sentence_pieces import FILES, read_sentence_pieces
 from clearhead.data.tokenizers import FILE_NAME, LibraryTokenizer, piece_of_bytes, visible
 from clearhead.errors import DataError, StorageError
 
-__all__ = ["Pieces", "load_pieces"]
-
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
 

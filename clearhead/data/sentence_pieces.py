@@ -12,8 +12,6 @@ from typing import Any
 
 from clearhead.errors import DataError, StorageError
 
-__all__ = ["FILES", "read_sentence_pieces"]
-
 FILES = ("tokenizer.model", "spiece.model", "source.spm")
 # What stands around a text, by the class that its maker's folder names. Others give other ids to the pieces.
 _AROUND = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}

@@ -35,8 +35,6 @@ from clearhead.errors import ConfigError, DataError, StorageError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Shards", "is_shards", "tokenize"]
-
 FORMAT = "clearhead shards 1"
 INDEX = "index.json"
 _BYTES_AT_ONCE = 32 << 20  # of text to a shard

@@ -31,8 +31,6 @@ from clearhead.data.task import Split
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
 
-__all__ = ["TAIL", "Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
-
 _DRAWS = 601
 _FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
 _NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav$")

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from clearhead.config import Value
 from clearhead.values import Count, Fraction
 
-__all__ = ["EMA", "Average", "LastK", "borrowed"]
-
 Weights = dict[str, Tensor]
 
 

@@ -25,8 +25,6 @@ from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World, is_sharded
 
-__all__ = ["Checkpoint", "good_ones", "prune", "read", "write"]
-
 FORMAT = "clearhead checkpoint 1"
 MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
 _NAME = re.compile(r"step-(\d{8,})")

@@ -14,8 +14,6 @@ from clearhead.training.averaging import EMA, LastK
 from clearhead.training.schedule import Constant, InverseRoot, Schedule, WarmupCosine
 from clearhead.values import Count, NotNegative, Positive, Range, Rate, require
 
-__all__ = ["DDP", "FSDP", "EarlyStopping", "TrainConfig"]
-
 
 @dataclass(frozen=True)
 class EarlyStopping(Value):

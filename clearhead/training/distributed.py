@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError
 from clearhead.training.config import DDP, FSDP
 
-__all__ = ["World", "join"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class World:

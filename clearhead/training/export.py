@@ -23,8 +23,6 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.recipe import FILE_NAME, Recipe
 from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
 
-__all__ = ["export", "own_recipe"]
-
 OWN = "own"  # the preset of those who have none
 _KINDS: tuple[type[DataConfig], ...] = (TranslationData, TextData, DigitsData, SortDedupData)
 _DATA = {kind.task: kind for kind in _KINDS}

@@ -23,8 +23,6 @@ from clearhead.data.batch import Batch
 from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, examples_of
 from clearhead.training.stopping import Taken
 
-__all__ = ["Feed", "kernels_for"]
-
 _AHEAD = 4  # batches that are read before they are asked for
 
 

@@ -11,8 +11,6 @@ from clearhead.errors import MissingDependencyError, StorageError
 from clearhead.training.log import read_log
 from clearhead.training.schedule import Schedule
 
-__all__ = ["draw_run", "draw_schedule", "new_figure", "save_figure"]
-
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     """Loss (training and validation) above, learning rate below, over the steps; from the run's log.

@@ -19,8 +19,6 @@ from clearhead.disk import refusals
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World
 
-__all__ = ["held"]
-
 FILE_NAME = ".lock"
 
 if sys.platform == "win32":

@@ -15,8 +15,6 @@ from typing import Any
 from clearhead.disk import refusals, write_atomically
 from clearhead.errors import StorageError
 
-__all__ = ["Log", "read_log"]
-
 FILE_NAME = "log.jsonl"
 Row = dict[str, Any]
 

@@ -33,8 +33,6 @@ from clearhead.training.progress import Progress
 from clearhead.training.recipe import Recipe
 from clearhead.training.stopping import DivergedError, Interruption, Taken
 
-__all__ = ["Standing", "Trainer"]
-
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
 

@@ -24,8 +24,6 @@ from clearhead.data.batch import Batch
 from clearhead.data.ragged import round_up
 from clearhead.errors import ConfigError
 
-__all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
-
 # Logits at once: compiled they are held twice in bfloat16, 1 GiB each; else several times in float32, 128 MiB each.
 _AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
 

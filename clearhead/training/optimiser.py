@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from clearhead.positions import BucketedBias, LearnedPositions
 from clearhead.training.distributed import whole
 
-__all__ = ["adamw", "clip", "decay_groups"]
-
 # Modules whose parameters are looked up or added, never multiplied with the residual stream.
 _TABLES = (nn.Embedding, LearnedPositions, BucketedBias)
 

@@ -23,8 +23,6 @@ from clearhead.training.distributed import World, blocks_of, inner
 from clearhead.training.loss import LossOf, Objective
 from clearhead.training.recorded import Pass, Recorded
 
-__all__ = ["Passes"]
-
 
 class Passes:
     """The passes of one model in one world. `rows` is how many rows each batch has, where all have one shape."""

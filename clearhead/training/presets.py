@@ -29,8 +29,6 @@ from clearhead.training.schedule import WarmupCosine
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
 from clearhead.values import did_you_mean
 
-__all__ = ["PRESETS", "TASKS", "recipe"]
-
 _GPU: dict[str, Any] = {"precision": "bf16", "compile": True}
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped models of characters and of pictures
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Progress", "ProgressBar", "RunInfo"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:

@@ -23,8 +23,6 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig
 from clearhead.values import did_you_mean
 
-__all__ = ["Recipe", "parse_setting"]
-
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
 # What says where and how often, but changes no number: a resumed run may have these otherwise.

@@ -45,8 +45,6 @@ from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
 from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
 
-__all__ = ["Summary", "train"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:

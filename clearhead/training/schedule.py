@@ -13,8 +13,6 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.values import Count, Natural, Positive, require, whole
 
-__all__ = ["Constant", "InverseRoot", "Schedule", "WarmupCosine"]
-
 
 @runtime_checkable
 class Schedule(Protocol):

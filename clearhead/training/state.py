@@ -14,8 +14,6 @@ from clearhead.data import draws
 from clearhead.training.checkpoints import Checkpoint, read
 from clearhead.training.distributed import World
 
-__all__ = ["optimiser_tensors", "restore_optimiser", "restore_rng", "rng_tensors", "seed", "weights"]
-
 _PARTS = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of a parameter
 _DROPOUT = 503
 

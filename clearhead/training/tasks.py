@@ -26,8 +26,6 @@ from clearhead.errors import DataError
 from clearhead.positions import Learned
 from clearhead.values import Count, Fraction, NotNegative, Share, require
 
-__all__ = ["DataConfig", "DigitsData", "SortDedupData", "SpeechData", "TextData", "TranslationData", "fitted"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
