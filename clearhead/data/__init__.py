@@ -27,18 +27,15 @@ if TYPE_CHECKING:
         normalisation_from_dict,
         normalisation_to_dict,
     )
-    from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, TokenBatch
+    from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, Split, Task, TokenBatch
     from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
     from clearhead.data.byte_pairs import BytePairs, train_bpe
-    from clearhead.data.digits import Digits, ImageSplit, prepare
-    from clearhead.data.fetch import Remote, fetch_file
-    from clearhead.data.images import Images, load_images
+    from clearhead.data.digits import Digits, Images, ImageSplit, load_images, prepare
+    from clearhead.data.files import Report
     from clearhead.data.ragged import Ragged
-    from clearhead.data.registry import KNOWN, DataSet, KnownFile, fetch, find, recognise
-    from clearhead.data.report import Report
+    from clearhead.data.registry import KNOWN, DataSet, KnownFile, Remote, fetch, fetch_file, find, recognise
     from clearhead.data.shards import Shards, tokenize
     from clearhead.data.sort_dedup import SortDedup
-    from clearhead.data.task import Split, Task
     from clearhead.data.text import ConsecutiveWindows, RandomWindows, ShardSplit, Text, WindowSplit, read_text
     from clearhead.data.tokenizers import Characters, Symbols, Tokenizer
     from clearhead.data.tokenizers import load as load_tokenizer

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.config import Value
-from clearhead.data.batch import Batch
+from clearhead.data.batch import Batch, Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import round_up
-from clearhead.data.task import Split
 from clearhead.errors import ConfigError, DataError
 from clearhead.values import Count
 

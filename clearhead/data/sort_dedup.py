@@ -19,9 +19,8 @@ from torch import Tensor
 from clearhead._shapes import Bool, Int
 from clearhead.config import Value
 from clearhead.data import draws
-from clearhead.data.batch import TokenBatch
+from clearhead.data.batch import Split, TokenBatch
 from clearhead.data.ragged import inside, round_up
-from clearhead.data.task import Split
 from clearhead.data.tokenizers import Symbols
 from clearhead.errors import ConfigError, DataError
 from clearhead.values import Count, Share, require

@@ -26,8 +26,8 @@ from clearhead._shapes import Float, Int
 from clearhead.audio import Mel, Stream
 from clearhead.config import Value
 from clearhead.data import draws
+from clearhead.data.batch import Split
 from clearhead.data.ctc import SpeechBatch
-from clearhead.data.task import Split
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
 

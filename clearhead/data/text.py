@@ -16,13 +16,12 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.config import Value
-from clearhead.data import draws, files, report
-from clearhead.data.batch import TokenBatch
+from clearhead.data import draws, files
+from clearhead.data.batch import Split, TokenBatch
 from clearhead.data.byte_pairs import train_bpe
+from clearhead.data.files import Report, Tally
 from clearhead.data.ragged import inside, round_up
-from clearhead.data.report import Report, Tally
 from clearhead.data.shards import Shards, is_shards
-from clearhead.data.task import Split
 from clearhead.data.tokenizers import Characters, Tokenizer
 from clearhead.errors import ConfigError, DataError
 from clearhead.values import Fraction, checked, whole
@@ -87,7 +86,7 @@ def read_text(path: Path | str) -> tuple[str, Report]:
         try:
             kept.append(line.decode("utf-8"))
         except UnicodeDecodeError:
-            tally.skip(report.NOT_UTF8, number)
+            tally.skip(files.NOT_UTF8, number)
         else:
             if line or number < len(lines):  # after the last line end there is no further line
                 tally.good()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from clearhead.data.batch import Split
 from clearhead.data.ctc import compared, written
-from clearhead.data.task import Split
 from clearhead.errors import ConfigError
 from clearhead.models import SpeechEncoder
 

@@ -17,20 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.batch import Batch
+from clearhead.data.batch import Batch, Split, Task
 from clearhead.data.batches import Batches
-from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
-from clearhead.training import checkpoints, optimiser, state
+from clearhead.training import checkpoints, optimiser
 from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
-from clearhead.training.export import export, own_recipe
 from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
 from clearhead.training.passes import Passes, widest
 from clearhead.training.progress import Progress
-from clearhead.training.recipe import Recipe
+from clearhead.training.recipe import Recipe, export, own_recipe
 from clearhead.training.stopping import DivergedError, Interruption, Taken
 
 MODEL = "model"  # the folder of the result, in that of the run
@@ -106,7 +104,7 @@ class Trainer:
         self._norm = torch.zeros((), device=device)
         self._taken: dict[int, list[Taken]] = {}
         self._started = self._interval_started = time.perf_counter()
-        state.seed(config.seed, self.world)
+        checkpoints.seed(config.seed, self.world)
 
     def _batches(self, split: Split[Batch], *, shuffle: bool) -> Batches[Batch]:
         world, config = self.world, self.config
@@ -161,7 +159,7 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         if self.average is not None:
-            self.average.update(state.weights(self.inner), step)
+            self.average.update(checkpoints.weights(self.inner), step)
         self._loss_since += loss
         self.at.step = step
         self.at.interval_labels += labels
@@ -247,7 +245,7 @@ class Trainer:
         if at.best_loss is None or at.valid_loss < best - (0.0 if stopping is None else stopping.min_delta):
             at.best_loss, at.best_step, at.waited = at.valid_loss, at.step, 0
             if self.keeps_best:
-                own = state.weights(self.inner)
+                own = checkpoints.weights(self.inner)
                 self.best = {name: (averaged or own).get(name, own[name]).detach().clone() for name in own}
         else:
             at.waited += 1
@@ -276,10 +274,10 @@ class Trainer:
         self.at.seconds = now - self._started
         self.at.interval_loss = self._sum_of_losses()
         self._count_waiting()
-        tensors = state.weights(self.inner) | state.optimiser_tensors(self.optimiser, self.inner)
+        tensors = checkpoints.weights(self.inner) | checkpoints.optimiser_tensors(self.optimiser, self.inner)
         if self.average is not None:
-            tensors |= state.prefixed("average", self.average.tensors())
-        tensors |= state.prefixed("best", self.best) | state.rng_tensors(self.world)
+            tensors |= checkpoints.prefixed("average", self.average.tensors())
+        tensors |= checkpoints.prefixed("best", self.best) | checkpoints.rng_tensors(self.world)
         values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.feed.place}
         if self._rows is not None:
             self._rows.sync()
@@ -310,21 +308,21 @@ class Trainer:
         return False
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        own = state.weights(self.inner)
+        own = checkpoints.weights(self.inner)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
-        state.restore_optimiser(self.optimiser, self.inner, checkpoint)
+        checkpoints.restore_optimiser(self.optimiser, self.inner, checkpoint)
         if self.average is not None:
-            places = self.average.shapes(own, state.names_under("average", checkpoint.tensors))
-            checkpoints.read(checkpoint, state.prefixed("average", places))
+            places = self.average.shapes(own, checkpoints.names_under("average", checkpoint.tensors))
+            checkpoints.read(checkpoint, checkpoints.prefixed("average", places))
             self.average.restore(places)
-        self.best = {name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)}
-        checkpoints.read(checkpoint, state.prefixed("best", self.best))
+        self.best = {name: torch.empty_like(own[name]) for name in checkpoints.names_under("best", checkpoint.tensors)}
+        checkpoints.read(checkpoint, checkpoints.prefixed("best", self.best))
         self.feed.go_to(checkpoint.state["data"])
         self.at = Standing(**checkpoint.state["standing"])
         # What had been summed up over all processes goes on in the first one's account.
         self._loss_since.fill_(self.at.interval_loss if self.world.is_first else 0.0)
         self.checkpoint = checkpoint.folder
-        state.restore_rng(checkpoint, self.world, self.config.seed)
+        checkpoints.restore_rng(checkpoint, self.world, self.config.seed)
 
     # ------------------------------------------------------------------ the result
 
@@ -338,7 +336,7 @@ class Trainer:
 
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
-        own = state.weights(self.inner)
+        own = checkpoints.weights(self.inner)
         averaged = None if self.average is None else self.average.value()
         chosen = own | (averaged or {}) | (self.best if self.keeps_best else {})
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}

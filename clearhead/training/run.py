@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.data.task import Task
+from clearhead.data.batch import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.disk import write_atomically
