@@ -281,7 +281,8 @@ def recognise(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataS
     """The data set a local file belongs to and its usual name, by its checksum; None where it is unknown."""
     digest = files.sha256(Path(path))
     for item in known:
-        for file in (*item.copies, *item.remotes):
+        kept: tuple[KnownFile | Remote, ...] = (*item.copies, *item.remotes)
+        for file in kept:
             if file.sha256 == digest:
                 return item, file.name
     return None

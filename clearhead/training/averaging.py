@@ -1,12 +1,12 @@
 """Averages of the weights over a run: often better than the last weights, for the price of a copy.
 
-The choice is a frozen value in the configuration; `build` gives the running average, whose tensors are part of every
-checkpoint. The model itself is trained as if there were no average; validation and the exported model use the average.
-"""
+The choice is a frozen value in the configuration. What it keeps is a collection of named tensors, empty at first and
+part of every checkpoint, whose names are the weights', or end in them. The model itself is trained as if there were no
+average; validation and the exported model use the average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,12 +27,9 @@ class EMA(Value):
 
     decay: Fraction = 0.999
 
-    def build(self) -> Average:
-        """The running average itself, still empty."""
-        return Average(self)
-
+    @torch.no_grad()
     def update(self, kept: Weights, weights: Weights, step: int) -> None:
-        """Take the weights after update number `step` into what is kept: the average, by their names."""
+        """Take the weights after update number `step`, counted from 1, into what is kept: the average itself."""
         if not kept:
             kept.update({name: weight.detach().clone() for name, weight in weights.items()})
             return
@@ -40,9 +37,9 @@ class EMA(Value):
         average = [local(kept[name]) for name in weights]
         torch._foreach_lerp_(average, [local(weight.detach()) for weight in weights.values()], 1.0 - decay)
 
-    def value(self, kept: Weights) -> Weights:
-        """The averaged weights."""
-        return kept
+    def value(self, kept: Weights) -> Weights | None:
+        """The averaged weights, or None as long as there is nothing to average."""
+        return kept or None
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,7 @@ class LastK(Value):
     k: Count = 5
     every: Count = 100
 
-    def build(self) -> Average:
-        """The average over the last checkpoints itself, still empty."""
-        return Average(self)
-
+    @torch.no_grad()
     def update(self, kept: Weights, weights: Weights, step: int) -> None:
         """Keep a snapshot where one is due, numbered by its step: `00000300/encoder.norm.weight`."""
         if step % self.every == 0:
@@ -64,9 +58,11 @@ class LastK(Value):
             for name in [name for name in kept if name.partition("/")[0] in old]:
                 del kept[name]
 
-    def value(self, kept: Weights) -> Weights:
-        """The averaged weights."""
-        steps = _steps(kept)
+    @torch.no_grad()
+    def value(self, kept: Weights) -> Weights | None:
+        """The averaged weights, or None as long as there is nothing to average."""
+        if not (steps := _steps(kept)):
+            return None
         names = [name.partition("/")[2] for name in kept if name.startswith(f"{steps[0]}/")]
         mean = {name: kept[f"{steps[0]}/{name}"].clone() for name in names}
         for name, weight in mean.items():
@@ -78,37 +74,6 @@ class LastK(Value):
 
 def _steps(kept: Weights) -> list[str]:
     return sorted({name.partition("/")[0] for name in kept})
-
-
-class Average:
-    """A running average. `tensors` is all that has to be stored; its names are the weights', or end in them."""
-
-    def __init__(self, choice: EMA | LastK) -> None:
-        self._choice = choice
-        self._kept: Weights = {}
-
-    @torch.no_grad()
-    def update(self, weights: Weights, step: int) -> None:
-        """Take in the weights after update number `step`, counted from 1."""
-        self._choice.update(self._kept, weights, step)
-
-    @torch.no_grad()
-    def value(self) -> Weights | None:
-        """The averaged weights, or None as long as there is nothing to average."""
-        return self._choice.value(self._kept) if self._kept else None
-
-    def tensors(self) -> Weights:
-        """Everything to be stored, by name."""
-        return self._kept
-
-    def shapes(self, weights: Weights, names: Iterable[str]) -> Weights:
-        """Empty places for what was stored under `names`, shaped (and sharded) as the weights are."""
-        own = {name: name if name in weights else name.partition("/")[2] for name in names}
-        return {name: torch.empty_like(weights[weight]) for name, weight in own.items()}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with what was stored."""
-        self._kept = dict(tensors)
 
 
 def local(tensor: Tensor) -> Tensor:

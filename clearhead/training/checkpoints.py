@@ -30,7 +30,7 @@ from clearhead.training.distributed import World, is_sharded
 FORMAT = "clearhead checkpoint 1"
 MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
 _NAME = re.compile(r"step-(\d{8,})")
-_STATE, _MANIFEST, _SHARDS, _MODEL = "state.json", "manifest.json", "shards", "model"
+_STATE, _MANIFEST, _SHARDS = "state.json", "manifest.json", "shards"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def prune(run: Path, keep: int, *, at: int) -> None:
     """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what broken saves left.
 
     Those beyond it could not be used when the run was resumed: they must not take the places of good ones."""
-    found = _steps(run)
+    found = steps(run)
     kept = sorted((step for step in found if step <= at), reverse=True)[:keep]
     for step in set(found) - set(kept):
         folder = run / f"step-{step:08d}"
@@ -100,7 +100,7 @@ def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of each file, by its name."""
     files: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        group = name.partition("/")[0] if "/" in name else _MODEL
+        group = name.partition("/")[0] if "/" in name else "model"
         files.setdefault(f"{group}.safetensors", {})[name] = tensor
     return files
 
@@ -148,7 +148,7 @@ def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
     """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
 
     `recipe` is the mark of the run that they must belong to."""
-    for step in sorted(_steps(run), reverse=True):
+    for step in sorted(steps(run), reverse=True):
         folder = run / f"step-{step:08d}"
         try:
             yield _open(folder, step, recipe)
@@ -156,17 +156,13 @@ def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
             warn_of(error)
 
 
-def any_there(run: Path) -> bool:
-    """Whether there are checkpoints at all, good or not."""
-    return bool(_steps(run))
-
-
 def warn_of(error: Exception) -> None:
     """Name a checkpoint that is passed over."""
     warnings.warn(f"{error}; the checkpoint before it is used", RuntimeWarning, stacklevel=3)
 
 
-def _steps(run: Path) -> list[int]:
+def steps(run: Path) -> list[int]:
+    """Those of the checkpoints that are there, good or not."""
     names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
     return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
 
@@ -323,6 +319,15 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def names_under(prefix: str, names: Iterable[str]) -> list[str]:
-    """The rest of each name that begins with `prefix/`."""
-    return [name.removeprefix(f"{prefix}/") for name in names if name.startswith(f"{prefix}/")]
+def places_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Empty places for what was stored under `names`, which are the weights', or end in them; sharded as those are."""
+    own = {name: name if name in weights else name.partition("/")[2] for name in names}
+    return {name: torch.empty_like(weights[weight]) for name, weight in own.items()}
+
+
+def read_under(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `prefixed` stored, tensors like the weights."""
+    names = [name.removeprefix(f"{prefix}/") for name in checkpoint.tensors if name.startswith(f"{prefix}/")]
+    found = places_like(weights, names)
+    read(checkpoint, prefixed(prefix, found))
+    return found

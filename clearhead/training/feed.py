@@ -58,7 +58,7 @@ class Feed:
         self.batches = batches
         self.place = batches.state_dict()
         self._of = len(batches)  # batches in the epoch where the run stands
-        self.seconds = 0.0  # that the device (on the CPU: the loop) has waited for batches, as far as `settle` knows
+        self._seconds = 0.0  # that the loop has waited for batches since it asked; on a GPU its marks say it
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -69,7 +69,7 @@ class Feed:
         began = time.perf_counter()
         if self._stream is None:
             item = self._take()
-            self.seconds += time.perf_counter() - began
+            self._seconds += time.perf_counter() - began
         else:
             item = self._take_aside(self._stream)
         self.place, self._of = item.place, item.taken.of
@@ -86,12 +86,15 @@ class Feed:
         self.batches.load_state_dict(place)
         self.place, self._of = self.batches.state_dict(), len(self.batches)
 
-    def settle(self) -> None:
-        """Count what has been waited for by now; the device must have been waited for, as it is for a row of the log.
+    def waited(self) -> float:
+        """The seconds since the last call in which there was no batch. The device must have been waited for, as it is
+        for a row of the log.
 
-        The first mark is passed when the work before this batch is done, the second when the batch is there too."""
-        self.seconds += sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
+        The first mark is passed when the work before a batch is done, the second when the batch is there too."""
+        seconds = self._seconds + sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
+        self._seconds = 0.0
         self._marks.clear()
+        return seconds
 
     def close(self) -> None:
         """Forget what has been read ahead."""

@@ -76,9 +76,8 @@ class Trainer:
         recipe: Recipe | None = None,
     ) -> None:
         self.exported: Path | None = None  # the folder of the result
-        self._recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
-        self._tokenizer = getattr(task, "tokenizer", None)
-        self.config, self.folder, self.mark = config, folder, mark
+        self.recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
+        self.task, self.config, self.folder, self.mark = task, config, folder, mark
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self._rows: Log | None = None  # of the run that goes on, in the first process
@@ -94,7 +93,7 @@ class Trainer:
         self.steps_per_epoch = max(1, len(self.batches) // config.accumulation)
         self.total_steps = config.total_steps(len(self.batches))
         self.rate = config.rates(self.total_steps)
-        self.average = None if config.averaging is None else config.averaging.build()
+        self.averaged: dict[str, Tensor] = {}  # what the choice of an average keeps
         self.keeps_best = config.keep_best or config.early_stopping is not None
         self.best: dict[str, Tensor] = {}
         self.at = Standing()
@@ -153,13 +152,16 @@ class Trainer:
         # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
         loss = self.passes.learn(batches, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
-        self._note_if_not_finite(loss, step)
+        is_bad = ~(loss.isfinite() & self._norm.isfinite())
+        self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
+        if self.world.device.type == "cpu":
+            self._check_finite()  # before the optimiser puts it into the weights
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate(step)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update(checkpoints.weights(self.inner), step)
+        if self.config.averaging is not None:
+            self.config.averaging.update(self.averaged, checkpoints.weights(self.inner), step)
         self._loss_since += loss
         self.at.step = step
         self.at.interval_labels += labels
@@ -186,12 +188,6 @@ class Trainer:
 
     # ------------------------------------------------------------------ looking at the numbers
 
-    def _note_if_not_finite(self, loss: Tensor, step: int) -> None:
-        is_bad = ~(loss.isfinite() & self._norm.isfinite())
-        self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
-        if self.world.device.type == "cpu":
-            self._check_finite()  # before the optimiser puts it into the weights
-
     def _check_finite(self) -> None:
         """Raise if any step since the last look had a loss or a gradient that was not finite."""
         if step := self.world.largest(int(self._bad_step.item())):
@@ -201,10 +197,10 @@ class Trainer:
 
     def _log(self) -> None:
         self._check_finite()
-        self.at.train_loss = self._sum_of_losses() / self.at.interval_labels
+        self.at.train_loss = self.world.sum(self._loss_since.clone()).item() / self.at.interval_labels
         now = time.perf_counter()
         self.at.seconds = now - self._started
-        self._count_waiting()
+        self.at.data_seconds += self.feed.waited()
         row = {
             "kind": "train",
             "step": self.at.step,
@@ -226,19 +222,9 @@ class Trainer:
         if self._rows is not None:
             self._rows.write(row)
 
-    def _sum_of_losses(self) -> float:
-        """What the losses since the last row of the log add up to, over all processes."""
-        return self.world.sum(self._loss_since.clone()).item()
-
-    def _count_waiting(self) -> None:
-        """Note how long was waited for data; the device has been waited for already."""
-        self.feed.settle()
-        self.at.data_seconds += self.feed.seconds
-        self.feed.seconds = 0.0
-
     def _validate(self) -> None:
         began, at = time.perf_counter(), self.at
-        averaged = None if self.average is None else self.average.value()
+        averaged = self._average()
         at.valid_loss, at.valid_accuracy = self.evaluate(averaged)
         best = math.inf if at.best_loss is None or math.isnan(at.best_loss) else at.best_loss
         stopping = self.config.early_stopping
@@ -255,9 +241,11 @@ class Trainer:
         self._note(row)
         self.progress.validated(row)
 
+    def _average(self) -> dict[str, Tensor] | None:
+        return None if self.config.averaging is None else self.config.averaging.value(self.averaged)
+
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
-        """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights
-        if given."""
+        """Mean loss (unsmoothed, in nats) and accuracy over the validation labels, with these weights if given."""
         sums, n = self.passes.score(self.validation, weights)
         self.validation.epoch = 0  # the same batches every time
         loss, right = self.world.sum(sums).tolist()
@@ -272,12 +260,11 @@ class Trainer:
             return
         now = time.perf_counter()
         self.at.seconds = now - self._started
-        self.at.interval_loss = self._sum_of_losses()
-        self._count_waiting()
+        self.at.interval_loss = self.world.sum(self._loss_since.clone()).item()
+        self.at.data_seconds += self.feed.waited()
         tensors = checkpoints.weights(self.inner) | checkpoints.optimiser_tensors(self.optimiser, self.inner)
-        if self.average is not None:
-            tensors |= checkpoints.prefixed("average", self.average.tensors())
-        tensors |= checkpoints.prefixed("best", self.best) | checkpoints.rng_tensors(self.world)
+        tensors |= checkpoints.prefixed("average", self.averaged) | checkpoints.prefixed("best", self.best)
+        tensors |= checkpoints.rng_tensors(self.world)
         values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.feed.place}
         if self._rows is not None:
             self._rows.sync()
@@ -302,7 +289,7 @@ class Trainer:
                 checkpoints.warn_of(error)
             else:
                 return True
-        if self.world.from_first(checkpoints.any_there(self.folder)):
+        if self.world.from_first(checkpoints.steps(self.folder)):
             then = "remove its step-… folders to train from the start"
             raise StorageError(f"{self.folder} has checkpoints, but none that can be used; {then}")
         return False
@@ -311,12 +298,7 @@ class Trainer:
         own = checkpoints.weights(self.inner)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
         checkpoints.restore_optimiser(self.optimiser, self.inner, checkpoint)
-        if self.average is not None:
-            places = self.average.shapes(own, checkpoints.names_under("average", checkpoint.tensors))
-            checkpoints.read(checkpoint, checkpoints.prefixed("average", places))
-            self.average.restore(places)
-        self.best = {name: torch.empty_like(own[name]) for name in checkpoints.names_under("best", checkpoint.tensors)}
-        checkpoints.read(checkpoint, checkpoints.prefixed("best", self.best))
+        self.averaged, self.best = (checkpoints.read_under(kept, checkpoint, own) for kept in ("average", "best"))
         self.feed.go_to(checkpoint.state["data"])
         self.at = Standing(**checkpoint.state["standing"])
         # What had been summed up over all processes goes on in the first one's account.
@@ -330,13 +312,12 @@ class Trainer:
         weights = self.result()
         self.exported = self.folder / MODEL
         if self.world.is_first:
-            self.missing += export(self.exported, self._recipe, weights, self._tokenizer)
+            self.missing += export(self.exported, self.recipe, weights, getattr(self.task, "tokenizer", None))
             for piece in self.missing:
                 warnings.warn(f"{self.exported} lacks {piece}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
         own = checkpoints.weights(self.inner)
-        averaged = None if self.average is None else self.average.value()
-        chosen = own | (averaged or {}) | (self.best if self.keeps_best else {})
+        chosen = own | (self._average() or {}) | (self.best if self.keeps_best else {})
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}

@@ -174,36 +174,22 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
-            job = _prepare(recipe, start, world)
-            recipe, mark = job.recipe, job.recipe.mark(_fingerprint(job.task))
-            trainer = Trainer(
-                job.model, job.task, recipe.train, job.folder, world=world, progress=progress, mark=mark, recipe=recipe
-            )
+            recipe, trainer = _prepared(recipe, start, world, progress)
             if isinstance(start, Path):
                 trainer.resume()
             else:
-                until_the_end.enter_context(held(job.folder, world))
+                until_the_end.enter_context(held(trainer.folder, world))
                 if world.is_first:
-                    _must_be_free(job.folder)  # another run may have taken it since it was chosen
+                    _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
                     trainer.keep_start()
-                _begin(job, world)
-            trainer.progress.started(_info(job, trainer))
+                _begin(recipe, trainer)
+            trainer.progress.started(_info(recipe, trainer))
             ending = trainer.run(interruption)
-            return _finish(job, trainer, ending, interruption.signal)
+            return _finish(recipe, trainer, ending, interruption.signal)
 
 
 # ---------------------------------------------------------------------- before
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A recipe made concrete: its data read, its model built, its folder chosen."""
-
-    recipe: Recipe
-    folder: Path
-    task: Task
-    model: nn.Module
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
@@ -225,7 +211,8 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
 
 
-def _prepare(recipe: Recipe, start: Path | _New, world: World) -> _Job:
+def _prepared(recipe: Recipe, start: Path | _New, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
+    """A recipe made concrete: its data read, its model built, its folder chosen."""
     torch.manual_seed(recipe.train.seed)
     given = start.known_tokenizer(recipe) if isinstance(start, _New) else _tokenizer_in(start)
     is_given = given is not None and isinstance(start, _New)
@@ -239,14 +226,17 @@ def _prepare(recipe: Recipe, start: Path | _New, world: World) -> _Job:
         size = start.asked_for(tokenizer) if isinstance(start, _New) else tokenizer.vocab_size  # none was trained
         changes["data"] = recipe.data.replace(vocab_size=size)
     found = dataclasses.replace(recipe, **changes)
-    if isinstance(start, Path):
-        return _Job(found, start, task, found.model.build())
-    _refuse_overruled(start.settings, recipe, found)
+    if isinstance(start, _New):
+        _refuse_overruled(start.settings, recipe, found)
     model = found.model.build()
-    if start.init is not None:
-        _begin_with(model, start.init)
-    folder = world.from_first(start.folder(found) if world.is_first else None)
-    return _Job(found, folder, task, model)
+    if isinstance(start, Path):
+        folder = start
+    else:
+        if start.init is not None:
+            _begin_with(model, start.init)
+        folder = world.from_first(start.folder(found) if world.is_first else None)
+    mark = found.mark(_fingerprint(task))
+    return found, Trainer(model, task, found.train, folder, world=world, progress=progress, mark=mark, recipe=found)
 
 
 def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
@@ -260,16 +250,15 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
             )
 
 
-def _begin(job: _Job, world: World) -> None:
+def _begin(recipe: Recipe, trainer: Trainer) -> None:
     """Make the run's folder. Nothing is there before all that can be refused has been looked at.
 
     The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should."""
-    if world.is_first:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        if (tokenizer := getattr(job.task, "tokenizer", None)) is not None:
-            tokenizer.save(job.folder)
-        write_atomically(job.folder / FILE_NAME, job.recipe.to_toml().encode())
-    world.barrier()
+    if trainer.world.is_first:
+        if (tokenizer := getattr(trainer.task, "tokenizer", None)) is not None:
+            tokenizer.save(trainer.folder)
+        write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
+    trainer.world.barrier()
 
 
 def _begin_with(model: nn.Module, init: Path) -> None:
@@ -306,11 +295,11 @@ def _fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _facts(job: _Job, trainer: Trainer) -> dict[str, Any]:
+def _facts(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
     """What is said of a run at its beginning and at its end."""
     return {
-        "task": job.recipe.task,
-        "preset": job.recipe.preset,
+        "task": recipe.task,
+        "preset": recipe.preset,
         "total_steps": trainer.total_steps,
         "n_parameters": sum(parameter.numel() for parameter in trainer.inner.parameters()),
         "device": str(trainer.world.device),
@@ -318,20 +307,21 @@ def _facts(job: _Job, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _info(job: _Job, trainer: Trainer) -> RunInfo:
+def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
     return RunInfo(
-        **_facts(job, trainer),
-        folder=job.folder,
+        **_facts(recipe, trainer),
+        folder=trainer.folder,
         first_step=trainer.at.step,
         steps_per_epoch=trainer.steps_per_epoch,
-        n_train=len(job.task.train),
-        n_validation=len(job.task.validation),
-        notes=_notes(job.task, trainer),
+        n_train=len(trainer.task.train),
+        n_validation=len(trainer.task.validation),
+        notes=_notes(trainer),
     )
 
 
-def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
+def _notes(trainer: Trainer) -> tuple[str, ...]:
     """What a person should know about the data: rows that were skipped, and why."""
+    task = trainer.task
     reports = (getattr(part, "report", None) for part in (task, task.train, task.validation))
     notes = [str(report) for report in reports if report is not None and report.n_skipped]
     for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
@@ -343,22 +333,22 @@ def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- after
 
 
-def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    summary = _summary(job, trainer, ending, signal)
+def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    summary = _summary(recipe, trainer, ending, signal)
     if trainer.world.is_first:
         # The picture is an extra; `draw_run` makes it from the log at any later time.
         with contextlib.suppress(MissingDependencyError):
-            if read_log(job.folder):  # else stopped before the first row
-                draw_run(job.folder)
+            if read_log(trainer.folder):  # else stopped before the first row
+                draw_run(trainer.folder)
         text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
-        write_atomically(job.folder / "summary.json", text.encode())
+        write_atomically(trainer.folder / "summary.json", text.encode())
     trainer.world.barrier()
     trainer.progress.ended(summary)
     return summary
 
 
-def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    at, folder, model = trainer.at, str(job.folder), trainer.exported
+def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    at, folder, model = trainer.at, str(trainer.folder), trainer.exported
     if ending == "interrupted":
         message = (
             f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
@@ -369,7 +359,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) ->
     else:
         message = f"finished: the model is in {model}"
     return Summary(
-        **_facts(job, trainer),
+        **_facts(recipe, trainer),
         ending=ending,
         folder=folder,
         model=None if model is None else str(model),
