@@ -20,7 +20,7 @@ from clearhead.data.batch import Batch, Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import round_up
 from clearhead.errors import ConfigError, DataError
-from clearhead.values import Count
+from clearhead.values import Count, require
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
@@ -164,15 +164,14 @@ class Batches(Generic[B_co]):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if not 0 <= rank < world:
-            raise ConfigError(f"rank {rank} of world {world}: expected 0 ≤ rank < world")
+        require(0 <= rank < world, f"rank {rank} of world {world}: expected 0 ≤ rank < world")
         self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
         self.rank, self.world = rank, world
         self.epoch = self.position = 0
         self._planned: tuple[int, list[Tensor], Tensor] | None = None
-        if isinstance(size, Packed) and not split.packs:
-            then = "use batch=ByTokens(…) or ByCount(…)"
-            raise ConfigError(f"examples of this task cannot be packed into rows, only sentence pairs can: {then}")
+        then = "only sentence pairs can: use batch=ByTokens(…) or ByCount(…)"
+        can = split.packs or not isinstance(size, Packed)
+        require(can, f"examples of this task cannot be packed into rows, {then}")
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
@@ -194,8 +193,7 @@ class Batches(Generic[B_co]):
 
     @property
     def rows_in_all(self) -> int | None:
-        """How many rows this process has in every batch, where all have one shape (but for a last, smaller one); None
-        where shapes differ."""
+        """This process's rows in every batch, where all have one shape (but for a last, smaller one); else None."""
         groups, lengths = self._plan()
         same = isinstance(self.size, Packed) or (isinstance(self.size, ByCount) and bool((lengths == lengths[0]).all()))
         return len(max(groups, key=len)[self.rank :: self.world]) if same else None
@@ -257,11 +255,9 @@ class Batches(Generic[B_co]):
         if missing := {"epoch", "position", *self._identity()} - state.keys():
             raise ConfigError(f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches")
         for name, here in self._identity().items():
-            if state[name] != here:
-                raise ConfigError(
-                    f"the saved place in the data is for {name} {state[name]}, this run has {here}: "
-                    "resume with the data and settings of the run that saved it"
-                )
-        if state["epoch"] < 0 or state["position"] < 0:
-            raise ConfigError(f"epoch {state['epoch']}, position {state['position']}: expected none below 0")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+            then = "resume with the data and settings of the run that saved it"
+            saved = f"the saved place in the data is for {name} {state[name]}, this run has {here}"
+            require(state[name] == here, f"{saved}: {then}")
+        epoch, position = state["epoch"], state["position"]
+        require(min(epoch, position) >= 0, f"epoch {epoch}, position {position}: expected none below 0")
+        self.epoch, self.position = int(epoch), int(position)

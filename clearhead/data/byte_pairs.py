@@ -17,6 +17,7 @@ from clearhead._shapes import Int
 from clearhead.data import files
 from clearhead.data.tokenizers import BOS, EOS, N_BYTES, PAD, LibraryTokenizer, as_text, piece_of_bytes
 from clearhead.errors import ConfigError, DataError
+from clearhead.values import require
 
 _PIECE = 4_096  # characters that are encoded as one text
 _PIECES_AT_ONCE = 4_096
@@ -32,10 +33,9 @@ class BytePairs(LibraryTokenizer):
         super().__init__(inner)
         self._inner.encode_special_tokens = True
         ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
-        if missing := [name for name, number in ids.items() if number is None]:
-            raise ConfigError(
-                f"this tokenizer has no {', '.join(missing)}; expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
-            )
+        missing = ", ".join(name for name, number in ids.items() if number is None)
+        expected = f"expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
+        require(not missing, f"this tokenizer has no {missing}; {expected}")
         self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
         self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
 
@@ -92,11 +92,10 @@ def train_bpe(
         then = "give a list of texts, or a Path where a file is meant"
         raise DataError(f"source is the text {source[:40]!r}, whose letters would be taken for texts: {then}")
     names = [PAD, BOS, EOS, *specials]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"special tokens {names}: each must be there once, and {PAD}, {BOS}, {EOS} always are")
-    if vocab_size < (least := len(names) + N_BYTES):
-        why = f"{len(names)} special tokens and {N_BYTES} bytes need {least}"
-        raise ConfigError(f"vocab_size {vocab_size} is too small: {why}")
+    always = f"each must be there once, and {PAD}, {BOS}, {EOS} always are"
+    require(len(set(names)) == len(names), f"special tokens {names}: {always}")
+    why = f"{len(names)} special tokens and {N_BYTES} bytes need {len(names) + N_BYTES}"
+    require(vocab_size >= len(names) + N_BYTES, f"vocab_size {vocab_size} is too small: {why}")
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

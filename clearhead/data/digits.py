@@ -147,10 +147,8 @@ def load_images(path: Path | str | None) -> tuple[Images, Images]:
     if path is None:
         return sklearn_digits()
     path = Path(path)
-    if path.is_dir():
-        return _from_folder(path)
-    if path.name.endswith(".mat"):
-        return _from_folder(path.parent)
+    if path.is_dir() or path.name.endswith(".mat"):
+        return _from_folder(path if path.is_dir() else path.parent)
     if ".npz" in path.suffixes:
         return read_npz(path)
     if not path.exists():

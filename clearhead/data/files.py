@@ -15,7 +15,6 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import IO, cast
 from clearhead.errors import DataError, StorageError
 
 BOM = b"\xef\xbb\xbf"
-_TEXT_ENDINGS = (".txt", ".tsv")
 # What the libraries raise for content that is not what its first bytes promised.
 _DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
@@ -57,10 +55,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                     pass
                 name = _largest_text(path, {name: item.size for name, item in members.items()})
-                content = tar.extractfile(members[name])
-                if content is None:  # only for what is no plain file, which `members` leaves out
-                    raise StorageError(f"{path}: cannot read its member {name}")
-                yield stack.enter_context(content)
+                # None only for what is no plain file, which `members` leaves out.
+                yield stack.enter_context(cast(IO[bytes], tar.extractfile(members[name])))
             elif magic == b"\xfd7zXZ\x00":
                 yield stack.enter_context(lzma.open(path))
             elif magic.startswith(b"\x1f\x8b"):
@@ -72,7 +68,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _largest_text(path: Path, sizes: dict[str, int]) -> str:
-    texts = {name: size for name, size in sizes.items() if name.lower().endswith(_TEXT_ENDINGS)}
+    texts = {name: size for name, size in sizes.items() if name.lower().endswith((".txt", ".tsv"))}
     if not texts:
         raise DataError(f"{path} holds no .txt or .tsv file, but {len(sizes)} others: unpack it and name the right one")
     return max(texts, key=lambda name: (texts[name], name))
@@ -128,6 +124,11 @@ class Skipped:
         word = "line" if self.count == 1 else "lines"
         return f"{self.count:,} ({word} {', '.join(map(str, self.first_lines))}{more})"
 
+    def with_lines(self, *lines: int) -> Skipped:
+        """These rows and further ones."""
+        first = tuple(sorted((*self.first_lines, *lines))[:_LINES_KEPT])
+        return Skipped(count=self.count + len(lines), first_lines=first)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -156,9 +157,7 @@ class Report:
         """The same report with further rows, counted as good before, skipped for a reason found later."""
         if not line_numbers:
             return self
-        before = self.skipped.get(reason, Skipped())
-        first = tuple(sorted([*before.first_lines, *line_numbers])[:_LINES_KEPT])
-        after = Skipped(count=before.count + len(line_numbers), first_lines=first)
+        after = self.skipped.get(reason, Skipped()).with_lines(*line_numbers)
         return replace(self, skipped={**self.skipped, reason: after})
 
     def require_good(self) -> None:
@@ -173,17 +172,14 @@ class Tally:
 
     def __init__(self, source: str) -> None:
         self.source, self.n_rows = source, 0
-        self._counts: Counter[str] = Counter()
-        self._lines: dict[str, tuple[int, ...]] = {}
+        self._skipped: dict[str, Skipped] = {}
 
     def good(self) -> None:
         self.n_rows += 1
 
     def skip(self, reason: str, line: int) -> None:
         self.n_rows += 1
-        self._counts[reason] += 1
-        self._lines[reason] = (*self._lines.get(reason, ()), line)[:_LINES_KEPT]
+        self._skipped[reason] = self._skipped.get(reason, Skipped()).with_lines(line)
 
     def report(self) -> Report:
-        skipped = {reason: Skipped(count=n, first_lines=self._lines[reason]) for reason, n in self._counts.items()}
-        return Report(source=self.source, n_rows=self.n_rows, skipped=skipped)
+        return Report(source=self.source, n_rows=self.n_rows, skipped=dict(self._skipped))

@@ -23,7 +23,7 @@ from pathlib import Path
 from clearhead.data import files
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
-from clearhead.values import did_you_mean
+from clearhead.values import did_you_mean, require
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes there and, where known, the bytes in all."""
@@ -42,10 +42,9 @@ class Remote:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"address {self.url!r}: expected http:// or https://")
-        if Path(self.name).name != self.name:
-            raise ConfigError(f"file name {self.name!r}: expected a plain name without folders")
+        is_web, is_plain = self.url.startswith(("http://", "https://")), Path(self.name).name == self.name
+        require(is_web, f"address {self.url!r}: expected http:// or https://")
+        require(is_plain, f"file name {self.name!r}: expected a plain name without folders")
 
 
 def fetch_file(

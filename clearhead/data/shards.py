@@ -132,11 +132,6 @@ class _Piece:
     begins: bool  # with a document, of which nothing is in the piece before
     ends: bool  # its last document
 
-    def mark(self, tokenizer: str, separator: str | None) -> str:
-        """A hash of all that decides the ids."""
-        how = json.dumps([tokenizer, separator, self.is_lines, self.begins, self.ends])
-        return hashlib.sha256(how.encode() + self.content).hexdigest()
-
 
 def tokenize(
     paths: Sequence[Path | str],
@@ -196,9 +191,8 @@ def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
         index[name] = sum(record[own] for record in records)
     index["shards"] = records
     kept = {record["file"] for record in records}
-    for left in folder.glob("*.ids"):
-        if left.name not in kept:
-            left.unlink()  # of a longer text, before
+    for left in (left for left in folder.glob("*.ids") if left.name not in kept):
+        left.unlink()  # of a longer text, before
     write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
     for left in folder.glob("[0-9]*.json"):
         left.unlink()
@@ -259,8 +253,7 @@ def _worked(
 ) -> Iterator[tuple[_Piece, dict[str, Any]]]:
     """Every piece with its record, in order, a few ahead of the one that is asked for."""
     if processes == 1:
-        for piece in pieces:
-            yield piece, _made(piece, work, tokenizer)
+        yield from ((piece, _made(piece, work, tokenizer)) for piece in pieces)
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
     anew = multiprocessing.get_context("spawn")
@@ -292,7 +285,8 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
 
     path = Path(work.folder) / f"{piece.number:05d}.ids"
     beside = path.with_suffix(".json")
-    mark = piece.mark(work.tokenizer, work.separator)
+    how = json.dumps([work.tokenizer, work.separator, piece.is_lines, piece.begins, piece.ends])
+    mark = hashlib.sha256(how.encode() + piece.content).hexdigest()  # of all that decides the ids
     if beside.is_file() and path.is_file():
         record = _read_json(beside)
         if record.get("mark") == mark and files.sha256(path) == record.get("sha256"):

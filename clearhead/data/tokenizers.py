@@ -18,6 +18,7 @@ from torch import Tensor
 from clearhead._shapes import Int
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.values import require
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 FILE_NAME = "tokenizer.json"
@@ -74,9 +75,8 @@ class Tokenizer(ABC):
 
 def as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    for number in numbers:
-        if not 0 <= number < vocab_size:
-            raise DataError(f"id {number} is outside the vocabulary: expected 0 to {vocab_size - 1}")
+    if odd := [number for number in numbers if not 0 <= number < vocab_size]:
+        raise DataError(f"id {odd[0]} is outside the vocabulary: expected 0 to {vocab_size - 1}")
     return numbers
 
 
@@ -165,8 +165,7 @@ class Characters(Tokenizer):
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
         self.alphabet = "".join(alphabet)
-        if len(set(self.alphabet)) != len(self.alphabet):
-            raise ConfigError("an alphabet must have each character once")
+        require(len(set(self.alphabet)) == len(self.alphabet), "an alphabet must have each character once")
         self.unknown = unknown
         self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
         self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
@@ -229,12 +228,9 @@ class Symbols(Tokenizer):
     def __init__(self, symbols: Sequence[str], *, pad: str = PAD, bos: str = BOS, eos: str = EOS) -> None:
         self.symbols = tuple(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(self.symbols)}
-        if len(self._id_of) != len(self.symbols):
-            raise ConfigError("a fixed vocabulary must have each symbol once")
-        for symbol in self.symbols:
-            if symbol.split() != [symbol]:
-                expected = "expected at least one character and no blanks, which part symbols"
-                raise ConfigError(f"symbol {symbol!r}: {expected}")
+        require(len(self._id_of) == len(self.symbols), "a fixed vocabulary must have each symbol once")
+        if odd := [symbol for symbol in self.symbols if symbol.split() != [symbol]]:
+            raise ConfigError(f"symbol {odd[0]!r}: expected at least one character and no blanks, which part symbols")
         self.special = (pad, bos, eos)
         if len(set(self.special)) != 3 or not self._id_of.keys() >= set(self.special):
             raise ConfigError(f"pad, bos and eos are {self.special}: expected three different symbols of the list")
@@ -249,12 +245,11 @@ class Symbols(Tokenizer):
             return [self._id_of[symbol] for symbol in as_text(text).split()]
         except KeyError as error:
             shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
-            what = f"symbol {error.args[0]!r} is not in the vocabulary"
-            raise DataError(f"{what}: expected blanks between {shown}") from error
+            expected = f"expected blanks between {shown}"
+            raise DataError(f"symbol {error.args[0]!r} is not in the vocabulary: {expected}") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        special = {self.pad_id, self.bos_id, self.eos_id}
-        return " ".join(self.symbols[i] for i in as_list(ids, self.vocab_size) if i not in special)
+        return " ".join(symbol for symbol in self.tokens(ids) if symbol not in self.special)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         return [self.symbols[i] for i in as_list(ids, self.vocab_size)]
@@ -275,20 +270,15 @@ def load(folder: Path | str) -> Tokenizer:
         fields = json.loads(text)
         if not isinstance(fields, dict):
             raise ConfigError(f"its content is a {type(fields).__name__}, expected an object")
-        return _from_fields(fields, text)
+        match fields:
+            case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
+                return Characters(alphabet, unknown=unknown)
+            case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
+                return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
+            case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
+                from clearhead.data.byte_pairs import from_json
+
+                return from_json(text)
+        raise ConfigError("expected byte-level BPE, characters or symbols")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StorageError(f"{path} is not a tokenizer of this project: {type(error).__name__}: {error}") from error
-
-
-def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:
-    match fields:
-        case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
-            return Characters(alphabet, unknown=unknown)
-        case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
-            return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
-        case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
-            from clearhead.data.byte_pairs import from_json
-
-            return from_json(text)
-        case _:
-            raise ConfigError("expected byte-level BPE, characters or symbols")

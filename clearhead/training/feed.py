@@ -6,13 +6,11 @@ read ahead by a thread, and their batches travel on that stream too."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,13 +40,6 @@ def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Item:
-    batch: Batch
-    taken: Taken
-    place: dict[str, Any]  # where the batches stood after it
-
-
 class Feed:
     """`next()` gives a batch and what it was made of, epoch after epoch without end.
 
@@ -63,17 +54,18 @@ class Feed:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.reads else None
-        self._ahead: deque[Future[_Item]] = deque()
+        self._ahead: deque[Future[tuple[Batch, Taken]]] = deque()
 
     def next(self) -> tuple[Batch, Taken]:
         began = time.perf_counter()
         if self._stream is None:
-            item = self._take()
+            batch, taken = self._take()
             self._seconds += time.perf_counter() - began
         else:
-            item = self._take_aside(self._stream)
-        self.place, self._of = item.place, item.taken.of
-        return item.batch, item.taken
+            batch, taken = self._take_aside(self._stream)
+        self.place = self.place | {"epoch": taken.epoch, "position": taken.number + 1}
+        self._of = taken.of
+        return batch, taken
 
     @property
     def epochs(self) -> float:
@@ -102,26 +94,26 @@ class Feed:
             waiting.exception()
         self._ahead.clear()
 
-    def _take_aside(self, stream: torch.cuda.Stream) -> _Item:
+    def _take_aside(self, stream: torch.cuda.Stream) -> tuple[Batch, Taken]:
         current = torch.cuda.current_stream(self._device)
         before = current.record_event(torch.cuda.Event(enable_timing=True))
         with torch.cuda.stream(stream):
-            item = self._take()
-            batch = item.batch.to(self._device, non_blocking=True)
+            batch, taken = self._take()
+            batch = batch.to(self._device, non_blocking=True)
         current.wait_stream(stream)
         self._marks.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
         for tensor in batch.tensors().values():
             tensor.record_stream(current)  # its memory must not be used again before the step is done
-        return dataclasses.replace(item, batch=batch)
+        return batch, taken
 
-    def _take(self) -> _Item:
+    def _take(self) -> tuple[Batch, Taken]:
         if self._reader is None:
             return self._make()
         while len(self._ahead) <= _AHEAD:
             self._ahead.append(self._reader.submit(self._make))
         return self._ahead.popleft().result()
 
-    def _make(self) -> _Item:
+    def _make(self) -> tuple[Batch, Taken]:
         # A fresh iterator each time goes on at `position`, also after a state was loaded. Where an epoch is over,
         # iterating has begun the next one, which is never empty.
         batch = next(self.batches.forever())
@@ -129,5 +121,4 @@ class Feed:
             batch = batch.pin_memory()
         number = self.batches.position - 1
         groups = self.batches.groups()
-        taken = Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
-        return _Item(batch, taken, self.batches.state_dict())
+        return batch, Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))

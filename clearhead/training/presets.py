@@ -71,7 +71,6 @@ HELLO_WORLD = (
 
 
 def en_es() -> Recipe:
-    """English to Spanish, the shipped model: width 256, four layers a side."""
     sizes = {"vocab_size": 8000, "max_len": 128, "d_model": 256, "n_heads": 8, "d_ff": 1024}
     return Recipe(
         preset="en-es",
@@ -115,7 +114,6 @@ def text_small() -> Recipe:
 
 
 def shakespeare() -> Recipe:
-    """The shipped character-level decoder."""
     return Recipe(
         preset="shakespeare",
         about="a character-level decoder on Shakespeare; made for a GPU",
@@ -181,7 +179,6 @@ def digits_small() -> Recipe:
 
 
 def digits_vit() -> Recipe:
-    """The shipped vision Transformer for 32×32 grey digits."""
     return Recipe(
         preset="digits-vit",
         about="a vision Transformer on 32×32 grey house numbers; made for a GPU",
@@ -203,7 +200,6 @@ def digits_vit() -> Recipe:
 
 
 def digits_conv() -> Recipe:
-    """The shipped baseline: the five-layer convolutional network of 3,722 weights."""
     return Recipe(
         preset="digits-conv",
         about="the five-layer convolutional network of 3,722 weights on 32×32 grey house numbers",
@@ -230,7 +226,6 @@ def _of_letters(max_len: int, **sizes: Any) -> DecoderConfig:
 
 
 def sort_dedup_small() -> Recipe:
-    """A small decoder that learns to sort up to ten letters and drop repeats."""
     batch, schedule = ByTokens(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
@@ -242,7 +237,6 @@ def sort_dedup_small() -> Recipe:
 
 
 def sort_dedup() -> Recipe:
-    """The shipped model: 26 letters, up to 32 of them."""
     return Recipe(
         preset="sort-dedup",
         about="a decoder without positions, up to 32 letters of 26",

@@ -44,6 +44,7 @@ from clearhead.training.progress import Progress, RunInfo
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
 from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
+from clearhead.values import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +121,10 @@ def train(
         raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
     settings = dict(set or {})
     if resume is not None:
-        if any(given is not None for given in (task, preset, out, init, tokenizer)):
-            raise ConfigError(
-                "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer"
-            )
+        require(
+            all(given is None for given in (task, preset, out, init, tokenizer)),
+            "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer",
+        )
         return _run(_resumed(Path(resume), settings), data, Path(resume), progress)
     if task is None:
         raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
@@ -144,10 +145,9 @@ class _New:
     def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
         if self.tokenizer is None:
             return None if self.init is None else _tokenizer_in(self.init)
-        if self.init is not None:
-            raise ConfigError("got both tokenizer and init, whose tokenizer is used: leave out the first")
-        if not recipe.data.takes_tokenizer:
-            raise ConfigError(f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out")
+        require(self.init is None, "got both tokenizer and init, whose tokenizer is used: leave out the first")
+        unread = f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out"
+        require(recipe.data.takes_tokenizer, unread)
         return load_tokenizer(self.tokenizer)
 
     def asked_for(self, tokenizer: Tokenizer) -> int:
@@ -193,16 +193,15 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
-    if (folder / "config.toml").is_file():
-        then = "resume the run that made it, or begin a new one with it as init"
-        raise ConfigError(f"{folder} holds a trained model and no run; {then}")
+    then = "resume the run that made it, or begin a new one with it as init"
+    require(not (folder / "config.toml").is_file(), f"{folder} holds a trained model and no run; {then}")
     recipe = Recipe.of(folder)
     for key in settings:
-        if key.removeprefix("train.").split(".")[0] not in PLACE:
-            raise ConfigError(
-                f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
-                f"only {', '.join(PLACE)} can. Start a new run for it"
-            )
+        require(
+            key.removeprefix("train.").split(".")[0] in PLACE,
+            f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
+            f"only {', '.join(PLACE)} can. Start a new run for it",
+        )
     # One that was begun by many processes may be gone on with by one.
     return recipe.changed(({} if is_launched() else {"parallel": None}) | dict(settings))
 
@@ -244,10 +243,9 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
     for key in settings:
         if key.rpartition(".")[2] in ("max_len", "positions"):
             continue  # the data may only ask for more room
-        if (value := wanted.value_of(key)) != (other := found.value_of(key)):
-            raise ConfigError(
-                f"{key}={value} has no effect: the data and their tokenizer decide it, and it is {other}; leave it out"
-            )
+        value, other = wanted.value_of(key), found.value_of(key)
+        why = f"the data and their tokenizer decide it, and it is {other}; leave it out"
+        require(value == other, f"{key}={value} has no effect: {why}")
 
 
 def _begin(recipe: Recipe, trainer: Trainer) -> None:
@@ -267,21 +265,19 @@ def _begin_with(model: nn.Module, init: Path) -> None:
     own = model.state_dict()
     for name in sorted(own.keys() | trained.keys()):
         here, there = (list(side[name].shape) if name in side else "not there" for side in (own, trained))
-        if here != there:
-            raise ConfigError(
-                f"init: {name} is {here} in the model to be trained and {there} in {init}; "
-                "choose the preset and the sizes that it was trained with (its train.toml has them)"
-            )
+        require(
+            here == there,
+            f"init: {name} is {here} in the model to be trained and {there} in {init}; "
+            "choose the preset and the sizes that it was trained with (its train.toml has them)",
+        )
     model.load_state_dict(trained)
 
 
 def _must_be_free(folder: Path) -> None:
-    if (folder / FILE_NAME).exists():
-        raise ConfigError(
-            f"{folder} holds a run already; go on with it (resume={str(folder)!r}), or choose another out"
-        )
-    if folder.is_file() or (folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())):
-        raise ConfigError(f"{folder} is not an empty folder; choose another out")
+    then = f"go on with it (resume={str(folder)!r}), or choose another out"
+    require(not (folder / FILE_NAME).exists(), f"{folder} holds a run already; {then}")
+    is_used = folder.is_file() or (folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()))
+    require(not is_used, f"{folder} is not an empty folder; choose another out")
 
 
 def _fingerprint(task: Task) -> str:

@@ -52,7 +52,7 @@ class WarmupCosine(Value):
             raise ConfigError(
                 "WarmupCosine: total_steps is None; expected the length of the run: use .over(total_steps)"
             )
-        step = min(_checked(step), self.total_steps)
+        step = min(whole(step, "step"), self.total_steps)
         if step <= self.warmup_steps:
             return self.lr_max * step / self.warmup_steps if self.warmup_steps else self.lr_max
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -80,7 +80,7 @@ class InverseRoot(Value):
         return cls((d_model * warmup_steps) ** -0.5, warmup_steps)
 
     def __call__(self, step: int) -> float:
-        if _checked(step) <= self.warmup_steps:
+        if whole(step, "step") <= self.warmup_steps:
             return self.lr_max * step / self.warmup_steps
         return self.lr_max * math.sqrt(self.warmup_steps / step)
 
@@ -97,8 +97,4 @@ class Constant(Value):
         return self
 
     def __call__(self, step: int) -> float:
-        return self.lr_max * step / self.warmup_steps if _checked(step) < self.warmup_steps else self.lr_max
-
-
-def _checked(step: int) -> int:
-    return whole(step, "step")
+        return self.lr_max * step / self.warmup_steps if whole(step, "step") < self.warmup_steps else self.lr_max
