@@ -16,22 +16,26 @@ from typing import TYPE_CHECKING
 from clearhead._lazy import lazy
 
 if TYPE_CHECKING:
-    from clearhead.data.augment import (
+    from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, Split, Task, TokenBatch
+    from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
+    from clearhead.data.digits import (
         Affine,
         Augmentation,
         Contrast,
+        Digits,
+        Images,
+        ImageSplit,
         Normalisation,
         PerImage,
         PerSet,
         Shift,
+        load_images,
         normalisation_from_dict,
         normalisation_to_dict,
+        prepare,
     )
-    from clearhead.data.batch import Batch, ImageBatch, PackedPairBatch, PairBatch, Split, Task, TokenBatch
-    from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, Statistics
-    from clearhead.data.byte_pairs import BytePairs, train_bpe
-    from clearhead.data.digits import Digits, Images, ImageSplit, load_images, prepare
     from clearhead.data.files import Report
+    from clearhead.data.pieces import BytePairs, train_bpe
     from clearhead.data.ragged import Ragged
     from clearhead.data.registry import KNOWN, DataSet, KnownFile, Remote, fetch, fetch_file, find, recognise
     from clearhead.data.shards import Shards, tokenize

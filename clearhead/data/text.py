@@ -18,8 +18,8 @@ from clearhead._shapes import Int
 from clearhead.config import Value
 from clearhead.data import draws, files
 from clearhead.data.batch import Split, TokenBatch
-from clearhead.data.byte_pairs import train_bpe
 from clearhead.data.files import Report, Tally
+from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import inside, round_up
 from clearhead.data.shards import Shards, is_shards
 from clearhead.data.tokenizers import Characters, Tokenizer

@@ -1,16 +1,14 @@
 """From text to ids and back: the one small interface, and its plain kinds, characters and a fixed list of symbols.
 
-Byte pairs are in `byte_pairs.py`. Every tokenizer is stored as one `tokenizer.json`, which is data:
-reading it runs no code."""
+Those that the `tokenizers` library runs are in `pieces.py`. Every tokenizer is stored as one `tokenizer.json`, which is
+data: reading it runs no code."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +20,6 @@ from clearhead.values import require
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 FILE_NAME = "tokenizer.json"
-N_BYTES = 256
 
 
 class Tokenizer(ABC):
@@ -95,69 +92,10 @@ def visible(piece: str) -> str:
     )
 
 
-@cache
-def byte_of_letter() -> dict[str, int]:
-    """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(N_BYTES) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
-
-
-def piece_of_bytes(piece: str) -> str:
-    """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
-    letters = byte_of_letter()
-    if not all(letter in letters for letter in piece):
-        return visible(piece)  # added whole by its maker, and not as bytes
-    raw = bytes(letters[letter] for letter in piece)
-    try:
-        return visible(raw.decode())
-    except UnicodeDecodeError:  # a part of a character: show its bytes
-        return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
-
-
 def as_text(text: object) -> str:
     if not isinstance(text, str):
         raise DataError(f"a tokenizer reads text, and this is a {type(text).__name__}: {text!r:.60}")
     return text
-
-
-def _why_not_text(texts: Sequence[str]) -> str:
-    for i, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
-    return "the texts could not be encoded: expected a sequence of str"
-
-
-class LibraryTokenizer(Tokenizer):
-    """One that the `tokenizers` library runs; subclasses say how an id is labelled."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    @abstractmethod
-    def label(self, number: int) -> str:
-        """What an id is called in pictures and tables."""
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
-        try:
-            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
-        except TypeError as error:
-            raise DataError(_why_not_text(texts)) from error
-
-    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
-
-    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self.label(i) for i in as_list(ids, self.vocab_size)]
-
-    def to_json(self) -> str:
-        return self._inner.to_str()
 
 
 class Characters(Tokenizer):
@@ -276,7 +214,7 @@ def load(folder: Path | str) -> Tokenizer:
             case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
                 return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
             case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
-                from clearhead.data.byte_pairs import from_json
+                from clearhead.data.pieces import from_json
 
                 return from_json(text)
         raise ConfigError("expected byte-level BPE, characters or symbols")

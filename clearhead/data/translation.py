@@ -18,8 +18,8 @@ from torch import Tensor
 from clearhead._shapes import Int
 from clearhead.data import files
 from clearhead.data.batch import PackedPairBatch, PairBatch, Split
-from clearhead.data.byte_pairs import train_bpe
 from clearhead.data.files import Report, Tally
+from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import Ragged, inside
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.errors import DataError, StorageError

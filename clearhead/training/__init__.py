@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clearhead.training.averaging import EMA, LastK
-from clearhead.training.config import DDP, FSDP, EarlyStopping, TrainConfig
+from clearhead.training.config import EMA, Constant, EarlyStopping, InverseRoot, LastK, TrainConfig, WarmupCosine
+from clearhead.training.distributed import DDP, FSDP
 from clearhead.training.figure import draw_run, draw_schedule
 from clearhead.training.log import read_log
 from clearhead.training.loop import Trainer
@@ -11,7 +11,6 @@ from clearhead.training.presets import PRESETS, TASKS
 from clearhead.training.progress import Progress, ProgressBar, RunInfo
 from clearhead.training.recipe import Recipe
 from clearhead.training.run import Summary, train
-from clearhead.training.schedule import Constant, InverseRoot, WarmupCosine
 from clearhead.training.stopping import DivergedError
 
 __all__ = [

@@ -17,7 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.training.config import DDP, FSDP
+
+
+@dataclass(frozen=True)
+class DDP:
+    """Every process has the whole model and a part of each batch; gradients are averaged."""
+
+
+@dataclass(frozen=True)
+class FSDP:
+    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,11 @@ def is_sharded(tensor: Tensor) -> bool:
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together on every process (all must call it); any other tensor as it is."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, sharing its memory; a tensor that is not sharded is its own part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def is_launched() -> bool:

@@ -7,8 +7,8 @@ once and replayed; with `recompute` a block keeps only what it was given, and co
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import Batch
 from clearhead.layers import ExpertsFeedForward
-from clearhead.training.averaging import borrowed
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, blocks_of, inner
+from clearhead.training.distributed import World, blocks_of, inner, local
 from clearhead.training.loss import LossOf, Objective
 from clearhead.training.recorded import Pass, Recorded
 
@@ -96,3 +95,20 @@ class Passes:
 def widest(device: torch.device) -> torch.dtype:
     """Sums over many batches are kept in float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def borrowed(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
+    """The model with other weights inside the block, and its own again afterwards, bit for bit."""
+    if weights is None:
+        yield
+        return
+    own = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    kept = {name: parameter.clone() for name, parameter in own.items()}
+    try:
+        for name, parameter in own.items():
+            parameter.copy_(local(weights[name]).detach())
+        yield
+    finally:
+        for name, parameter in own.items():
+            parameter.copy_(kept[name])

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data.augment import Affine, Contrast, PerImage
 from clearhead.data.batches import ByCount, ByTokens, Packed
+from clearhead.data.digits import Affine, Contrast, PerImage
 from clearhead.data.speech import Streams
 from clearhead.errors import ConfigError
 from clearhead.layers import DepthScaled, Xavier
@@ -22,10 +22,8 @@ from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import Mean, VisionConfig
 from clearhead.positions import Learned, NoPositions
-from clearhead.training.averaging import EMA
-from clearhead.training.config import TrainConfig
+from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe
-from clearhead.training.schedule import WarmupCosine
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
 from clearhead.values import did_you_mean
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 from clearhead.audio import Mel
 from clearhead.config import Config
-from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
 from clearhead.data.batch import Task
 from clearhead.data.batches import ByCount, ByTokens, Packed
-from clearhead.data.digits import Digits
+from clearhead.data.digits import Affine, Contrast, Digits, PerImage, PerSet, Shift
 from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clearhead.data import tokenizers
-from clearhead.data.byte_pairs import BytePairs, train_bpe
+from clearhead.data.pieces import BytePairs, train_bpe
 from clearhead.data.tokenizers import Characters, Symbols, load
 from clearhead.errors import ConfigError, DataError, StorageError
 

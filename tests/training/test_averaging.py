@@ -6,8 +6,8 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, LastK
-from clearhead.training.averaging import borrowed
 from clearhead.training.checkpoints import places_like
+from clearhead.training.passes import borrowed
 
 DECAY = 0.7
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.data import tokenizers
-from clearhead.data.augment import PerSet
+from clearhead.data.digits import PerSet
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
 from clearhead.positions import Learned
