@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,26 +257,24 @@ def _worked(
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
     anew = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, anew, initializer=_start, initargs=(work,)) as pool:
+    with ProcessPoolExecutor(processes, anew) as pool:
         waiting: deque[tuple[_Piece, Future[dict[str, Any]]]] = deque()
         for piece in pieces:
-            waiting.append((piece, pool.submit(_made_here, piece)))
+            waiting.append((piece, pool.submit(_made_there, piece, work)))
             if len(waiting) > 2 * processes:
                 first, future = waiting.popleft()
                 yield first, future.result()
         yield from ((first, future.result()) for first, future in waiting)
 
 
-_here: dict[str, Any] = {}
-
-
-def _start(work: _Work) -> None:
+@cache  # once in a process
+def _tokenizer_there(folder: str) -> Tokenizer:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _here.update(work=work, tokenizer=load_tokenizer(work.folder))
+    return load_tokenizer(folder)
 
 
-def _made_here(piece: _Piece) -> dict[str, Any]:
-    return _made(piece, _here["work"], _here["tokenizer"])
+def _made_there(piece: _Piece, work: _Work) -> dict[str, Any]:
+    return _made(piece, work, _tokenizer_there(work.folder))
 
 
 def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:

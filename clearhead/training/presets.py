@@ -30,8 +30,6 @@ from clearhead.values import did_you_mean
 _GPU: dict[str, Any] = {"precision": "bf16", "compile": True}
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped models of characters and of pictures
 
-# ---------------------------------------------------------------------- translation
-
 
 def _translator(*, layers: int, **sizes: Any) -> EncoderDecoderConfig:
     """So many layers a side, one vocabulary for both, and the rest as in 2017."""
@@ -88,9 +86,6 @@ def en_es() -> Recipe:
             **_GPU,
         ),
     )
-
-
-# ---------------------------------------------------------------------- text
 
 
 def _of_characters(max_len: int, **sizes: Any) -> DecoderConfig:
@@ -155,9 +150,6 @@ def gpt2() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- digits
-
-
 def _of_patches(width: int, patch_size: int, **sizes: Any) -> VisionConfig:
     """For square grey pictures."""
     shape: dict[str, Any] = {"image_size": (width, width), "n_channels": 1, "n_classes": 10, "patch_size": patch_size}
@@ -216,9 +208,6 @@ def digits_conv() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- sort-dedup
-
-
 def _of_letters(max_len: int, **sizes: Any) -> DecoderConfig:
     return DecoderConfig(vocab_size=29, max_len=max_len, n_heads=4, positions=NoPositions(), tied=False, **sizes)
 
@@ -251,9 +240,6 @@ def sort_dedup() -> Recipe:
             **_GPU,
         ),
     )
-
-
-# ---------------------------------------------------------------------- speech
 
 
 def speech_small() -> Recipe:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from clearhead.config import Config, encode
 from clearhead.data.batch import Task
 from clearhead.data.tokenizers import Tokenizer
-from clearhead.disk import write_atomically
+from clearhead.disk import save_tensors, write_atomically
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models.storage import WEIGHTS
 from clearhead.models.storage import save as save_model
@@ -194,15 +194,10 @@ def export(
     missing = []
     folder.mkdir(parents=True, exist_ok=True)
     if recipe is None:
-        from safetensors.torch import save_file
-
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+        save_tensors(folder / WEIGHTS, {name: tensor.contiguous() for name, tensor in weights.items()}, {})
     else:
         model = recipe.model.build()
-        with torch.no_grad():
-            for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-                if name in weights:
-                    tensor.copy_(weights[name])
+        model.load_state_dict(dict(weights), strict=False)  # what is tied is there under one of its names
         save_model(model, folder)
         # Without the places on this machine where the data lay.
         names = {field.name for field in dataclasses.fields(recipe.data)} & {"path", "validation"}

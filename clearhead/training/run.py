@@ -189,9 +189,6 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
             return _finish(recipe, trainer, ending, interruption.signal)
 
 
-# ---------------------------------------------------------------------- before
-
-
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     then = "resume the run that made it, or begin a new one with it as init"
     require(not (folder / "config.toml").is_file(), f"{folder} holds a trained model and no run; {then}")
@@ -324,9 +321,6 @@ def _notes(trainer: Trainer) -> tuple[str, ...]:
         if skipped := batches.statistics().n_skipped:
             notes.append(f"{skipped:,} {name} examples are longer than a whole batch and are left out")
     return tuple(dict.fromkeys(notes))
-
-
-# ---------------------------------------------------------------------- after
 
 
 def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
