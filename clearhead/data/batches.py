@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -143,6 +143,9 @@ class Packed(Value):
         return torch.tensor(firsts)
 
 
+Size: TypeAlias = ByTokens | ByCount | Packed
+
+
 def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
     """The numbers of a batch's examples, one after the other, however they lie in its rows."""
     return group[group >= 0]
@@ -155,14 +158,7 @@ class Batches(Generic[B_co]):
     and joined they are the batches of one process. One for which a small batch has no row gets one of weight zero."""
 
     def __init__(
-        self,
-        split: Split[B_co],
-        size: ByTokens | ByCount | Packed,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int = 0,
-        world: int = 1,
+        self, split: Split[B_co], size: Size, *, seed: int = 0, shuffle: bool = True, rank: int = 0, world: int = 1
     ) -> None:
         require(0 <= rank < world, f"rank {rank} of world {world}: expected 0 ≤ rank < world")
         self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
@@ -206,24 +202,22 @@ class Batches(Generic[B_co]):
         """What is left of this epoch. When the last batch has been taken, the next epoch begins at its start."""
         groups = self.groups()
         while self.position < len(groups):
+            rows = groups[self.position]
             # Counted before it is handed out: a state saved while a batch is worked on does not bring it again.
             self.position += 1
-            yield self._batch(groups[self.position - 1])
+            mine = rows[self.rank :: self.world]
+            some = mine if len(mine) else rows[:1]
+            if isinstance(self.size, Packed):
+                batch = self.split.packed(some, self.size.width, epoch=self.epoch)
+            else:
+                batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
+            yield batch if len(mine) else batch.silent()
         self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
         """Epoch after epoch without end."""
         while True:
             yield from self
-
-    def _batch(self, rows: Tensor) -> B_co:
-        mine = rows[self.rank :: self.world]
-        some = mine if len(mine) else rows[:1]
-        if isinstance(self.size, Packed):
-            batch = self.split.packed(some, self.size.width, epoch=self.epoch)
-        else:
-            batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
-        return batch if len(mine) else batch.silent()
 
     def statistics(self) -> Statistics:
         """Counts for this epoch, over all processes."""

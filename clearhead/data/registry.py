@@ -125,7 +125,8 @@ def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress 
         raise
     with answer:
         if answer.status == 206:
-            start, total = _content_range(answer.headers.get("Content-Range", ""))
+            place, _, size = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")  # 5-9/10
+            start, total = _number(place.partition("-")[0]), _number(size)
             if start != have:
                 _forget(part)
                 raise ConnectionError(f"asked for the bytes from {have}, got those from {start}; starting anew")
@@ -146,13 +147,6 @@ def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress 
             os.fsync(out.fileno())
     if total is not None and have < total:
         raise ConnectionError(f"the connection ended at byte {have:,} of {total:,}")
-
-
-def _content_range(value: str) -> tuple[int, int | None]:
-    """`bytes 5-9/10` → (5, 10)."""
-    place, _, total = value.removeprefix("bytes ").partition("/")
-    start = _number(place.partition("-")[0])
-    return -1 if start is None else start, _number(total)
 
 
 def _number(text: str | None) -> int | None:

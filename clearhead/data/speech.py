@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -193,7 +194,9 @@ class StreamSplit(Split[SpeechBatch]):
         self._noise = _noises(mel.sample_rate)
         self._sound = recordings.samples  # batches are made where these lie
         self._clips = torch.stack((recordings.starts, recordings.lengths))
-        self._rms = _loudness(recordings)
+        sums = F.pad(recordings.samples.double().square().cumsum(0), (1, 0))
+        ends = recordings.starts + recordings.lengths
+        self._rms = ((sums[ends] - sums[recordings.starts]) / recordings.lengths).sqrt().float()  # of each recording
 
     @functools.cached_property
     def _by_speaker(self) -> tuple[Tensor, Tensor]:
@@ -319,13 +322,6 @@ class SingleSplit(StreamSplit):
         B, lengths = len(rows), self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
         start, one = torch.zeros(B, 1, dtype=torch.int64), torch.ones(B)
         return _Plan(rows[:, None], start, one[:, None], start[:, 0] + 1, lengths, one, 0 * one, torch.zeros(B, 10))
-
-
-def _loudness(recordings: Recordings) -> Float[Tensor, " n"]:
-    """The root mean square of each recording."""
-    sums = torch.cat((torch.zeros(1, dtype=torch.float64), recordings.samples.double().square().cumsum(0)))
-    ends = recordings.starts + recordings.lengths
-    return ((sums[ends] - sums[recordings.starts]) / recordings.lengths).sqrt().float()
 
 
 def _noises(rate: int) -> Float[Tensor, "colours N"]:

@@ -66,8 +66,10 @@ def write(
             if sharded:
                 _write_shards(new / _SHARDS, tensors)
             if world.is_first:
-                if not sharded:
-                    _write_files(new, tensors)
+                for file, content in ({} if sharded else _by_file(tensors)).items():
+                    # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
+                    there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
+                    save_tensors(new / file, there, {"format": "pt"})
                 shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
                 document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
                 _write_json(new / _STATE, document)
@@ -103,13 +105,6 @@ def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         group = name.partition("/")[0] if "/" in name else "model"
         files.setdefault(f"{group}.safetensors", {})[name] = tensor
     return files
-
-
-def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    for file, content in _by_file(tensors).items():
-        # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
-        there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
-        save_tensors(folder / file, there, {"format": "pt"})
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:

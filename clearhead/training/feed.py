@@ -18,14 +18,14 @@ from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, examples_of
+from clearhead.data.batches import Batches, ByCount, Size, examples_of
 from clearhead.training.stopping import Taken
 
 _AHEAD = 4  # batches that are read before they are asked for
 
 
 @contextmanager
-def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
+def kernels_for(size: Size) -> Iterator[None]:
     """What is set in torch for the shapes that batches have.
 
     Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which

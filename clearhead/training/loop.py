@@ -133,12 +133,20 @@ class Trainer:
         return ending
 
     def _train(self, interruption: Interruption) -> Ending:
-        stopping = self.config.early_stopping
-        while self.at.step < self.total_steps:
+        config, stopping = self.config, self.config.early_stopping
+        while (step := self.at.step + 1) <= self.total_steps:
             if stopping is not None and self.at.waited >= stopping.patience:
                 return "stopped early"
-            self._update(self.at.step + 1)
-            self._after_update()
+            self._update(step)
+            is_last = step == self.total_steps
+            self.progress.stepped(step)
+            if step % config.log_every == 0 or is_last:
+                self._log()
+            if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
+                self._validate()
+            if step % config.checkpoint_every == 0 and not is_last:
+                self._check_finite()
+                self._save()
             # If any process has had a signal, they must all stop at the same step.
             if self.world.largest(int(bool(interruption))):
                 return "interrupted"
@@ -167,19 +175,6 @@ class Trainer:
         self.at.interval_labels += labels
         self.at.interval_tokens += tokens
         self.at.tokens += tokens
-
-    def _after_update(self) -> None:
-        """What is due after this step: a row of the log, a validation, a checkpoint."""
-        step, config = self.at.step, self.config
-        is_last = step == self.total_steps
-        self.progress.stepped(step)
-        if step % config.log_every == 0 or is_last:
-            self._log()
-        if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
-            self._validate()
-        if step % config.checkpoint_every == 0 and not is_last:
-            self._check_finite()
-            self._save()
 
     def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
         """Counts over all processes. They are plain numbers made on the CPU, so no device is waited for."""

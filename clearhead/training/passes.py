@@ -58,7 +58,10 @@ class Passes:
         batches = list(batches)
         loss = torch.zeros((), dtype=widest(self._world.device), device=self._world.device)
         for batch in batches:
-            with self._world.accumulating(self._shared, last=batch is batches[-1]), self._stance(batch):
+            # The last batch of an epoch may be smaller: compiling for it alone would not pay.
+            is_odd = self._config.compile and self._rows not in (None, len(batch))
+            stance = torch.compiler.set_stance("force_eager") if is_odd else nullcontext()
+            with self._world.accumulating(self._shared, last=batch is batches[-1]), stance:
                 loss += self._pass(batch, scale)
         return loss
 
@@ -81,12 +84,6 @@ class Passes:
                 labels += batch.n_labels
         self.model.train()
         return sums, labels
-
-    def _stance(self, batch: Batch) -> AbstractContextManager[Any]:
-        """The last batch of an epoch may be smaller: compiling for it alone would not pay."""
-        if self._config.compile and self._rows is not None and len(batch) != self._rows:
-            return torch.compiler.set_stance("force_eager")
-        return nullcontext()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._world.device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")

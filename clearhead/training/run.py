@@ -183,7 +183,13 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
                     _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
                     trainer.keep_start()
-                _begin(recipe, trainer)
+                # Nothing was there before all that can be refused has been looked at. The recipe comes last: a folder
+                # that has it can be resumed, and begins with the weights that it should.
+                if world.is_first:
+                    if (tokenizer := getattr(trainer.task, "tokenizer", None)) is not None:
+                        tokenizer.save(trainer.folder)
+                    write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
+                world.barrier()
             trainer.progress.started(_info(recipe, trainer))
             ending = trainer.run(interruption)
             return _finish(recipe, trainer, ending, interruption.signal)
@@ -243,17 +249,6 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
         value, other = wanted.value_of(key), found.value_of(key)
         why = f"the data and their tokenizer decide it, and it is {other}; leave it out"
         require(value == other, f"{key}={value} has no effect: {why}")
-
-
-def _begin(recipe: Recipe, trainer: Trainer) -> None:
-    """Make the run's folder. Nothing is there before all that can be refused has been looked at.
-
-    The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should."""
-    if trainer.world.is_first:
-        if (tokenizer := getattr(trainer.task, "tokenizer", None)) is not None:
-            tokenizer.save(trainer.folder)
-        write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
-    trainer.world.barrier()
 
 
 def _begin_with(model: nn.Module, init: Path) -> None:

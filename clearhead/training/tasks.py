@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from clearhead.audio import Mel
 from clearhead.config import Config
 from clearhead.data.batch import Task
-from clearhead.data.batches import ByCount, ByTokens, Packed
+from clearhead.data.batches import Size
 from clearhead.data.digits import Affine, Contrast, Digits, PerImage, PerSet, Shift
 from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
@@ -167,7 +167,7 @@ def _no_data(task: str, what: str) -> DataError:
     )
 
 
-def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Config:
+def fitted(model: Config, task: Task, batch: Size) -> Config:
     """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes.
 
     A table of learned positions has a row for every place that a batch can have: also for padding, and in any epoch."""
