@@ -48,8 +48,7 @@ class Sound:
 def read(path: str | Path, rate: int | None = None) -> Sound:
     """A file of sound, whole: WAV, FLAC and whatever else `soundfile` reads. Without `rate`, at the file's own."""
     stream = Stream(path, rate=rate, seconds=10.0)
-    samples = torch.cat(list(stream))
-    return Sound(samples, stream.rate, tuple(stream.notes))
+    return Sound(torch.cat(list(stream)), stream.rate, tuple(stream.notes))
 
 
 class _Form(NamedTuple):

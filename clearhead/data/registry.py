@@ -115,9 +115,8 @@ def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress 
         headers["Range"] = f"bytes={have}-"
         if version:
             headers["If-Range"] = version  # a file that has changed since is sent anew and whole
-    request = urllib.request.Request(remote.url, headers=headers)
     try:
-        answer = urllib.request.urlopen(request, timeout=timeout)
+        answer = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code == _RANGE_NOT_SATISFIABLE and have:
             _forget(part)

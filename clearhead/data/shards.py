@@ -180,8 +180,7 @@ def _claim(folder: Path, tokenizer: Tokenizer) -> None:
     if (folder / INDEX).is_file():
         # It is whole again when all its shards are; those that need no change are known by their records.
         for record in _read_json(folder / INDEX).get("shards", []):
-            beside = (folder / str(record["file"])).with_suffix(".json")
-            write_atomically(beside, json.dumps(record).encode())
+            write_atomically((folder / str(record["file"])).with_suffix(".json"), json.dumps(record).encode())
         (folder / INDEX).unlink()
 
 
@@ -256,8 +255,7 @@ def _worked(
         yield from ((piece, _made(piece, work, tokenizer)) for piece in pieces)
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
-    anew = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, anew) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         waiting: deque[tuple[_Piece, Future[dict[str, Any]]]] = deque()
         for piece in pieces:
             waiting.append((piece, pool.submit(_made_there, piece, work)))

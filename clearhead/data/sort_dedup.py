@@ -54,8 +54,7 @@ def sorted_without_repeats(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B
     first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
     first &= in_order != beyond
     # A stable sort of "not first" brings the firsts to the left and keeps their order.
-    compact = in_order.gather(1, torch.argsort((~first).to(torch.int8), dim=1, stable=True))
-    return compact, first.sum(1)
+    return in_order.gather(1, torch.argsort((~first).to(torch.int8), dim=1, stable=True)), first.sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)

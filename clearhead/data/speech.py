@@ -268,11 +268,9 @@ class StreamSplit(Split[SpeechBatch]):
         else:
             lengths = torch.full_like(counts, int(how.seconds * rate))
             counts = torch.minimum(counts, (ends + tail <= lengths[:, None]).sum(1))
-        there = torch.arange(most) < counts[:, None]
-        starts = torch.where(there, ends - taken, _NEVER)
-        loudness = self._rms[clips].mean(1)
+        starts = torch.where(torch.arange(most) < counts[:, None], ends - taken, _NEVER)
         below = 10 ** (-(how.noise[0] + noise * (how.noise[1] - how.noise[0])) / 20)
-        size = torch.where(clean < how.clean, 0.0, loudness * below)
+        size = torch.where(clean < how.clean, 0.0, self._rms[clips].mean(1) * below)
         gains = 10 ** ((2 * gain - 1) * how.gain / 20)
         return _Plan(clips, starts, speeds, counts, lengths, gains, size, u[:, 6:16])
 

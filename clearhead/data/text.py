@@ -73,9 +73,8 @@ def read_text(path: Path | str) -> tuple[str, Report]:
     """A text file with line ends as LF. Lines that are not UTF-8 are skipped and reported."""
     path = Path(path)
     with files.open_bytes(path) as file:
-        content = file.read().removeprefix(files.BOM)
+        lines = file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n").split(b"\n")
     tally, kept = Tally(path.name), []
-    lines = content.replace(b"\r\n", b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             kept.append(line.decode("utf-8"))

@@ -151,8 +151,7 @@ class Characters(Tokenizer):
 def _code_points(text: str) -> Tensor:
     if not text:
         return torch.zeros(0, dtype=torch.int64)
-    raw = bytearray(text.encode("utf-32-le", "surrogatepass"))
-    return torch.frombuffer(raw, dtype=torch.int32).to(torch.int64)
+    return torch.frombuffer(bytearray(text.encode("utf-32-le", "surrogatepass")), dtype=torch.int32).to(torch.int64)
 
 
 class Symbols(Tokenizer):

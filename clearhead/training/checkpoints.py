@@ -71,8 +71,7 @@ def write(
                     there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
                     save_tensors(new / file, there, {"format": "pt"})
                 shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-                document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
-                _write_json(new / _STATE, document)
+                _write_json(new / _STATE, {"format": FORMAT, "step": step, **state, "tensors": shapes})
                 _write_json(new / _MANIFEST, {path: sha256(new / path) for path in _files(new)})
                 _put_in_place(new, final)
         except OSError:
@@ -144,9 +143,8 @@ def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
 
     `recipe` is the mark of the run that they must belong to."""
     for step in sorted(steps(run), reverse=True):
-        folder = run / f"step-{step:08d}"
         try:
-            yield _open(folder, step, recipe)
+            yield _open(run / f"step-{step:08d}", step, recipe)
         except StorageError as error:
             warn_of(error)
 
@@ -181,8 +179,7 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
     is_old = recipe is not None and recipe.startswith(MARK) and not str(state.get("recipe")).startswith(MARK)
     if recipe is not None and state.get("recipe") != recipe and not is_old:
         raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
-    shapes = {name: tuple(shape) for name, shape in state["tensors"].items()}
-    return Checkpoint(folder, step, state, shapes)
+    return Checkpoint(folder, step, state, {name: tuple(shape) for name, shape in state["tensors"].items()})
 
 
 # ---------------------------------------------------------------------- reading

@@ -313,6 +313,5 @@ class Trainer:
 
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
-        own = checkpoints.weights(self.inner)
-        chosen = own | (self._average() or {}) | (self.best if self.keeps_best else {})
+        chosen = checkpoints.weights(self.inner) | (self._average() or {}) | (self.best if self.keeps_best else {})
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}

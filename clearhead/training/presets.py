@@ -245,11 +245,10 @@ def sort_dedup() -> Recipe:
 def speech_small() -> Recipe:
     """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
     said = Streams(seconds=1.62, digits=(1, 4), none=0.04, one=0.4, pause=(0.0, 0.5))
-    heard = replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08)
     return Recipe(
         preset="small",
         about="a small causal encoder on spoken digits, three layers",
-        data=SpeechData(streams=heard, n_validation=60),
+        data=SpeechData(streams=replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08), n_validation=60),
         model=SpeechConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
         train=TrainConfig(
             steps=1200,

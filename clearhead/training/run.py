@@ -191,8 +191,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
             trainer.progress.started(_info(recipe, trainer))
-            ending = trainer.run(interruption)
-            return _finish(recipe, trainer, ending, interruption.signal)
+            return _finish(recipe, trainer, trainer.run(interruption), interruption.signal)
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
