@@ -13,10 +13,9 @@ Letters: B rows (R where many examples share one), S source tokens, T target tok
 from __future__ import annotations
 
 import copy
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -65,7 +64,7 @@ class Batch(ABC):
     def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
         """The same batch with every tensor changed alike; its counts stay as they are."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
-        return dataclasses.replace(self, **changed)
+        return replace(self, **changed)
 
     def to(self: AnyBatch, device: torch.device | str, *, non_blocking: bool = False) -> AnyBatch:
         """The same batch on a device."""
@@ -77,7 +76,7 @@ class Batch(ABC):
 
     def silent(self: AnyBatch) -> AnyBatch:
         """The same batch with every weight zero: it takes part in a step and adds nothing to it."""
-        return dataclasses.replace(self, weights=torch.zeros_like(self.weights), n_tokens=0, n_labels=0)
+        return replace(self, weights=torch.zeros_like(self.weights), n_tokens=0, n_labels=0)
 
 
 @dataclass(frozen=True, kw_only=True)

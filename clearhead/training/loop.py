@@ -21,7 +21,6 @@ from clearhead.data.batch import Batch, Split, Task
 from clearhead.data.batches import Batches
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser
-from clearhead.training.checkpoints import Checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
 from clearhead.training.feed import Feed, kernels_for
@@ -289,7 +288,7 @@ class Trainer:
             raise StorageError(f"{self.folder} has checkpoints, but none that can be used; {then}")
         return False
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
         own = checkpoints.weights(self.inner)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
         checkpoints.restore_optimiser(self.optimiser, self.inner, checkpoint)

@@ -9,9 +9,8 @@ as large as features and matrix are. Every other model is asked for logits.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class Objective:
 
     def compiled(self, *, one_shape: bool) -> Objective:
         """The same, with its functions compiled: for batches of one shape, or once for all shapes."""
-        return dataclasses.replace(
+        return replace(
             self,
             at_once=_AT_ONCE_COMPILED if self.at_once == _AT_ONCE else self.at_once,
             of_logits=torch.compile(loss_of_logits, dynamic=not one_shape),

@@ -11,12 +11,11 @@ which commands want it."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ from clearhead.data.batch import Task
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.disk import save_tensors, write_atomically
 from clearhead.errors import ConfigError, StorageError
-from clearhead.models.storage import WEIGHTS
-from clearhead.models.storage import save as save_model
+from clearhead.models import storage  # and with it all configurations, which are found again by their names
 from clearhead.training import checkpoints
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
@@ -64,7 +62,7 @@ class Recipe:
             if section == "train" and path[0] in ("steps", "epochs"):
                 sections["train"] |= {"steps": None, "epochs": None}  # one takes the other's place
             _put(sections[section], path, parse_setting(value), key, getattr(self, section))
-        return dataclasses.replace(self, **_parts(sections))
+        return replace(self, **_parts(sections))
 
     def value_of(self, setting: str) -> Any:
         """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
@@ -94,8 +92,6 @@ class Recipe:
     @classmethod
     def of(cls, folder: Path | str) -> Recipe:
         """The recipe that a run, or a trained model, was made by."""
-        import clearhead.models  # noqa: F401  (its configurations must be known by name before one is looked up)
-
         path = Path(folder) / FILE_NAME
         if not path.is_file():
             raise StorageError(f"{folder} has no {FILE_NAME}: expected the folder of a run, as training writes it")
@@ -194,14 +190,14 @@ def export(
     missing = []
     folder.mkdir(parents=True, exist_ok=True)
     if recipe is None:
-        save_tensors(folder / WEIGHTS, {name: tensor.contiguous() for name, tensor in weights.items()}, {})
+        save_tensors(folder / storage.WEIGHTS, {name: tensor.contiguous() for name, tensor in weights.items()}, {})
     else:
         model = recipe.model.build()
         model.load_state_dict(dict(weights), strict=False)  # what is tied is there under one of its names
-        save_model(model, folder)
+        storage.save(model, folder)
         # Without the places on this machine where the data lay.
-        names = {field.name for field in dataclasses.fields(recipe.data)} & {"path", "validation"}
-        portable = dataclasses.replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))
+        names = {field.name for field in fields(recipe.data)} & {"path", "validation"}
+        portable = replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))
         write_atomically(folder / FILE_NAME, portable.to_toml().encode())
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)

@@ -12,15 +12,13 @@ runs/translation/
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
 import shlex
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +31,9 @@ from clearhead.data.tokenizers import load as load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model
-from clearhead.training import presets
+from clearhead.training import lock, presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
-from clearhead.training.lock import FILE_NAME as LOCK
-from clearhead.training.lock import held
 from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo
@@ -167,10 +163,10 @@ class _New:
 
 def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: Progress | None) -> Summary:
     """Go on with the run in a folder, or begin a new one."""
-    recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
+    recipe = replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
         if isinstance(start, Path):
-            until_the_end.enter_context(held(start, world))
+            until_the_end.enter_context(lock.held(start, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
@@ -178,7 +174,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
             if isinstance(start, Path):
                 trainer.resume()
             else:
-                until_the_end.enter_context(held(trainer.folder, world))
+                until_the_end.enter_context(lock.held(trainer.folder, world))
                 if world.is_first:
                     _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
@@ -226,7 +222,7 @@ def _prepared(recipe: Recipe, start: Path | _New, world: World, progress: Progre
     elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
         size = start.asked_for(tokenizer) if isinstance(start, _New) else tokenizer.vocab_size  # none was trained
         changes["data"] = recipe.data.replace(vocab_size=size)
-    found = dataclasses.replace(recipe, **changes)
+    found = replace(recipe, **changes)
     if isinstance(start, _New):
         _refuse_overruled(start.settings, recipe, found)
     model = found.model.build()
@@ -267,7 +263,7 @@ def _begin_with(model: nn.Module, init: Path) -> None:
 def _must_be_free(folder: Path) -> None:
     then = f"go on with it (resume={str(folder)!r}), or choose another out"
     require(not (folder / FILE_NAME).exists(), f"{folder} holds a run already; {then}")
-    is_used = folder.is_file() or (folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()))
+    is_used = folder.is_file() or (folder.is_dir() and any(path.name != lock.FILE_NAME for path in folder.iterdir()))
     require(not is_used, f"{folder} is not an empty folder; choose another out")
 
 
@@ -321,10 +317,10 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None
     summary = _summary(recipe, trainer, ending, signal)
     if trainer.world.is_first:
         # The picture is an extra; `draw_run` makes it from the log at any later time.
-        with contextlib.suppress(MissingDependencyError):
+        with suppress(MissingDependencyError):
             if read_log(trainer.folder):  # else stopped before the first row
                 draw_run(trainer.folder)
-        text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
+        text = json.dumps(asdict(summary), indent=1) + "\n"
         write_atomically(trainer.folder / "summary.json", text.encode())
     trainer.world.barrier()
     trainer.progress.ended(summary)

@@ -5,8 +5,7 @@ configuration to it, since the vocabulary, the size of the pictures and the long
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +40,7 @@ class DataConfig(Config):
         """The same settings for data that lie at `path` (None: as they are)."""
         if path is None:
             return self
-        if "path" not in {field.name for field in dataclasses.fields(self)}:
+        if "path" not in {field.name for field in fields(self)}:
             got = f"got data={str(path)!r}: leave it out"
             raise DataError(f"the task {self.task} makes its own data and reads none; {got}")
         return self.replace(path=str(Path(path).absolute()))
@@ -185,5 +184,5 @@ def fitted(model: Config, task: Task, batch: Size) -> Config:
     if (size := getattr(task, "image_size", None)) is not None:
         known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     known |= getattr(task, "features", {})
-    names = {field.name for field in dataclasses.fields(model)}
+    names = {field.name for field in fields(model)}
     return model.replace(**{name: value for name, value in known.items() if name in names})
