@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.data import files
-from clearhead.data.tokenizers import FILE_NAME, Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.tokenizers import FILE_NAME, Tokenizer, load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
 

@@ -196,7 +196,7 @@ class Symbols(Tokenizer):
         return json.dumps({"type": "symbols", "symbols": self.symbols, "pad": pad, "bos": bos, "eos": eos}, indent=1)
 
 
-def load(folder: Path | str) -> Tokenizer:
+def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The tokenizer of a folder, or of the `tokenizer.json` itself."""
     path = Path(folder)
     path = path / FILE_NAME if path.is_dir() else path

@@ -26,8 +26,7 @@ import torch
 from torch import nn
 
 from clearhead.data.batch import Task
-from clearhead.data.tokenizers import Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.tokenizers import Tokenizer, load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model
