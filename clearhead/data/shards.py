@@ -196,9 +196,6 @@ def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
         left.unlink()
 
 
-# ---------------------------------------------------------------------- cutting files into pieces
-
-
 def _pieces(sources: Sequence[Path], separator: str | None, at_once: int) -> Iterator[_Piece]:
     parts = None if separator is None else re.compile(rb"(?:\A|\n)" + re.escape(separator.encode()) + rb"\n\Z")
     number = 0
@@ -233,9 +230,6 @@ def _last_cut(content: bytes, anywhere: bool) -> int:
             return end + 1
         end = content.rfind(b"\n", 0, end)
     return 0
-
-
-# ---------------------------------------------------------------------- a piece into a shard, in a process of its own
 
 
 @dataclass(frozen=True)

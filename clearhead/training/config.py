@@ -115,7 +115,6 @@ class Constant(Value):
 
 # ---------------------------------------------------------------------- averages
 
-
 Weights = dict[str, Tensor]
 
 

@@ -55,15 +55,10 @@ class Objective:
 PLAIN = Objective()
 
 
-def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
-    """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
-
-    Sums add up over batches and processes; means of means would not."""
-    return loss_sum(model, batch, Objective(smoothing=label_smoothing)), batch.n_labels
-
-
 def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Float[Tensor, ""]:
-    """The sum alone. With `consistency` every example goes through the model twice, under two draws of dropout."""
+    """The loss of a batch as a sum over its labels, in nats: sums add up over batches and processes, means would not.
+
+    With `consistency` every example goes through the model twice, under two draws of dropout."""
     if objective.consistency:
         batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
     parts: Any = parts_of(model)
