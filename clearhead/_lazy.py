@@ -1,7 +1,7 @@
 """Packages whose names are loaded when they are asked for, so that a command imports only what it uses.
 
 A package writes its imports under `if TYPE_CHECKING:`, where type checkers read them, and then `lazy(__name__)`. The
-same imports say here where each name lives, so that none is listed twice."""
+same imports say here where each name lives and, where there is no `__all__`, which are public: none is listed twice."""
 
 from __future__ import annotations
 
@@ -43,4 +43,5 @@ def lazy(package: str) -> None:
     imports = [node for body in under for node in body if isinstance(node, ast.ImportFrom)]
     homes = {name.asname or name.name: (str(node.module), name.name) for node in imports for name in node.names}
     module.__dict__["_homes"] = homes
+    module.__dict__.setdefault("__all__", sorted(homes))
     module.__class__ = _Lazy

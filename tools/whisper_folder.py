@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from clearhead.data.tokenizers import byte_of_letter
+from clearhead.data.pieces import byte_of_letter
 from clearhead.interop.families.bart import WHISPER
 from clearhead.interop.family import Keys
 

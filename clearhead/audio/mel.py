@@ -22,8 +22,6 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.values import Count, NotNegative, Positive, require
 
-__all__ = ["Mel", "MelStream", "NaturalLog", "WhisperLog"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalLog(Value):

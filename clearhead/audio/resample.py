@@ -14,8 +14,6 @@ from torch import Tensor
 from clearhead._shapes import Float
 from clearhead.values import whole
 
-__all__ = ["Resampler", "resample"]
-
 _SLOWEST, _FASTEST = 1_000, 384_000  # Hz
 _CROSSINGS, _KAISER = 32, 8.6  # zeros of the sinc at each side, and a window that falls to about −85 dB beyond them
 _PASSED = 0.92  # of the lower Nyquist frequency: the filter has fallen where the new one begins

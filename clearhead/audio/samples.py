@@ -23,8 +23,6 @@ from clearhead.audio.resample import Resampler
 from clearhead.errors import DataError, MissingDependencyError, StorageError
 from clearhead.values import Count, checked, did_you_mean
 
-__all__ = ["KINDS", "Sound", "Stream", "read"]
-
 # Of samples, little-endian as all machines are that torch runs on.
 KINDS = {"u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 Bytes = io.BufferedIOBase | io.RawIOBase
@@ -50,8 +48,7 @@ class Sound:
 def read(path: str | Path, rate: int | None = None) -> Sound:
     """A file of sound, whole: WAV, FLAC and whatever else `soundfile` reads. Without `rate`, at the file's own."""
     stream = Stream(path, rate=rate, seconds=10.0)
-    samples = torch.cat(list(stream))
-    return Sound(samples, stream.rate, tuple(stream.notes))
+    return Sound(torch.cat(list(stream)), stream.rate, tuple(stream.notes))
 
 
 class _Form(NamedTuple):

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.config import Value
-from clearhead.data.batch import Batch
+from clearhead.data.batch import Batch, Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import round_up
-from clearhead.data.task import Split
 from clearhead.errors import ConfigError, DataError
-from clearhead.values import Count
+from clearhead.values import Count, require
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
@@ -144,6 +143,9 @@ class Packed(Value):
         return torch.tensor(firsts)
 
 
+Size: TypeAlias = ByTokens | ByCount | Packed
+
+
 def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
     """The numbers of a batch's examples, one after the other, however they lie in its rows."""
     return group[group >= 0]
@@ -156,24 +158,16 @@ class Batches(Generic[B_co]):
     and joined they are the batches of one process. One for which a small batch has no row gets one of weight zero."""
 
     def __init__(
-        self,
-        split: Split[B_co],
-        size: ByTokens | ByCount | Packed,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int = 0,
-        world: int = 1,
+        self, split: Split[B_co], size: Size, *, seed: int = 0, shuffle: bool = True, rank: int = 0, world: int = 1
     ) -> None:
-        if not 0 <= rank < world:
-            raise ConfigError(f"rank {rank} of world {world}: expected 0 ≤ rank < world")
+        require(0 <= rank < world, f"rank {rank} of world {world}: expected 0 ≤ rank < world")
         self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
         self.rank, self.world = rank, world
         self.epoch = self.position = 0
         self._planned: tuple[int, list[Tensor], Tensor] | None = None
-        if isinstance(size, Packed) and not split.packs:
-            then = "use batch=ByTokens(…) or ByCount(…)"
-            raise ConfigError(f"examples of this task cannot be packed into rows, only sentence pairs can: {then}")
+        then = "only sentence pairs can: use batch=ByTokens(…) or ByCount(…)"
+        can = split.packs or not isinstance(size, Packed)
+        require(can, f"examples of this task cannot be packed into rows, {then}")
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
@@ -195,8 +189,7 @@ class Batches(Generic[B_co]):
 
     @property
     def rows_in_all(self) -> int | None:
-        """How many rows this process has in every batch, where all have one shape (but for a last, smaller one); None
-        where shapes differ."""
+        """This process's rows in every batch, where all have one shape (but for a last, smaller one); else None."""
         groups, lengths = self._plan()
         same = isinstance(self.size, Packed) or (isinstance(self.size, ByCount) and bool((lengths == lengths[0]).all()))
         return len(max(groups, key=len)[self.rank :: self.world]) if same else None
@@ -209,24 +202,22 @@ class Batches(Generic[B_co]):
         """What is left of this epoch. When the last batch has been taken, the next epoch begins at its start."""
         groups = self.groups()
         while self.position < len(groups):
+            rows = groups[self.position]
             # Counted before it is handed out: a state saved while a batch is worked on does not bring it again.
             self.position += 1
-            yield self._batch(groups[self.position - 1])
+            mine = rows[self.rank :: self.world]
+            some = mine if len(mine) else rows[:1]
+            if isinstance(self.size, Packed):
+                batch = self.split.packed(some, self.size.width, epoch=self.epoch)
+            else:
+                batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
+            yield batch if len(mine) else batch.silent()
         self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
         """Epoch after epoch without end."""
         while True:
             yield from self
-
-    def _batch(self, rows: Tensor) -> B_co:
-        mine = rows[self.rank :: self.world]
-        some = mine if len(mine) else rows[:1]
-        if isinstance(self.size, Packed):
-            batch = self.split.packed(some, self.size.width, epoch=self.epoch)
-        else:
-            batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
-        return batch if len(mine) else batch.silent()
 
     def statistics(self) -> Statistics:
         """Counts for this epoch, over all processes."""
@@ -258,11 +249,9 @@ class Batches(Generic[B_co]):
         if missing := {"epoch", "position", *self._identity()} - state.keys():
             raise ConfigError(f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches")
         for name, here in self._identity().items():
-            if state[name] != here:
-                raise ConfigError(
-                    f"the saved place in the data is for {name} {state[name]}, this run has {here}: "
-                    "resume with the data and settings of the run that saved it"
-                )
-        if state["epoch"] < 0 or state["position"] < 0:
-            raise ConfigError(f"epoch {state['epoch']}, position {state['position']}: expected none below 0")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+            then = "resume with the data and settings of the run that saved it"
+            saved = f"the saved place in the data is for {name} {state[name]}, this run has {here}"
+            require(state[name] == here, f"{saved}: {then}")
+        epoch, position = state["epoch"], state["position"]
+        require(min(epoch, position) >= 0, f"epoch {epoch}, position {position}: expected none below 0")
+        self.epoch, self.position = int(epoch), int(position)

@@ -21,8 +21,6 @@ from clearhead._shapes import Bool, Float, Int
 from clearhead.audio import Mel
 from clearhead.data.batch import Batch
 
-__all__ = ["SpeechBatch", "compared", "written"]
-
 _HEARD = 0.75  # how much of a symbol must have been said
 _NEVER = -1e4  # a score that no way goes through, and finite, as sums over ways need it
 
@@ -47,8 +45,7 @@ class SpeechBatch(Batch):
 
     def n_moments(self, logits: Float[Tensor, "B N V"]) -> list[int]:
         """How many of the moments are each sound's own."""
-        stacked = self.frames.shape[1] // logits.shape[1]
-        return [n // stacked for n in self.n_frames]
+        return [n // (self.frames.shape[1] // logits.shape[1]) for n in self.n_frames]
 
     def own_loss(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, ""]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

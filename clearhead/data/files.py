@@ -1,8 +1,9 @@
-"""Reading lines from files that may be compressed.
+"""Reading lines from files that may be compressed, and what became of the rows in them.
 
 A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression is seen
 from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them, whose largest .txt or .tsv is read.
-"""
+Reading never stops at a bad row and never hides one: each is counted under its reason, and the first few line numbers
+are kept so that a person can look."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
 from clearhead.errors import DataError, StorageError
 
 BOM = b"\xef\xbb\xbf"
-_TEXT_ENDINGS = (".txt", ".tsv")
 # What the libraries raise for content that is not what its first bytes promised.
 _DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
@@ -54,10 +55,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                     pass
                 name = _largest_text(path, {name: item.size for name, item in members.items()})
-                content = tar.extractfile(members[name])
-                if content is None:  # only for what is no plain file, which `members` leaves out
-                    raise StorageError(f"{path}: cannot read its member {name}")
-                yield stack.enter_context(content)
+                # None only for what is no plain file, which `members` leaves out.
+                yield stack.enter_context(cast(IO[bytes], tar.extractfile(members[name])))
             elif magic == b"\xfd7zXZ\x00":
                 yield stack.enter_context(lzma.open(path))
             elif magic.startswith(b"\x1f\x8b"):
@@ -69,7 +68,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _largest_text(path: Path, sizes: dict[str, int]) -> str:
-    texts = {name: size for name, size in sizes.items() if name.lower().endswith(_TEXT_ENDINGS)}
+    texts = {name: size for name, size in sizes.items() if name.lower().endswith((".txt", ".tsv"))}
     if not texts:
         raise DataError(f"{path} holds no .txt or .tsv file, but {len(sizes)} others: unpack it and name the right one")
     return max(texts, key=lambda name: (texts[name], name))
@@ -105,3 +104,82 @@ def sha256(path: Path) -> str:
     must_be_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------- reports
+
+NO_TAB, EMPTY_SIDE, NOT_UTF8, TOO_LONG = "no tab", "empty side", "not UTF-8", "too long"
+_LINES_KEPT = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """Rows skipped for one reason: how many, and the numbers (from 1) of the first few."""
+
+    count: int = 0
+    first_lines: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        more = ", …" if self.count > len(self.first_lines) else ""
+        word = "line" if self.count == 1 else "lines"
+        return f"{self.count:,} ({word} {', '.join(map(str, self.first_lines))}{more})"
+
+    def with_lines(self, *lines: int) -> Skipped:
+        """These rows and further ones."""
+        first = tuple(sorted((*self.first_lines, *lines))[:_LINES_KEPT])
+        return Skipped(count=self.count + len(lines), first_lines=first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The good and the skipped rows of one source; `str()` is a paragraph for people."""
+
+    source: str
+    n_rows: int
+    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+
+    @property
+    def n_skipped(self) -> int:
+        """How many rows were left out, for all reasons together."""
+        return sum(reason.count for reason in self.skipped.values())
+
+    @property
+    def n_good(self) -> int:
+        """How many rows were kept."""
+        return self.n_rows - self.n_skipped
+
+    def __str__(self) -> str:
+        skipped = "; ".join(f"{reason} {rows}" for reason, rows in self.skipped.items())
+        good = f"{self.source}: {self.n_good:,} of {self.n_rows:,} rows are good"
+        return f"{good}; skipped: {skipped}." if self.n_skipped else f"{good}."
+
+    def with_skipped(self, reason: str, line_numbers: list[int]) -> Report:
+        """The same report with further rows, counted as good before, skipped for a reason found later."""
+        if not line_numbers:
+            return self
+        after = self.skipped.get(reason, Skipped()).with_lines(*line_numbers)
+        return replace(self, skipped={**self.skipped, reason: after})
+
+    def require_good(self) -> None:
+        """Raise where no row at all can be used."""
+        if self.n_good == 0:
+            expected = "expected at least one usable row: check that this is the right file and format"
+            raise DataError(f"{str(self).removesuffix('.')}; {expected}")
+
+
+class Tally:
+    """Counts rows while a file is read; `report()` freezes the result."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.n_rows = source, 0
+        self._skipped: dict[str, Skipped] = {}
+
+    def good(self) -> None:
+        self.n_rows += 1
+
+    def skip(self, reason: str, line: int) -> None:
+        self.n_rows += 1
+        self._skipped[reason] = self._skipped.get(reason, Skipped()).with_lines(line)
+
+    def report(self) -> Report:
+        return Report(source=self.source, n_rows=self.n_rows, skipped=dict(self._skipped))

@@ -106,5 +106,4 @@ class Ragged:
         """The ids as the layout has them, from number `skip` of each row on."""
         starts = torch.where(rows >= 0, self.starts[rows] + skip, 0).to(self.values.device)
         index = starts.gather(1, layout.documents.clamp(max=rows.shape[1] - 1)) + layout.positions
-        ids = self.values[torch.where(layout.real, index, 0)].to(torch.int64)
-        return ids.masked_fill(~layout.real, fill)
+        return self.values[torch.where(layout.real, index, 0)].to(torch.int64).masked_fill(~layout.real, fill)

@@ -1,20 +1,179 @@
-"""The data sets this project knows: what they are, whose, how large, and how to tell the right file.
+"""The data sets this project knows, and how their files are fetched so that they are whole or not there.
 
-None is part of the package. `fetch(name, folder)` brings one where a network allows; a copy got in any other
-way serves as well, and `recognise(path)` says whether a file is one of those known. A checksum that is not
-known is None: such a file is then checked by its structure alone, and the listing says so."""
+None is part of the package. `fetch(name, folder)` brings one where a network allows; a copy got in any other way serves
+as well, and `recognise(path)` says whether a file is one of those known. A checksum that is not known is None: such a
+file is then checked by its structure alone, and the listing says so.
+
+What has arrived of a file stays in `NAME.part`, and a fetch that broke off goes on there: the server is asked for the
+rest of it. Only a file of the right size and checksum gets its real name."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import time
 import tomllib
-from collections.abc import Iterable, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data import files
-from clearhead.data.fetch import Progress, Remote, fetch_file
+from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
-from clearhead.values import did_you_mean
+from clearhead.values import did_you_mean, require
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes there and, where known, the bytes in all."""
+
+_CHUNK = 1 << 16
+_RANGE_NOT_SATISFIABLE = 416
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A file somewhere: its address, its name here, and what it must be. An unknown checksum is None."""
+
+    url: str
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        is_web, is_plain = self.url.startswith(("http://", "https://")), Path(self.name).name == self.name
+        require(is_web, f"address {self.url!r}: expected http:// or https://")
+        require(is_plain, f"file name {self.name!r}: expected a plain name without folders")
+
+
+def fetch_file(
+    remote: Remote,
+    folder: Path | str,
+    *,
+    tries: int = 5,
+    timeout: float = 30.0,
+    pause: float = 1.0,
+    progress: Progress | None = None,
+) -> Path:
+    """Bring a file into a folder, and give its path. One that is there and right is left as it is.
+
+    A connection that breaks off is taken up again, with growing pauses, until `tries` in a row bring nothing."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / remote.name
+    if target.is_file() and _why_wrong(remote, target) is None:
+        return target
+    part = folder / f"{remote.name}.part"
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            _continue(remote, part, timeout=timeout, progress=progress)
+            break
+        except (http.client.HTTPException, OSError) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                raise StorageError(
+                    f"{remote.url} answered {error.code} {error.reason}: the file may have moved; "
+                    f"get it by hand and put it at {target}"
+                ) from error
+            failures = 1 if _size(part) > before else failures + 1
+            if failures >= tries:
+                raise StorageError(
+                    f"{remote.url} could not be fetched ({error}) after {tries} tries; "
+                    f"{_size(part):,} bytes are kept in {part}: call again to go on from there"
+                ) from error
+            time.sleep(min(pause * 2 ** (failures - 1), 30.0))
+    if (why := _why_wrong(remote, part)) is not None:
+        _forget(part)
+        raise StorageError(f"{remote.url} gave {why}")
+    os.replace(part, target)
+    _note(part).unlink(missing_ok=True)
+    return target
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _why_wrong(remote: Remote, path: Path) -> str | None:
+    """What a file is instead of the one that is known; None where it is that."""
+    if remote.size is not None and (size := path.stat().st_size) != remote.size:
+        return f"{size:,} bytes, expected {remote.size:,}: it is not the file that is known"
+    if remote.sha256 is not None and (got := files.sha256(path)) != remote.sha256:
+        return f"a file with sha256 {got}, expected {remote.sha256}: it is thrown away"
+    return None
+
+
+def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress | None) -> None:
+    """Ask for what is missing and add it; return when the file is all there."""
+    have, version = _what_is_there(remote, part)
+    if remote.size is not None and have == remote.size:
+        return
+    headers = {"User-Agent": "clearhead", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if version:
+            headers["If-Range"] = version  # a file that has changed since is sent anew and whole
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == _RANGE_NOT_SATISFIABLE and have:
+            _forget(part)
+            raise ConnectionError("the server has no more than what is there; starting anew") from error
+        raise
+    with answer:
+        if answer.status == 206:
+            place, _, size = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")  # 5-9/10
+            start, total = _number(place.partition("-")[0]), _number(size)
+            if start != have:
+                _forget(part)
+                raise ConnectionError(f"asked for the bytes from {have}, got those from {start}; starting anew")
+        else:
+            have, total = 0, _number(answer.headers.get("Content-Length"))
+        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        strong = version if version and not version.startswith("W/") else None  # a weak tag may not be used with ranges
+        write_atomically(_note(part), json.dumps({"url": remote.url, "version": strong}).encode())
+        with part.open("ab" if have else "wb") as out:
+            while chunk := answer.read(_CHUNK):
+                out.write(chunk)
+                have += len(chunk)
+                if remote.size is not None and have > remote.size:
+                    return  # not the file that was promised: no need of the rest, the size says so
+                if progress is not None:
+                    progress(have, total if total is not None else remote.size)
+            out.flush()
+            os.fsync(out.fileno())
+    if total is not None and have < total:
+        raise ConnectionError(f"the connection ended at byte {have:,} of {total:,}")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _note(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def _what_is_there(remote: Remote, part: Path) -> tuple[int, str | None]:
+    """The bytes that can be gone on from, and the version of the file they are of."""
+    try:
+        note = json.loads(_note(part).read_text(encoding="utf-8"))
+        if note["url"] == remote.url and part.is_file():
+            return part.stat().st_size, note["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    _forget(part)  # of another address, or of unknown origin: nothing to build on
+    return 0, None
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _note(part).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------- data sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +228,10 @@ KNOWN: tuple[DataSet, ...] = tuple(_known())
 
 def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     """The data set of a name."""
-    known = tuple(known)
-    for item in known:
-        if item.name == name:
-            return item
-    raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, [item.name for item in known])}")
+    by_name = {item.name: item for item in known}
+    if name not in by_name:
+        raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, by_name)}")
+    return by_name[name]
 
 
 def fetch(
@@ -113,11 +271,10 @@ def _check_structure(item: DataSet, path: Path) -> None:
 
 def recognise(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataSet, str] | None:
     """The data set a local file belongs to and its usual name, by its checksum; None where it is unknown."""
-    path = Path(path)
-    digest = files.sha256(path)
+    digest = files.sha256(Path(path))
     for item in known:
-        names = {file.sha256: file.name for file in item.remotes}
-        names |= {file.sha256: file.name for file in item.copies}
-        if digest in names:
-            return item, names[digest]
+        kept: tuple[KnownFile | Remote, ...] = (*item.copies, *item.remotes)
+        for file in kept:
+            if file.sha256 == digest:
+                return item, file.name
     return None

@@ -21,21 +21,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.data import files
-from clearhead.data.tokenizers import FILE_NAME, Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.tokenizers import FILE_NAME, Tokenizer, load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Shards", "is_shards", "tokenize"]
 
 FORMAT = "clearhead shards 1"
 INDEX = "index.json"
@@ -134,11 +131,6 @@ class _Piece:
     begins: bool  # with a document, of which nothing is in the piece before
     ends: bool  # its last document
 
-    def mark(self, tokenizer: str, separator: str | None) -> str:
-        """A hash of all that decides the ids."""
-        how = json.dumps([tokenizer, separator, self.is_lines, self.begins, self.ends])
-        return hashlib.sha256(how.encode() + self.content).hexdigest()
-
 
 def tokenize(
     paths: Sequence[Path | str],
@@ -187,8 +179,7 @@ def _claim(folder: Path, tokenizer: Tokenizer) -> None:
     if (folder / INDEX).is_file():
         # It is whole again when all its shards are; those that need no change are known by their records.
         for record in _read_json(folder / INDEX).get("shards", []):
-            beside = (folder / str(record["file"])).with_suffix(".json")
-            write_atomically(beside, json.dumps(record).encode())
+            write_atomically((folder / str(record["file"])).with_suffix(".json"), json.dumps(record).encode())
         (folder / INDEX).unlink()
 
 
@@ -198,15 +189,11 @@ def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
         index[name] = sum(record[own] for record in records)
     index["shards"] = records
     kept = {record["file"] for record in records}
-    for left in folder.glob("*.ids"):
-        if left.name not in kept:
-            left.unlink()  # of a longer text, before
+    for left in (left for left in folder.glob("*.ids") if left.name not in kept):
+        left.unlink()  # of a longer text, before
     write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
     for left in folder.glob("[0-9]*.json"):
         left.unlink()
-
-
-# ---------------------------------------------------------------------- cutting files into pieces
 
 
 def _pieces(sources: Sequence[Path], separator: str | None, at_once: int) -> Iterator[_Piece]:
@@ -245,9 +232,6 @@ def _last_cut(content: bytes, anywhere: bool) -> int:
     return 0
 
 
-# ---------------------------------------------------------------------- a piece into a shard, in a process of its own
-
-
 @dataclass(frozen=True)
 class _Work:
     folder: str
@@ -261,31 +245,27 @@ def _worked(
 ) -> Iterator[tuple[_Piece, dict[str, Any]]]:
     """Every piece with its record, in order, a few ahead of the one that is asked for."""
     if processes == 1:
-        for piece in pieces:
-            yield piece, _made(piece, work, tokenizer)
+        yield from ((piece, _made(piece, work, tokenizer)) for piece in pieces)
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
-    anew = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, anew, initializer=_start, initargs=(work,)) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         waiting: deque[tuple[_Piece, Future[dict[str, Any]]]] = deque()
         for piece in pieces:
-            waiting.append((piece, pool.submit(_made_here, piece)))
+            waiting.append((piece, pool.submit(_made_there, piece, work)))
             if len(waiting) > 2 * processes:
                 first, future = waiting.popleft()
                 yield first, future.result()
         yield from ((first, future.result()) for first, future in waiting)
 
 
-_here: dict[str, Any] = {}
-
-
-def _start(work: _Work) -> None:
+@cache  # once in a process
+def _tokenizer_there(folder: str) -> Tokenizer:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _here.update(work=work, tokenizer=load_tokenizer(work.folder))
+    return load_tokenizer(folder)
 
 
-def _made_here(piece: _Piece) -> dict[str, Any]:
-    return _made(piece, _here["work"], _here["tokenizer"])
+def _made_there(piece: _Piece, work: _Work) -> dict[str, Any]:
+    return _made(piece, work, _tokenizer_there(work.folder))
 
 
 def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -294,7 +274,8 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
 
     path = Path(work.folder) / f"{piece.number:05d}.ids"
     beside = path.with_suffix(".json")
-    mark = piece.mark(work.tokenizer, work.separator)
+    how = json.dumps([work.tokenizer, work.separator, piece.is_lines, piece.begins, piece.ends])
+    mark = hashlib.sha256(how.encode() + piece.content).hexdigest()  # of all that decides the ids
     if beside.is_file() and path.is_file():
         record = _read_json(beside)
         if record.get("mark") == mark and files.sha256(path) == record.get("sha256"):

@@ -19,11 +19,10 @@ from torch import Tensor
 from clearhead._shapes import Bool, Int
 from clearhead.config import Value
 from clearhead.data import draws
-from clearhead.data.batch import TokenBatch
+from clearhead.data.batch import Split, TokenBatch
 from clearhead.data.ragged import inside, round_up
-from clearhead.data.task import Split
 from clearhead.data.tokenizers import Symbols
-from clearhead.errors import ConfigError, DataError
+from clearhead.errors import DataError
 from clearhead.values import Count, Share, require
 
 START, STOP, PAD = "<START>", "<STOP>", "<PAD>"
@@ -55,8 +54,7 @@ def sorted_without_repeats(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B
     first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
     first &= in_order != beyond
     # A stable sort of "not first" brings the firsts to the left and keeps their order.
-    compact = in_order.gather(1, torch.argsort((~first).to(torch.int8), dim=1, stable=True))
-    return compact, first.sum(1)
+    return in_order.gather(1, torch.argsort((~first).to(torch.int8), dim=1, stable=True)), first.sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,10 +215,9 @@ class SortDedup:
         n_validation: int = 1 << 11,
         seed: int = 0,
     ) -> None:
-        lengths = tuple(range(1, max_length + 1))
-        seen = tuple(length for length in lengths if length not in set(unseen_lengths))
-        if not seen:
-            raise ConfigError(f"max_length {max_length} without {tuple(unseen_lengths)}: no length is left to train on")
+        lengths, unseen = tuple(range(1, max_length + 1)), tuple(unseen_lengths)
+        seen = tuple(length for length in lengths if length not in unseen)
+        require(bool(seen), f"max_length {max_length} without {unseen}: no length is left to train on")
         self.max_length = max_length
         self.longest = max_length + 1 + min(n_symbols, max_length)  # tokens of an example, in any epoch
         self.tokenizer = vocabulary(n_symbols)

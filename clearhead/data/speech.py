@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -26,12 +27,10 @@ from clearhead._shapes import Float, Int
 from clearhead.audio import Mel, Stream
 from clearhead.config import Value
 from clearhead.data import draws
+from clearhead.data.batch import Split
 from clearhead.data.ctc import SpeechBatch
-from clearhead.data.task import Split
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
-
-__all__ = ["TAIL", "Recordings", "SingleSplit", "Speech", "StreamSplit", "Streams"]
 
 _DRAWS = 601
 _FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
@@ -195,7 +194,9 @@ class StreamSplit(Split[SpeechBatch]):
         self._noise = _noises(mel.sample_rate)
         self._sound = recordings.samples  # batches are made where these lie
         self._clips = torch.stack((recordings.starts, recordings.lengths))
-        self._rms = _loudness(recordings)
+        sums = F.pad(recordings.samples.double().square().cumsum(0), (1, 0))
+        ends = recordings.starts + recordings.lengths
+        self._rms = ((sums[ends] - sums[recordings.starts]) / recordings.lengths).sqrt().float()  # of each recording
 
     @functools.cached_property
     def _by_speaker(self) -> tuple[Tensor, Tensor]:
@@ -267,11 +268,9 @@ class StreamSplit(Split[SpeechBatch]):
         else:
             lengths = torch.full_like(counts, int(how.seconds * rate))
             counts = torch.minimum(counts, (ends + tail <= lengths[:, None]).sum(1))
-        there = torch.arange(most) < counts[:, None]
-        starts = torch.where(there, ends - taken, _NEVER)
-        loudness = self._rms[clips].mean(1)
+        starts = torch.where(torch.arange(most) < counts[:, None], ends - taken, _NEVER)
         below = 10 ** (-(how.noise[0] + noise * (how.noise[1] - how.noise[0])) / 20)
-        size = torch.where(clean < how.clean, 0.0, loudness * below)
+        size = torch.where(clean < how.clean, 0.0, self._rms[clips].mean(1) * below)
         gains = 10 ** ((2 * gain - 1) * how.gain / 20)
         return _Plan(clips, starts, speeds, counts, lengths, gains, size, u[:, 6:16])
 
@@ -321,13 +320,6 @@ class SingleSplit(StreamSplit):
         B, lengths = len(rows), self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
         start, one = torch.zeros(B, 1, dtype=torch.int64), torch.ones(B)
         return _Plan(rows[:, None], start, one[:, None], start[:, 0] + 1, lengths, one, 0 * one, torch.zeros(B, 10))
-
-
-def _loudness(recordings: Recordings) -> Float[Tensor, " n"]:
-    """The root mean square of each recording."""
-    sums = torch.cat((torch.zeros(1, dtype=torch.float64), recordings.samples.double().square().cumsum(0)))
-    ends = recordings.starts + recordings.lengths
-    return ((sums[ends] - sums[recordings.starts]) / recordings.lengths).sqrt().float()
 
 
 def _noises(rate: int) -> Float[Tensor, "colours N"]:

@@ -16,16 +16,15 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.config import Value
-from clearhead.data import draws, files, report
-from clearhead.data.batch import TokenBatch
-from clearhead.data.byte_pairs import train_bpe
+from clearhead.data import draws, files
+from clearhead.data.batch import Split, TokenBatch
+from clearhead.data.files import Report, Tally
+from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import inside, round_up
-from clearhead.data.report import Report, Tally
 from clearhead.data.shards import Shards, is_shards
-from clearhead.data.task import Split
 from clearhead.data.tokenizers import Characters, Tokenizer
-from clearhead.errors import ConfigError, DataError
-from clearhead.values import Fraction, checked, whole
+from clearhead.errors import DataError
+from clearhead.values import Fraction, checked, require, whole
 
 _STARTS, _PHASE = 211, 223
 _MOST_RANDOM = 1 << 31  # what `draws.below` can draw from
@@ -41,11 +40,8 @@ class RandomWindows:
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
         """Where the windows of these rows (B,) begin: drawn from the seed and the epoch."""
-        if n_ids > _MOST_RANDOM:
-            raise ConfigError(
-                f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}; "
-                "use ConsecutiveWindows(shifted=True)"
-            )
+        most = f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}"
+        require(n_ids <= _MOST_RANDOM, f"{most}; use ConsecutiveWindows(shifted=True)")
         return draws.below(max(1, n_ids - context), _STARTS, seed, epoch, rows)
 
 
@@ -60,9 +56,7 @@ class ConsecutiveWindows(Value):
 
     def count(self, n_ids: int, context: int) -> int:
         """How many windows an epoch has: the text once, end to end."""
-        if not self.shifted:
-            return -(-(n_ids - 1) // context)
-        return max(1, (n_ids - 1) // context - 1)
+        return max(1, (n_ids - 1) // context - 1) if self.shifted else -(-(n_ids - 1) // context)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
         """Where the windows of these rows (B,) begin: one after the other."""
@@ -79,15 +73,13 @@ def read_text(path: Path | str) -> tuple[str, Report]:
     """A text file with line ends as LF. Lines that are not UTF-8 are skipped and reported."""
     path = Path(path)
     with files.open_bytes(path) as file:
-        content = file.read().removeprefix(files.BOM)
-    tally = Tally(path.name)
-    kept: list[str] = []
-    lines = content.replace(b"\r\n", b"\n").split(b"\n")
+        lines = file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n").split(b"\n")
+    tally, kept = Tally(path.name), []
     for number, line in enumerate(lines, start=1):
         try:
             kept.append(line.decode("utf-8"))
         except UnicodeDecodeError:
-            tally.skip(report.NOT_UTF8, number)
+            tally.skip(files.NOT_UTF8, number)
         else:
             if line or number < len(lines):  # after the last line end there is no further line
                 tally.good()
@@ -215,7 +207,8 @@ class Text:
 
         Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of
         the text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before
-        theirs. `seed` decides where training's windows start."""
+        theirs. `seed` decides where training's windows start: unless told otherwise they start anywhere, and in shards
+        they stand end to end, cut elsewhere in each epoch."""
         path = Path(path)
         how: dict[str, Any] = {"context": context, "seed": seed}
         hold_out = checked(hold_out, "hold_out", Fraction)
@@ -225,9 +218,13 @@ class Text:
                 raise DataError(
                     f"{path} was tokenized with another tokenizer than the one given; tokenize it with that"
                 )
-            return cls.of_shards(shards, hold_out=hold_out, across_documents=across_documents, windows=windows, **how)
-        if across_documents:
-            raise ConfigError("across_documents has no effect: a text file is one document, only shards hold many")
+            cut, how["apart"] = int(len(shards) * (1 - hold_out)), not across_documents
+            read = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **how)
+            kept = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **how)
+            rows = Report(source=str(path), n_rows=shards.n_documents)
+            return cls(read, kept, shards.tokenizer, rows)
+        why = "a text file is one document, only shards hold many"
+        require(not across_documents, f"across_documents has no effect: {why}")
         text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
@@ -236,22 +233,3 @@ class Text:
         train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **how)
         held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **how)
         return cls(train, held_out, tokenizer, rows)
-
-    @classmethod
-    def of_shards(
-        cls,
-        shards: Shards,
-        *,
-        context: int = 256,
-        windows: Windows | None = None,
-        hold_out: float = 0.1,
-        across_documents: bool = False,
-        seed: int = 0,
-    ) -> Text:
-        """From tokenized text; windows stand end to end, and are cut elsewhere in each epoch, unless told otherwise."""
-        cut = int(len(shards) * (1 - hold_out))
-        how: dict[str, Any] = {"context": context, "seed": seed, "apart": not across_documents}
-        train = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **how)
-        held_out = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **how)
-        rows = Report(source=str(shards.folder), n_rows=shards.n_documents)
-        return cls(train, held_out, shards.tokenizer, rows)

@@ -1,16 +1,14 @@
 """From text to ids and back: the one small interface, and its plain kinds, characters and a fixed list of symbols.
 
-Byte pairs are in `byte_pairs.py`. Every tokenizer is stored as one `tokenizer.json`, which is data:
-reading it runs no code."""
+Those that the `tokenizers` library runs are in `pieces.py`. Every tokenizer is stored as one `tokenizer.json`, which is
+data: reading it runs no code."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +16,10 @@ from torch import Tensor
 from clearhead._shapes import Int
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.values import require
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 FILE_NAME = "tokenizer.json"
-N_BYTES = 256
 
 
 class Tokenizer(ABC):
@@ -74,9 +72,8 @@ class Tokenizer(ABC):
 
 def as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-    for number in numbers:
-        if not 0 <= number < vocab_size:
-            raise DataError(f"id {number} is outside the vocabulary: expected 0 to {vocab_size - 1}")
+    if odd := [number for number in numbers if not 0 <= number < vocab_size]:
+        raise DataError(f"id {odd[0]} is outside the vocabulary: expected 0 to {vocab_size - 1}")
     return numbers
 
 
@@ -95,69 +92,10 @@ def visible(piece: str) -> str:
     )
 
 
-@cache
-def byte_of_letter() -> dict[str, int]:
-    """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(N_BYTES) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
-
-
-def piece_of_bytes(piece: str) -> str:
-    """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
-    letters = byte_of_letter()
-    if not all(letter in letters for letter in piece):
-        return visible(piece)  # added whole by its maker, and not as bytes
-    raw = bytes(letters[letter] for letter in piece)
-    try:
-        return visible(raw.decode())
-    except UnicodeDecodeError:  # a part of a character: show its bytes
-        return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
-
-
 def as_text(text: object) -> str:
     if not isinstance(text, str):
         raise DataError(f"a tokenizer reads text, and this is a {type(text).__name__}: {text!r:.60}")
     return text
-
-
-def _why_not_text(texts: Sequence[str]) -> str:
-    for i, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
-    return "the texts could not be encoded: expected a sequence of str"
-
-
-class LibraryTokenizer(Tokenizer):
-    """One that the `tokenizers` library runs; subclasses say how an id is labelled."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    @abstractmethod
-    def label(self, number: int) -> str:
-        """What an id is called in pictures and tables."""
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
-        try:
-            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
-        except TypeError as error:
-            raise DataError(_why_not_text(texts)) from error
-
-    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
-
-    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self.label(i) for i in as_list(ids, self.vocab_size)]
-
-    def to_json(self) -> str:
-        return self._inner.to_str()
 
 
 class Characters(Tokenizer):
@@ -165,8 +103,7 @@ class Characters(Tokenizer):
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
         self.alphabet = "".join(alphabet)
-        if len(set(self.alphabet)) != len(self.alphabet):
-            raise ConfigError("an alphabet must have each character once")
+        require(len(set(self.alphabet)) == len(self.alphabet), "an alphabet must have each character once")
         self.unknown = unknown
         self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
         self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
@@ -214,8 +151,7 @@ class Characters(Tokenizer):
 def _code_points(text: str) -> Tensor:
     if not text:
         return torch.zeros(0, dtype=torch.int64)
-    raw = bytearray(text.encode("utf-32-le", "surrogatepass"))
-    return torch.frombuffer(raw, dtype=torch.int32).to(torch.int64)
+    return torch.frombuffer(bytearray(text.encode("utf-32-le", "surrogatepass")), dtype=torch.int32).to(torch.int64)
 
 
 class Symbols(Tokenizer):
@@ -229,12 +165,9 @@ class Symbols(Tokenizer):
     def __init__(self, symbols: Sequence[str], *, pad: str = PAD, bos: str = BOS, eos: str = EOS) -> None:
         self.symbols = tuple(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(self.symbols)}
-        if len(self._id_of) != len(self.symbols):
-            raise ConfigError("a fixed vocabulary must have each symbol once")
-        for symbol in self.symbols:
-            if symbol.split() != [symbol]:
-                expected = "expected at least one character and no blanks, which part symbols"
-                raise ConfigError(f"symbol {symbol!r}: {expected}")
+        require(len(self._id_of) == len(self.symbols), "a fixed vocabulary must have each symbol once")
+        if odd := [symbol for symbol in self.symbols if symbol.split() != [symbol]]:
+            raise ConfigError(f"symbol {odd[0]!r}: expected at least one character and no blanks, which part symbols")
         self.special = (pad, bos, eos)
         if len(set(self.special)) != 3 or not self._id_of.keys() >= set(self.special):
             raise ConfigError(f"pad, bos and eos are {self.special}: expected three different symbols of the list")
@@ -249,12 +182,11 @@ class Symbols(Tokenizer):
             return [self._id_of[symbol] for symbol in as_text(text).split()]
         except KeyError as error:
             shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
-            what = f"symbol {error.args[0]!r} is not in the vocabulary"
-            raise DataError(f"{what}: expected blanks between {shown}") from error
+            expected = f"expected blanks between {shown}"
+            raise DataError(f"symbol {error.args[0]!r} is not in the vocabulary: {expected}") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        special = {self.pad_id, self.bos_id, self.eos_id}
-        return " ".join(self.symbols[i] for i in as_list(ids, self.vocab_size) if i not in special)
+        return " ".join(symbol for symbol in self.tokens(ids) if symbol not in self.special)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         return [self.symbols[i] for i in as_list(ids, self.vocab_size)]
@@ -264,7 +196,7 @@ class Symbols(Tokenizer):
         return json.dumps({"type": "symbols", "symbols": self.symbols, "pad": pad, "bos": bos, "eos": eos}, indent=1)
 
 
-def load(folder: Path | str) -> Tokenizer:
+def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The tokenizer of a folder, or of the `tokenizer.json` itself."""
     path = Path(folder)
     path = path / FILE_NAME if path.is_dir() else path
@@ -275,20 +207,15 @@ def load(folder: Path | str) -> Tokenizer:
         fields = json.loads(text)
         if not isinstance(fields, dict):
             raise ConfigError(f"its content is a {type(fields).__name__}, expected an object")
-        return _from_fields(fields, text)
+        match fields:
+            case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
+                return Characters(alphabet, unknown=unknown)
+            case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
+                return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
+            case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
+                from clearhead.data.pieces import from_json
+
+                return from_json(text)
+        raise ConfigError("expected byte-level BPE, characters or symbols")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StorageError(f"{path} is not a tokenizer of this project: {type(error).__name__}: {error}") from error
-
-
-def _from_fields(fields: dict[str, Any], text: str) -> Tokenizer:
-    match fields:
-        case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
-            return Characters(alphabet, unknown=unknown)
-        case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
-            return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
-        case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
-            from clearhead.data.byte_pairs import from_json
-
-            return from_json(text)
-        case _:
-            raise ConfigError("expected byte-level BPE, characters or symbols")

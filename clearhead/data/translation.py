@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
-from clearhead.data import files, report
-from clearhead.data.batch import PackedPairBatch, PairBatch
-from clearhead.data.byte_pairs import train_bpe
+from clearhead.data import files
+from clearhead.data.batch import PackedPairBatch, PairBatch, Split
+from clearhead.data.files import Report, Tally
+from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import Ragged, inside
-from clearhead.data.report import Report, Tally
-from clearhead.data.task import Split
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.errors import DataError, StorageError
 from clearhead.values import Fraction, checked
@@ -81,15 +80,15 @@ def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
 def _pair(line: bytes | None) -> tuple[str, str] | str:
     """The two columns of a line, or the reason why it is skipped."""
     if line is None:
-        return report.TOO_LONG
+        return files.TOO_LONG
     try:
         columns = line.decode("utf-8").split("\t", 2)
     except UnicodeDecodeError:
-        return report.NOT_UTF8
+        return files.NOT_UTF8
     if len(columns) < 2:
-        return report.NO_TAB
+        return files.NO_TAB
     first, second = columns[0].strip(), columns[1].strip()
-    return (first, second) if first and second else report.EMPTY_SIDE
+    return (first, second) if first and second else files.EMPTY_SIDE
 
 
 def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
@@ -114,7 +113,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
         if not fits.any():
             what = f"all of its {len(pairs):,} pairs have a side of over {max_tokens} tokens"
             raise DataError(f"{pairs.report.source}: {what}: raise max_tokens")
-        self.report = pairs.report.with_skipped(report.TOO_LONG, pairs.select((~fits).tolist()).lines)
+        self.report = pairs.report.with_skipped(files.TOO_LONG, pairs.select((~fits).tolist()).lines)
         kept, keep = pairs.select(fits.tolist()), fits.nonzero().flatten()
         self.sources, self.targets = kept.sources, kept.targets
         self._source, self._target = source.select(keep), target.select(keep)

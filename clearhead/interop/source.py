@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.pieces import Pieces, load_pieces
-from clearhead.data.sentence_pieces import FILES
+from clearhead.data.pieces import FILES, Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.errors import DataError, MissingDependencyError, StorageError
 from clearhead.interop.table import Shape

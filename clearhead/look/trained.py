@@ -13,8 +13,7 @@ from torch import Tensor
 from clearhead import audio
 from clearhead._shapes import Float
 from clearhead.attention import MultiHeadAttention
-from clearhead.data.digits import prepare
-from clearhead.data.images import grey
+from clearhead.data.digits import grey, prepare
 from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, MissingDependencyError
 from clearhead.generation import Greedy, How, generate

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.data.batch import Batch
+from clearhead.data.batch import Batch, Split
 from clearhead.data.ctc import compared, written
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Speech
-from clearhead.data.task import Split
 from clearhead.data.translation import PairSplit, Translation, read_pairs
 from clearhead.errors import ConfigError, DataError, MissingDependencyError
 from clearhead.generation import How, generate

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead import interop
-from clearhead.data.byte_pairs import BytePairs
-from clearhead.data.pieces import Pieces
+from clearhead.data.pieces import BytePairs, Pieces
 from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, Characters, Symbols, Tokenizer
 from clearhead.errors import DataError
 from clearhead.pretrained.store import Trained

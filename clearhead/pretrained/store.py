@@ -18,8 +18,7 @@ from torch import nn
 
 from clearhead import interop
 from clearhead.data.speech import TAIL
-from clearhead.data.tokenizers import Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.tokenizers import Tokenizer, load_tokenizer
 from clearhead.errors import DataError
 from clearhead.generation import Limits
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from clearhead.training.averaging import EMA, LastK
-from clearhead.training.config import DDP, FSDP, EarlyStopping, TrainConfig
-from clearhead.training.figure import draw_run, draw_schedule
-from clearhead.training.log import read_log
-from clearhead.training.loop import Trainer
-from clearhead.training.presets import PRESETS, TASKS
-from clearhead.training.progress import Progress, ProgressBar, RunInfo
-from clearhead.training.recipe import Recipe
-from clearhead.training.run import Summary, train
-from clearhead.training.schedule import Constant, InverseRoot, WarmupCosine
-from clearhead.training.stopping import DivergedError
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DDP",
-    "EMA",
-    "FSDP",
-    "PRESETS",
-    "TASKS",
-    "Constant",
-    "DivergedError",
-    "EarlyStopping",
-    "InverseRoot",
-    "LastK",
-    "Progress",
-    "ProgressBar",
-    "Recipe",
-    "RunInfo",
-    "Summary",
-    "TrainConfig",
-    "Trainer",
-    "WarmupCosine",
-    "draw_run",
-    "draw_schedule",
-    "read_log",
-    "train",
-]
+from clearhead._lazy import lazy
+
+if TYPE_CHECKING:
+    from clearhead.training.config import EMA as EMA
+    from clearhead.training.config import Constant as Constant
+    from clearhead.training.config import EarlyStopping as EarlyStopping
+    from clearhead.training.config import InverseRoot as InverseRoot
+    from clearhead.training.config import LastK as LastK
+    from clearhead.training.config import TrainConfig as TrainConfig
+    from clearhead.training.config import WarmupCosine as WarmupCosine
+    from clearhead.training.distributed import DDP as DDP
+    from clearhead.training.distributed import FSDP as FSDP
+    from clearhead.training.figure import draw_run as draw_run
+    from clearhead.training.figure import draw_schedule as draw_schedule
+    from clearhead.training.log import read_log as read_log
+    from clearhead.training.loop import Trainer as Trainer
+    from clearhead.training.presets import PRESETS as PRESETS
+    from clearhead.training.presets import TASKS as TASKS
+    from clearhead.training.progress import Progress as Progress
+    from clearhead.training.progress import ProgressBar as ProgressBar
+    from clearhead.training.progress import RunInfo as RunInfo
+    from clearhead.training.recipe import Recipe as Recipe
+    from clearhead.training.run import Summary as Summary
+    from clearhead.training.run import train as train
+    from clearhead.training.stopping import DivergedError as DivergedError
+
+lazy(__name__)

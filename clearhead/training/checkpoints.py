@@ -1,9 +1,10 @@
 """Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before their use.
 
-A checkpoint is one flat collection of named tensors (`encoder.norm.weight`, `exp_avg/encoder.norm.weight`, …) and one
-`state.json` of plain values. The part of a name before a "/" says which file a tensor lies in; names without one are
-the model's weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each
-process its own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's."""
+A checkpoint is one flat collection of named tensors and one `state.json` of plain values. Weights go by their names in
+the model, AdamW's state is `optimiser/exp_avg/encoder.norm.weight` and so on, random generators are `rng/RANK/cpu` and
+`rng/RANK/cuda`. The part of a name before a "/" says which file a tensor lies in; names without one are the model's
+weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each process its
+own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's."""
 
 from __future__ import annotations
 
@@ -12,25 +13,24 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from clearhead.data import draws
 from clearhead.data.files import sha256
 from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World, is_sharded
 
-__all__ = ["Checkpoint", "good_ones", "prune", "read", "write"]
-
 FORMAT = "clearhead checkpoint 1"
 MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
 _NAME = re.compile(r"step-(\d{8,})")
-_STATE, _MANIFEST, _SHARDS, _MODEL = "state.json", "manifest.json", "shards", "model"
+_STATE, _MANIFEST, _SHARDS = "state.json", "manifest.json", "shards"
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ def write(
             if sharded:
                 _write_shards(new / _SHARDS, tensors)
             if world.is_first:
-                if not sharded:
-                    _write_files(new, tensors)
+                for file, content in ({} if sharded else _by_file(tensors)).items():
+                    # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
+                    there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
+                    save_tensors(new / file, there, {"format": "pt"})
                 shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-                document = {"format": FORMAT, "step": step, **state, "tensors": shapes}
-                _write_json(new / _STATE, document)
+                _write_json(new / _STATE, {"format": FORMAT, "step": step, **state, "tensors": shapes})
                 _write_json(new / _MANIFEST, {path: sha256(new / path) for path in _files(new)})
                 _put_in_place(new, final)
         except OSError:
@@ -85,7 +86,7 @@ def prune(run: Path, keep: int, *, at: int) -> None:
     """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what broken saves left.
 
     Those beyond it could not be used when the run was resumed: they must not take the places of good ones."""
-    found = _steps(run)
+    found = steps(run)
     kept = sorted((step for step in found if step <= at), reverse=True)[:keep]
     for step in set(found) - set(kept):
         folder = run / f"step-{step:08d}"
@@ -100,16 +101,9 @@ def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The tensors of each file, by its name."""
     files: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        group = name.partition("/")[0] if "/" in name else _MODEL
+        group = name.partition("/")[0] if "/" in name else "model"
         files.setdefault(f"{group}.safetensors", {})[name] = tensor
     return files
-
-
-def _write_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    for file, content in _by_file(tensors).items():
-        # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
-        there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
-        save_tensors(folder / file, there, {"format": "pt"})
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -148,17 +142,11 @@ def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
     """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
 
     `recipe` is the mark of the run that they must belong to."""
-    for step in sorted(_steps(run), reverse=True):
-        folder = run / f"step-{step:08d}"
+    for step in sorted(steps(run), reverse=True):
         try:
-            yield _open(folder, step, recipe)
+            yield _open(run / f"step-{step:08d}", step, recipe)
         except StorageError as error:
             warn_of(error)
-
-
-def any_there(run: Path) -> bool:
-    """Whether there are checkpoints at all, good or not."""
-    return bool(_steps(run))
 
 
 def warn_of(error: Exception) -> None:
@@ -166,7 +154,8 @@ def warn_of(error: Exception) -> None:
     warnings.warn(f"{error}; the checkpoint before it is used", RuntimeWarning, stacklevel=3)
 
 
-def _steps(run: Path) -> list[int]:
+def steps(run: Path) -> list[int]:
+    """Those of the checkpoints that are there, good or not."""
     names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
     return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
 
@@ -190,8 +179,7 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
     is_old = recipe is not None and recipe.startswith(MARK) and not str(state.get("recipe")).startswith(MARK)
     if recipe is not None and state.get("recipe") != recipe and not is_old:
         raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
-    shapes = {name: tuple(shape) for name, shape in state["tensors"].items()}
-    return Checkpoint(folder, step, state, shapes)
+    return Checkpoint(folder, step, state, {name: tuple(shape) for name, shape in state["tensors"].items()})
 
 
 # ---------------------------------------------------------------------- reading
@@ -254,3 +242,84 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise StorageError(f"{path.parent} is foreign: {path.name} is not an object of names and values")
     return document
+
+
+# ---------------------------------------------------------------------- what is stored
+
+_PARTS = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of a parameter
+_DROPOUT = 503
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Each parameter once, under its first name, and the buffers that are stored with a model."""
+    named: dict[str, Tensor] = dict(model.named_parameters())
+    stored = model.state_dict(keep_vars=True)
+    return named | {name: buffer for name, buffer in model.named_buffers() if name in stored}
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """AdamW's moments and counts, by the names of the parameters they belong to."""
+    return {
+        f"optimiser/{part}/{name}": optimiser.state[parameter][part]
+        for name, parameter in model.named_parameters()
+        if parameter in optimiser.state
+        for part in _PARTS
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Give AdamW the moments and counts of a checkpoint. A parameter that had none then has none now."""
+    places: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if f"optimiser/step/{name}" not in checkpoint.tensors:
+            optimiser.state.pop(parameter, None)
+            continue
+        step = torch.zeros((), device=parameter.device if optimiser.defaults.get("fused") else "cpu")
+        state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        optimiser.state[parameter] = state
+        places |= {f"optimiser/{part}/{name}": tensor.detach() for part, tensor in state.items()}
+    read(checkpoint, places)
+
+
+def seed(run_seed: int, world: World, step: int = 0) -> None:
+    """Start this process's generators (dropout) in a place of their own."""
+    torch.manual_seed(int(draws.bits(_DROPOUT, run_seed, step, world.rank)) & (2**63 - 1))
+
+
+def rng_tensors(world: World) -> dict[str, Tensor]:
+    """The generators' states of all processes; all must call it."""
+    mine = {"cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(world.device)
+    found = enumerate(world.gather(mine))
+    return {f"rng/{rank}/{kind}": state for rank, states in found for kind, state in states.items()}
+
+
+def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
+    """Go on with the random numbers that would have come next; a process that is new starts its own."""
+    seed(run_seed, world, checkpoint.step)
+    shapes = {name: shape for name, shape in checkpoint.tensors.items() if name.startswith("rng/")}
+    found = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in shapes.items()}
+    read(checkpoint, found)
+    if (cpu := found.get(f"rng/{world.rank}/cpu")) is not None:
+        torch.set_rng_state(cpu)
+    if world.device.type == "cuda" and (cuda := found.get(f"rng/{world.rank}/cuda")) is not None:
+        torch.cuda.set_rng_state(cuda, world.device)
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def places_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Empty places for what was stored under `names`, which are the weights', or end in them; sharded as those are."""
+    own = {name: name if name in weights else name.partition("/")[2] for name in names}
+    return {name: torch.empty_like(weights[weight]) for name, weight in own.items()}
+
+
+def read_under(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `prefixed` stored, tensors like the weights."""
+    names = [name.removeprefix(f"{prefix}/") for name in checkpoint.tensors if name.startswith(f"{prefix}/")]
+    found = places_like(weights, names)
+    read(checkpoint, prefixed(prefix, found))
+    return found

@@ -17,9 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.training.config import DDP, FSDP
 
-__all__ = ["World", "join"]
+
+@dataclass(frozen=True)
+class DDP:
+    """Every process has the whole model and a part of each batch; gradients are averaged."""
+
+
+@dataclass(frozen=True)
+class FSDP:
+    """Weights, gradients and optimiser state are divided among the processes (FSDP2), gathered block by block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, sharing its memory; a tensor that is not sharded is its own part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def is_launched() -> bool:
     """Whether a launcher such as torchrun started this process as one of several (or of one)."""
     return dist.is_initialized() or ("WORLD_SIZE" in os.environ and "RANK" in os.environ)
@@ -133,26 +145,18 @@ def join(device: str = "auto", parallel: DDP | FSDP | None = None) -> Iterator[W
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)) if launched else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if dist.is_initialized():
-        yield _world(chosen, parallel)
-    elif size > 1 or isinstance(parallel, FSDP):
+    is_ours = not dist.is_initialized() and (size > 1 or isinstance(parallel, FSDP))
+    if is_ours:
         # Two back ends: tensors travel from GPU to GPU, plain counts and flags from CPU to CPU without waiting for one.
         dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-        try:
-            yield _world(chosen, parallel)
-        finally:
+    try:
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if not isinstance(parallel, FSDP):
+            parallel = DDP() if size > 1 else None  # DDP of one process is that process
+        yield World(rank=rank, size=size, device=chosen, parallel=parallel)
+    finally:
+        if is_ours:
             dist.destroy_process_group()
-    else:
-        yield World(device=chosen)  # DDP of one process is that process
-
-
-def _world(device: torch.device, parallel: DDP | FSDP | None) -> World:
-    size = dist.get_world_size()
-    if parallel is None and size > 1:
-        parallel = DDP()
-    if isinstance(parallel, DDP) and size == 1:
-        parallel = None
-    return World(rank=dist.get_rank(), size=size, device=device, parallel=parallel)
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:

@@ -6,13 +6,11 @@ read ahead by a thread, and their batches travel on that stream too."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,16 +18,14 @@ from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByCount, ByTokens, Packed, examples_of
+from clearhead.data.batches import Batches, ByCount, Size, examples_of
 from clearhead.training.stopping import Taken
-
-__all__ = ["Feed", "kernels_for"]
 
 _AHEAD = 4  # batches that are read before they are asked for
 
 
 @contextmanager
-def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
+def kernels_for(size: Size) -> Iterator[None]:
     """What is set in torch for the shapes that batches have.
 
     Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which
@@ -44,13 +40,6 @@ def kernels_for(size: ByTokens | ByCount | Packed) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Item:
-    batch: Batch
-    taken: Taken
-    place: dict[str, Any]  # where the batches stood after it
-
-
 class Feed:
     """`next()` gives a batch and what it was made of, epoch after epoch without end.
 
@@ -60,22 +49,23 @@ class Feed:
         self.batches = batches
         self.place = batches.state_dict()
         self._of = len(batches)  # batches in the epoch where the run stands
-        self.seconds = 0.0  # that the device (on the CPU: the loop) has waited for batches, as far as `settle` knows
+        self._seconds = 0.0  # that the loop has waited for batches since it asked; on a GPU its marks say it
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.reads else None
-        self._ahead: deque[Future[_Item]] = deque()
+        self._ahead: deque[Future[tuple[Batch, Taken]]] = deque()
 
     def next(self) -> tuple[Batch, Taken]:
         began = time.perf_counter()
         if self._stream is None:
-            item = self._take()
-            self.seconds += time.perf_counter() - began
+            batch, taken = self._take()
+            self._seconds += time.perf_counter() - began
         else:
-            item = self._take_aside(self._stream)
-        self.place, self._of = item.place, item.taken.of
-        return item.batch, item.taken
+            batch, taken = self._take_aside(self._stream)
+        self.place = self.place | {"epoch": taken.epoch, "position": taken.number + 1}
+        self._of = taken.of
+        return batch, taken
 
     @property
     def epochs(self) -> float:
@@ -88,12 +78,15 @@ class Feed:
         self.batches.load_state_dict(place)
         self.place, self._of = self.batches.state_dict(), len(self.batches)
 
-    def settle(self) -> None:
-        """Count what has been waited for by now; the device must have been waited for, as it is for a row of the log.
+    def waited(self) -> float:
+        """The seconds since the last call in which there was no batch. The device must have been waited for, as it is
+        for a row of the log.
 
-        The first mark is passed when the work before this batch is done, the second when the batch is there too."""
-        self.seconds += sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
+        The first mark is passed when the work before a batch is done, the second when the batch is there too."""
+        seconds = self._seconds + sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
+        self._seconds = 0.0
         self._marks.clear()
+        return seconds
 
     def close(self) -> None:
         """Forget what has been read ahead."""
@@ -101,26 +94,26 @@ class Feed:
             waiting.exception()
         self._ahead.clear()
 
-    def _take_aside(self, stream: torch.cuda.Stream) -> _Item:
+    def _take_aside(self, stream: torch.cuda.Stream) -> tuple[Batch, Taken]:
         current = torch.cuda.current_stream(self._device)
         before = current.record_event(torch.cuda.Event(enable_timing=True))
         with torch.cuda.stream(stream):
-            item = self._take()
-            batch = item.batch.to(self._device, non_blocking=True)
+            batch, taken = self._take()
+            batch = batch.to(self._device, non_blocking=True)
         current.wait_stream(stream)
         self._marks.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
         for tensor in batch.tensors().values():
             tensor.record_stream(current)  # its memory must not be used again before the step is done
-        return dataclasses.replace(item, batch=batch)
+        return batch, taken
 
-    def _take(self) -> _Item:
+    def _take(self) -> tuple[Batch, Taken]:
         if self._reader is None:
             return self._make()
         while len(self._ahead) <= _AHEAD:
             self._ahead.append(self._reader.submit(self._make))
         return self._ahead.popleft().result()
 
-    def _make(self) -> _Item:
+    def _make(self) -> tuple[Batch, Taken]:
         # A fresh iterator each time goes on at `position`, also after a state was loaded. Where an epoch is over,
         # iterating has begun the next one, which is never empty.
         batch = next(self.batches.forever())
@@ -128,5 +121,4 @@ class Feed:
             batch = batch.pin_memory()
         number = self.batches.position - 1
         groups = self.batches.groups()
-        taken = Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
-        return _Item(batch, taken, self.batches.state_dict())
+        return batch, Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))

@@ -8,10 +8,8 @@ from typing import Any
 
 from clearhead.disk import write_atomically
 from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.training.config import Schedule
 from clearhead.training.log import read_log
-from clearhead.training.schedule import Schedule
-
-__all__ = ["draw_run", "draw_schedule", "new_figure", "save_figure"]
 
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:

@@ -19,8 +19,6 @@ from clearhead.disk import refusals
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World
 
-__all__ = ["held"]
-
 FILE_NAME = ".lock"
 
 if sys.platform == "win32":
@@ -56,10 +54,9 @@ def held(folder: Path, world: World) -> Iterator[None]:
 
 def _hold(folder: Path) -> IO[str]:
     """The locked file, which must be kept open."""
-    path = folder / FILE_NAME
     with refusals(f"cannot train in {folder}", then="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = (folder / FILE_NAME).open("a+", encoding="utf-8")
         try:
             _take(file)
         except (BlockingIOError, PermissionError) as error:  # as POSIX and as Windows say it

@@ -15,8 +15,6 @@ from typing import Any
 from clearhead.disk import refusals, write_atomically
 from clearhead.errors import StorageError
 
-__all__ = ["Log", "read_log"]
-
 FILE_NAME = "log.jsonl"
 Row = dict[str, Any]
 
@@ -50,14 +48,19 @@ class Log:
         self.path = run / FILE_NAME
         if self.path.exists():
             kept = [row for row in read_log(run) if row["step"] <= after]
-            write_atomically(self.path, "".join(map(_line, kept)).encode())
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         self._file = self.path.open("a", encoding="utf-8")
-        self._board = _tensorboard(run, after)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._board = None
+        else:  # `purge_step` makes it forget what lies beyond the resumed step
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=after + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""
         with refusals(f"cannot write to {self.path}", then="make room and resume the run"):
-            self._file.write(_line(row))
+            self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         if self._board is not None:
             for name, value in row.items():
@@ -73,16 +76,3 @@ class Log:
             self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
-
-
-def _tensorboard(run: Path, after: int) -> Any:
-    """A writer, if TensorBoard is there; `purge_step` makes it forget what lies beyond the resumed step."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(run / "tensorboard"), purge_step=after + 1)

@@ -17,23 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.batch import Batch
+from clearhead.data.batch import Batch, Split, Task
 from clearhead.data.batches import Batches
-from clearhead.data.task import Split, Task
 from clearhead.errors import StorageError
-from clearhead.training import checkpoints, optimiser, state
-from clearhead.training.checkpoints import Checkpoint
+from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
-from clearhead.training.export import export, own_recipe
 from clearhead.training.feed import Feed, kernels_for
 from clearhead.training.log import Log
 from clearhead.training.passes import Passes, widest
 from clearhead.training.progress import Progress
-from clearhead.training.recipe import Recipe
+from clearhead.training.recipe import Recipe, export, own_recipe
 from clearhead.training.stopping import DivergedError, Interruption, Taken
-
-__all__ = ["Standing", "Trainer"]
 
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
@@ -80,9 +75,8 @@ class Trainer:
         recipe: Recipe | None = None,
     ) -> None:
         self.exported: Path | None = None  # the folder of the result
-        self._recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
-        self._tokenizer = getattr(task, "tokenizer", None)
-        self.config, self.folder, self.mark = config, folder, mark
+        self.recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
+        self.task, self.config, self.folder, self.mark = task, config, folder, mark
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self._rows: Log | None = None  # of the run that goes on, in the first process
@@ -98,7 +92,7 @@ class Trainer:
         self.steps_per_epoch = max(1, len(self.batches) // config.accumulation)
         self.total_steps = config.total_steps(len(self.batches))
         self.rate = config.rates(self.total_steps)
-        self.average = None if config.averaging is None else config.averaging.build()
+        self.averaged: dict[str, Tensor] = {}  # what the choice of an average keeps
         self.keeps_best = config.keep_best or config.early_stopping is not None
         self.best: dict[str, Tensor] = {}
         self.at = Standing()
@@ -108,7 +102,7 @@ class Trainer:
         self._norm = torch.zeros((), device=device)
         self._taken: dict[int, list[Taken]] = {}
         self._started = self._interval_started = time.perf_counter()
-        state.seed(config.seed, self.world)
+        checkpoints.seed(config.seed, self.world)
 
     def _batches(self, split: Split[Batch], *, shuffle: bool) -> Batches[Batch]:
         world, config = self.world, self.config
@@ -138,12 +132,20 @@ class Trainer:
         return ending
 
     def _train(self, interruption: Interruption) -> Ending:
-        stopping = self.config.early_stopping
-        while self.at.step < self.total_steps:
+        config, stopping = self.config, self.config.early_stopping
+        while (step := self.at.step + 1) <= self.total_steps:
             if stopping is not None and self.at.waited >= stopping.patience:
                 return "stopped early"
-            self._update(self.at.step + 1)
-            self._after_update()
+            self._update(step)
+            is_last = step == self.total_steps
+            self.progress.stepped(step)
+            if step % config.log_every == 0 or is_last:
+                self._log()
+            if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
+                self._validate()
+            if step % config.checkpoint_every == 0 and not is_last:
+                self._check_finite()
+                self._save()
             # If any process has had a signal, they must all stop at the same step.
             if self.world.largest(int(bool(interruption))):
                 return "interrupted"
@@ -157,31 +159,21 @@ class Trainer:
         # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
         loss = self.passes.learn(batches, self.world.size / labels)
         self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
-        self._note_if_not_finite(loss, step)
+        is_bad = ~(loss.isfinite() & self._norm.isfinite())
+        self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
+        if self.world.device.type == "cpu":
+            self._check_finite()  # before the optimiser puts it into the weights
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate(step)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update(state.weights(self.inner), step)
+        if self.config.averaging is not None:
+            self.config.averaging.update(self.averaged, checkpoints.weights(self.inner), step)
         self._loss_since += loss
         self.at.step = step
         self.at.interval_labels += labels
         self.at.interval_tokens += tokens
         self.at.tokens += tokens
-
-    def _after_update(self) -> None:
-        """What is due after this step: a row of the log, a validation, a checkpoint."""
-        step, config = self.at.step, self.config
-        is_last = step == self.total_steps
-        self.progress.stepped(step)
-        if step % config.log_every == 0 or is_last:
-            self._log()
-        if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
-            self._validate()
-        if step % config.checkpoint_every == 0 and not is_last:
-            self._check_finite()
-            self._save()
 
     def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
         """Counts over all processes. They are plain numbers made on the CPU, so no device is waited for."""
@@ -189,12 +181,6 @@ class Trainer:
         return max(1, labels), tokens
 
     # ------------------------------------------------------------------ looking at the numbers
-
-    def _note_if_not_finite(self, loss: Tensor, step: int) -> None:
-        is_bad = ~(loss.isfinite() & self._norm.isfinite())
-        self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
-        if self.world.device.type == "cpu":
-            self._check_finite()  # before the optimiser puts it into the weights
 
     def _check_finite(self) -> None:
         """Raise if any step since the last look had a loss or a gradient that was not finite."""
@@ -205,10 +191,10 @@ class Trainer:
 
     def _log(self) -> None:
         self._check_finite()
-        self.at.train_loss = self._sum_of_losses() / self.at.interval_labels
+        self.at.train_loss = self.world.sum(self._loss_since.clone()).item() / self.at.interval_labels
         now = time.perf_counter()
         self.at.seconds = now - self._started
-        self._count_waiting()
+        self.at.data_seconds += self.feed.waited()
         row = {
             "kind": "train",
             "step": self.at.step,
@@ -230,26 +216,16 @@ class Trainer:
         if self._rows is not None:
             self._rows.write(row)
 
-    def _sum_of_losses(self) -> float:
-        """What the losses since the last row of the log add up to, over all processes."""
-        return self.world.sum(self._loss_since.clone()).item()
-
-    def _count_waiting(self) -> None:
-        """Note how long was waited for data; the device has been waited for already."""
-        self.feed.settle()
-        self.at.data_seconds += self.feed.seconds
-        self.feed.seconds = 0.0
-
     def _validate(self) -> None:
         began, at = time.perf_counter(), self.at
-        averaged = None if self.average is None else self.average.value()
+        averaged = self._average()
         at.valid_loss, at.valid_accuracy = self.evaluate(averaged)
         best = math.inf if at.best_loss is None or math.isnan(at.best_loss) else at.best_loss
         stopping = self.config.early_stopping
         if at.best_loss is None or at.valid_loss < best - (0.0 if stopping is None else stopping.min_delta):
             at.best_loss, at.best_step, at.waited = at.valid_loss, at.step, 0
             if self.keeps_best:
-                own = state.weights(self.inner)
+                own = checkpoints.weights(self.inner)
                 self.best = {name: (averaged or own).get(name, own[name]).detach().clone() for name in own}
         else:
             at.waited += 1
@@ -259,9 +235,11 @@ class Trainer:
         self._note(row)
         self.progress.validated(row)
 
+    def _average(self) -> dict[str, Tensor] | None:
+        return None if self.config.averaging is None else self.config.averaging.value(self.averaged)
+
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
-        """Mean loss (without smoothing, in nats) and accuracy over the validation labels, with these weights
-        if given."""
+        """Mean loss (unsmoothed, in nats) and accuracy over the validation labels, with these weights if given."""
         sums, n = self.passes.score(self.validation, weights)
         self.validation.epoch = 0  # the same batches every time
         loss, right = self.world.sum(sums).tolist()
@@ -276,12 +254,11 @@ class Trainer:
             return
         now = time.perf_counter()
         self.at.seconds = now - self._started
-        self.at.interval_loss = self._sum_of_losses()
-        self._count_waiting()
-        tensors = state.weights(self.inner) | state.optimiser_tensors(self.optimiser, self.inner)
-        if self.average is not None:
-            tensors |= state.prefixed("average", self.average.tensors())
-        tensors |= state.prefixed("best", self.best) | state.rng_tensors(self.world)
+        self.at.interval_loss = self.world.sum(self._loss_since.clone()).item()
+        self.at.data_seconds += self.feed.waited()
+        tensors = checkpoints.weights(self.inner) | checkpoints.optimiser_tensors(self.optimiser, self.inner)
+        tensors |= checkpoints.prefixed("average", self.averaged) | checkpoints.prefixed("best", self.best)
+        tensors |= checkpoints.rng_tensors(self.world)
         values = {"recipe": self.mark, "standing": asdict(self.at), "data": self.feed.place}
         if self._rows is not None:
             self._rows.sync()
@@ -306,27 +283,22 @@ class Trainer:
                 checkpoints.warn_of(error)
             else:
                 return True
-        if self.world.from_first(checkpoints.any_there(self.folder)):
+        if self.world.from_first(checkpoints.steps(self.folder)):
             then = "remove its step-… folders to train from the start"
             raise StorageError(f"{self.folder} has checkpoints, but none that can be used; {then}")
         return False
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        own = state.weights(self.inner)
+    def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
+        own = checkpoints.weights(self.inner)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
-        state.restore_optimiser(self.optimiser, self.inner, checkpoint)
-        if self.average is not None:
-            places = self.average.shapes(own, state.names_under("average", checkpoint.tensors))
-            checkpoints.read(checkpoint, state.prefixed("average", places))
-            self.average.restore(places)
-        self.best = {name: torch.empty_like(own[name]) for name in state.names_under("best", checkpoint.tensors)}
-        checkpoints.read(checkpoint, state.prefixed("best", self.best))
+        checkpoints.restore_optimiser(self.optimiser, self.inner, checkpoint)
+        self.averaged, self.best = (checkpoints.read_under(kept, checkpoint, own) for kept in ("average", "best"))
         self.feed.go_to(checkpoint.state["data"])
         self.at = Standing(**checkpoint.state["standing"])
         # What had been summed up over all processes goes on in the first one's account.
         self._loss_since.fill_(self.at.interval_loss if self.world.is_first else 0.0)
         self.checkpoint = checkpoint.folder
-        state.restore_rng(checkpoint, self.world, self.config.seed)
+        checkpoints.restore_rng(checkpoint, self.world, self.config.seed)
 
     # ------------------------------------------------------------------ the result
 
@@ -334,13 +306,11 @@ class Trainer:
         weights = self.result()
         self.exported = self.folder / MODEL
         if self.world.is_first:
-            self.missing += export(self.exported, self._recipe, weights, self._tokenizer)
+            self.missing += export(self.exported, self.recipe, weights, getattr(self.task, "tokenizer", None))
             for piece in self.missing:
                 warnings.warn(f"{self.exported} lacks {piece}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> dict[str, Tensor]:
         """The weights to keep, whole and on the CPU: the best ones, the average, or the last. All processes call it."""
-        own = state.weights(self.inner)
-        averaged = None if self.average is None else self.average.value()
-        chosen = own | (averaged or {}) | (self.best if self.keeps_best else {})
+        chosen = checkpoints.weights(self.inner) | (self._average() or {}) | (self.best if self.keeps_best else {})
         return {name: whole(tensor.detach()).cpu() for name, tensor in chosen.items()}

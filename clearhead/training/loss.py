@@ -9,9 +9,8 @@ as large as features and matrix are. Every other model is asked for logits.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +22,6 @@ from clearhead._shapes import Float, Int
 from clearhead.data.batch import Batch
 from clearhead.data.ragged import round_up
 from clearhead.errors import ConfigError
-
-__all__ = ["Objective", "chunked_loss", "loss", "loss_of_logits", "loss_sum", "scores"]
 
 # Logits at once: compiled they are held twice in bfloat16, 1 GiB each; else several times in float32, 128 MiB each.
 _AT_ONCE, _AT_ONCE_COMPILED = 1 << 25, 1 << 29
@@ -47,7 +44,7 @@ class Objective:
 
     def compiled(self, *, one_shape: bool) -> Objective:
         """The same, with its functions compiled: for batches of one shape, or once for all shapes."""
-        return dataclasses.replace(
+        return replace(
             self,
             at_once=_AT_ONCE_COMPILED if self.at_once == _AT_ONCE else self.at_once,
             of_logits=torch.compile(loss_of_logits, dynamic=not one_shape),
@@ -58,15 +55,10 @@ class Objective:
 PLAIN = Objective()
 
 
-def loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
-    """The cross-entropy of a batch as a sum over its labels, in nats, and how many labels that are.
-
-    Sums add up over batches and processes; means of means would not."""
-    return loss_sum(model, batch, Objective(smoothing=label_smoothing)), batch.n_labels
-
-
 def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Float[Tensor, ""]:
-    """The sum alone. With `consistency` every example goes through the model twice, under two draws of dropout."""
+    """The loss of a batch as a sum over its labels, in nats: sums add up over batches and processes, means would not.
+
+    With `consistency` every example goes through the model twice, under two draws of dropout."""
     if objective.consistency:
         batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
     parts: Any = parts_of(model)

@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["loss_and_gradient"]
-
 _BLOCK, _WARPS = 4096, 8
 
 

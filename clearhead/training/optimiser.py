@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from clearhead.positions import BucketedBias, LearnedPositions
 from clearhead.training.distributed import whole
 
-__all__ = ["adamw", "clip", "decay_groups"]
-
 # Modules whose parameters are looked up or added, never multiplied with the residual stream.
 _TABLES = (nn.Embedding, LearnedPositions, BucketedBias)
 
@@ -35,9 +33,8 @@ def decay_groups(model: nn.Module) -> tuple[list[str], list[str]]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        owner = modules[name.rpartition(".")[0]]
         # A parameter that hangs on a whole model itself ([CLS]) is no layer's matrix.
-        is_layer = not any(True for _ in owner.children())
+        is_layer = not any(True for _ in modules[name.rpartition(".")[0]].children())
         is_matrix = parameter.dim() >= 2 and id(parameter) not in tables and is_layer
         (decay if is_matrix else keep).append(name)
     return decay, keep

@@ -7,8 +7,8 @@ once and replayed; with `recompute` a block keeps only what it was given, and co
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,13 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import Batch
 from clearhead.layers import ExpertsFeedForward
-from clearhead.training.averaging import borrowed
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, blocks_of, inner
+from clearhead.training.distributed import World, blocks_of, inner, local
 from clearhead.training.loss import LossOf, Objective
 from clearhead.training.recorded import Pass, Recorded
-
-__all__ = ["Passes"]
 
 
 class Passes:
@@ -61,7 +58,10 @@ class Passes:
         batches = list(batches)
         loss = torch.zeros((), dtype=widest(self._world.device), device=self._world.device)
         for batch in batches:
-            with self._world.accumulating(self._shared, last=batch is batches[-1]), self._stance(batch):
+            # The last batch of an epoch may be smaller: compiling for it alone would not pay.
+            is_odd = self._config.compile and self._rows not in (None, len(batch))
+            stance = torch.compiler.set_stance("force_eager") if is_odd else nullcontext()
+            with self._world.accumulating(self._shared, last=batch is batches[-1]), stance:
                 loss += self._pass(batch, scale)
         return loss
 
@@ -85,12 +85,6 @@ class Passes:
         self.model.train()
         return sums, labels
 
-    def _stance(self, batch: Batch) -> AbstractContextManager[Any]:
-        """The last batch of an epoch may be smaller: compiling for it alone would not pay."""
-        if self._config.compile and self._rows is not None and len(batch) != self._rows:
-            return torch.compiler.set_stance("force_eager")
-        return nullcontext()
-
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._world.device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
 
@@ -98,3 +92,20 @@ class Passes:
 def widest(device: torch.device) -> torch.dtype:
     """Sums over many batches are kept in float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def borrowed(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
+    """The model with other weights inside the block, and its own again afterwards, bit for bit."""
+    if weights is None:
+        yield
+        return
+    own = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    kept = {name: parameter.clone() for name, parameter in own.items()}
+    try:
+        for name, parameter in own.items():
+            parameter.copy_(local(weights[name]).detach())
+        yield
+    finally:
+        for name, parameter in own.items():
+            parameter.copy_(kept[name])

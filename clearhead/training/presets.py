@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data.augment import Affine, Contrast, PerImage
 from clearhead.data.batches import ByCount, ByTokens, Packed
+from clearhead.data.digits import Affine, Contrast, PerImage
 from clearhead.data.speech import Streams
 from clearhead.errors import ConfigError
 from clearhead.layers import DepthScaled, Xavier
@@ -22,19 +22,13 @@ from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.speech import SpeechConfig
 from clearhead.models.vision import Mean, VisionConfig
 from clearhead.positions import Learned, NoPositions
-from clearhead.training.averaging import EMA
-from clearhead.training.config import TrainConfig
+from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe
-from clearhead.training.schedule import WarmupCosine
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
 from clearhead.values import did_you_mean
 
-__all__ = ["PRESETS", "TASKS", "recipe"]
-
 _GPU: dict[str, Any] = {"precision": "bf16", "compile": True}
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped models of characters and of pictures
-
-# ---------------------------------------------------------------------- translation
 
 
 def _translator(*, layers: int, **sizes: Any) -> EncoderDecoderConfig:
@@ -73,7 +67,6 @@ HELLO_WORLD = (
 
 
 def en_es() -> Recipe:
-    """English to Spanish, the shipped model: width 256, four layers a side."""
     sizes = {"vocab_size": 8000, "max_len": 128, "d_model": 256, "n_heads": 8, "d_ff": 1024}
     return Recipe(
         preset="en-es",
@@ -95,9 +88,6 @@ def en_es() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- text
-
-
 def _of_characters(max_len: int, **sizes: Any) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=65, max_len=max_len, positions=Learned(max_len=max_len), init=DepthScaled(), **sizes
@@ -117,7 +107,6 @@ def text_small() -> Recipe:
 
 
 def shakespeare() -> Recipe:
-    """The shipped character-level decoder."""
     return Recipe(
         preset="shakespeare",
         about="a character-level decoder on Shakespeare; made for a GPU",
@@ -161,9 +150,6 @@ def gpt2() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- digits
-
-
 def _of_patches(width: int, patch_size: int, **sizes: Any) -> VisionConfig:
     """For square grey pictures."""
     shape: dict[str, Any] = {"image_size": (width, width), "n_channels": 1, "n_classes": 10, "patch_size": patch_size}
@@ -183,7 +169,6 @@ def digits_small() -> Recipe:
 
 
 def digits_vit() -> Recipe:
-    """The shipped vision Transformer for 32×32 grey digits."""
     return Recipe(
         preset="digits-vit",
         about="a vision Transformer on 32×32 grey house numbers; made for a GPU",
@@ -205,7 +190,6 @@ def digits_vit() -> Recipe:
 
 
 def digits_conv() -> Recipe:
-    """The shipped baseline: the five-layer convolutional network of 3,722 weights."""
     return Recipe(
         preset="digits-conv",
         about="the five-layer convolutional network of 3,722 weights on 32×32 grey house numbers",
@@ -224,15 +208,11 @@ def digits_conv() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- sort-dedup
-
-
 def _of_letters(max_len: int, **sizes: Any) -> DecoderConfig:
     return DecoderConfig(vocab_size=29, max_len=max_len, n_heads=4, positions=NoPositions(), tied=False, **sizes)
 
 
 def sort_dedup_small() -> Recipe:
-    """A small decoder that learns to sort up to ten letters and drop repeats."""
     batch, schedule = ByTokens(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
@@ -244,7 +224,6 @@ def sort_dedup_small() -> Recipe:
 
 
 def sort_dedup() -> Recipe:
-    """The shipped model: 26 letters, up to 32 of them."""
     return Recipe(
         preset="sort-dedup",
         about="a decoder without positions, up to 32 letters of 26",
@@ -263,17 +242,13 @@ def sort_dedup() -> Recipe:
     )
 
 
-# ---------------------------------------------------------------------- speech
-
-
 def speech_small() -> Recipe:
     """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
     said = Streams(seconds=1.62, digits=(1, 4), none=0.04, one=0.4, pause=(0.0, 0.5))
-    heard = replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08)
     return Recipe(
         preset="small",
         about="a small causal encoder on spoken digits, three layers",
-        data=SpeechData(streams=heard, n_validation=60),
+        data=SpeechData(streams=replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08), n_validation=60),
         model=SpeechConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
         train=TrainConfig(
             steps=1200,

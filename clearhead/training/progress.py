@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Progress", "ProgressBar", "RunInfo"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
@@ -107,11 +105,8 @@ class ProgressBar(Progress):
         else:
             speed = f"{row['tokens_per_s']:,.0f} tok/s"
             self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
-        self._show()
+        self._bars.update(self._bar, numbers=self._train + self._valid)
 
     def validated(self, row: Mapping[str, Any]) -> None:
         self._valid = f"{' ' if self._is_narrow else '  '}valid {row['loss']:.3f}"
-        self._show()
-
-    def _show(self) -> None:
         self._bars.update(self._bar, numbers=self._train + self._valid)

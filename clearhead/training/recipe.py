@@ -3,27 +3,35 @@
 Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked
 for in the training settings, then in the data's, then in the model's, and then in the parts of each (`lr_max` is a part
 of the schedule); `train.`, `data.` or `model.` before it says which is meant. The word of a choice
-(`schedule=constant`) takes another one, with the numbers of the present one that it has too."""
+(`schedule=constant`) takes another one, with the numbers of the present one that it has too.
+
+A run ends in a folder that every command can use: weights and configuration, tokenizer, recipe. Whoever brings a
+module, a tokenizer or data of their own gets as much of it as can be written, and is told in words what is missing and
+which commands want it."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from clearhead.config import Config, encode
+from clearhead.data.batch import Task
+from clearhead.data.tokenizers import Tokenizer
+from clearhead.disk import save_tensors, write_atomically
 from clearhead.errors import ConfigError, StorageError
+from clearhead.models import storage  # and with it all configurations, which are found again by their names
 from clearhead.training import checkpoints
 from clearhead.training.config import TrainConfig
-from clearhead.training.tasks import DataConfig
+from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
 from clearhead.values import did_you_mean
-
-__all__ = ["Recipe", "parse_setting"]
 
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
@@ -54,7 +62,7 @@ class Recipe:
             if section == "train" and path[0] in ("steps", "epochs"):
                 sections["train"] |= {"steps": None, "epochs": None}  # one takes the other's place
             _put(sections[section], path, parse_setting(value), key, getattr(self, section))
-        return dataclasses.replace(self, **_parts(sections))
+        return replace(self, **_parts(sections))
 
     def value_of(self, setting: str) -> Any:
         """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
@@ -84,8 +92,6 @@ class Recipe:
     @classmethod
     def of(cls, folder: Path | str) -> Recipe:
         """The recipe that a run, or a trained model, was made by."""
-        import clearhead.models  # noqa: F401  (its configurations must be known by name before one is looked up)
-
         path = Path(folder) / FILE_NAME
         if not path.is_file():
             raise StorageError(f"{folder} has no {FILE_NAME}: expected the folder of a run, as training writes it")
@@ -148,3 +154,61 @@ def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: 
     if isinstance(value, str) and isinstance(present := target[last], dict):
         value = config.choice(last, value, present)
     target[last] = value
+
+
+# ---------------------------------------------------------------------- the folder of the result
+
+OWN = "own"  # the preset of those who have none
+_KINDS: tuple[type[DataConfig], ...] = (TranslationData, TextData, DigitsData, SortDedupData)
+_DATA = {kind.task: kind for kind in _KINDS}
+
+
+def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
+    """The recipe of a run that was put together in Python, as far as there is one; and what is missing of it."""
+    missing = []
+    config = getattr(model, "config", None)
+    kind = type(model).__name__
+    if not isinstance(config, Config):
+        then = "so no command can make the model again"
+        missing.append(f"config.toml: {kind} has no .config that is a Config with build(), {then}")
+    elif _shapes(config) != {name: weight.shape for name, weight in model.state_dict().items()}:
+        missing.append(f"config.toml: {type(config).__name__}.build() makes other weights than {kind} has")
+        config = None
+    if task.name not in _DATA:
+        missing.append(f"train.toml: no command knows the task {task.name!r}; known are {', '.join(_DATA)}")
+    if missing or not isinstance(config, Config):
+        return None, missing
+    data: Any = _DATA[task.name]
+    settings = {"normalise": getattr(task, "normalise", None)} if data is DigitsData else {}
+    return Recipe(preset=OWN, data=data(**settings), model=config, train=train), missing
+
+
+def export(
+    folder: Path, recipe: Recipe | None, weights: Mapping[str, Tensor], tokenizer: Tokenizer | Any | None
+) -> list[str]:
+    """Write a model that can be used; without a recipe its weights alone. What could not be written is returned."""
+    missing = []
+    folder.mkdir(parents=True, exist_ok=True)
+    if recipe is None:
+        save_tensors(folder / storage.WEIGHTS, {name: tensor.contiguous() for name, tensor in weights.items()}, {})
+    else:
+        model = recipe.model.build()
+        model.load_state_dict(dict(weights), strict=False)  # what is tied is there under one of its names
+        storage.save(model, folder)
+        # Without the places on this machine where the data lay.
+        names = {field.name for field in fields(recipe.data)} & {"path", "validation"}
+        portable = replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))
+        write_atomically(folder / FILE_NAME, portable.to_toml().encode())
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder)
+    elif tokenizer is not None:
+        kind = type(tokenizer).__name__
+        missing.append(f"tokenizer.json: {kind} is no Tokenizer of the data room, which could be stored")
+    elif recipe is not None and recipe.data.takes_tokenizer:
+        missing.append("tokenizer.json: the task has no .tokenizer, so no command can read or write its text")
+    return missing
+
+
+def _shapes(config: Config) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: weight.shape for name, weight in config.build().state_dict().items()}

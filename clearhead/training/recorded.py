@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from clearhead.data.batch import Batch
 
-__all__ = ["Recorded"]
-
 # Passes that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
 _WARM = 3
 

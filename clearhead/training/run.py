@@ -12,40 +12,34 @@ runs/translation/
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
 import shlex
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from clearhead.data.task import Task
-from clearhead.data.tokenizers import Tokenizer
-from clearhead.data.tokenizers import load as load_tokenizer
+from clearhead.data.batch import Task
+from clearhead.data.tokenizers import Tokenizer, load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model
-from clearhead.training import presets
+from clearhead.training import lock, presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
-from clearhead.training.lock import FILE_NAME as LOCK
-from clearhead.training.lock import held
 from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
 from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
-
-__all__ = ["Summary", "train"]
+from clearhead.values import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +116,10 @@ def train(
         raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
     settings = dict(set or {})
     if resume is not None:
-        if any(given is not None for given in (task, preset, out, init, tokenizer)):
-            raise ConfigError(
-                "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer"
-            )
+        require(
+            all(given is None for given in (task, preset, out, init, tokenizer)),
+            "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer",
+        )
         return _run(_resumed(Path(resume), settings), data, Path(resume), progress)
     if task is None:
         raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
@@ -146,10 +140,9 @@ class _New:
     def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
         if self.tokenizer is None:
             return None if self.init is None else _tokenizer_in(self.init)
-        if self.init is not None:
-            raise ConfigError("got both tokenizer and init, whose tokenizer is used: leave out the first")
-        if not recipe.data.takes_tokenizer:
-            raise ConfigError(f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out")
+        require(self.init is None, "got both tokenizer and init, whose tokenizer is used: leave out the first")
+        unread = f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out"
+        require(recipe.data.takes_tokenizer, unread)
         return load_tokenizer(self.tokenizer)
 
     def asked_for(self, tokenizer: Tokenizer) -> int:
@@ -169,56 +162,43 @@ class _New:
 
 def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: Progress | None) -> Summary:
     """Go on with the run in a folder, or begin a new one."""
-    recipe = dataclasses.replace(recipe, data=recipe.data.at(data))
+    recipe = replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
         if isinstance(start, Path):
-            until_the_end.enter_context(held(start, world))
+            until_the_end.enter_context(lock.held(start, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
-            job = _prepare(recipe, start, world)
-            recipe, mark = job.recipe, job.recipe.mark(_fingerprint(job.task))
-            trainer = Trainer(
-                job.model, job.task, recipe.train, job.folder, world=world, progress=progress, mark=mark, recipe=recipe
-            )
+            recipe, trainer = _prepared(recipe, start, world, progress)
             if isinstance(start, Path):
                 trainer.resume()
             else:
-                until_the_end.enter_context(held(job.folder, world))
+                until_the_end.enter_context(lock.held(trainer.folder, world))
                 if world.is_first:
-                    _must_be_free(job.folder)  # another run may have taken it since it was chosen
+                    _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
                     trainer.keep_start()
-                _begin(job, world)
-            trainer.progress.started(_info(job, trainer))
-            ending = trainer.run(interruption)
-            return _finish(job, trainer, ending, interruption.signal)
-
-
-# ---------------------------------------------------------------------- before
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A recipe made concrete: its data read, its model built, its folder chosen."""
-
-    recipe: Recipe
-    folder: Path
-    task: Task
-    model: nn.Module
+                # Nothing was there before all that can be refused has been looked at. The recipe comes last: a folder
+                # that has it can be resumed, and begins with the weights that it should.
+                if world.is_first:
+                    if (tokenizer := getattr(trainer.task, "tokenizer", None)) is not None:
+                        tokenizer.save(trainer.folder)
+                    write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
+                world.barrier()
+            trainer.progress.started(_info(recipe, trainer))
+            return _finish(recipe, trainer, trainer.run(interruption), interruption.signal)
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
-    if (folder / "config.toml").is_file():
-        then = "resume the run that made it, or begin a new one with it as init"
-        raise ConfigError(f"{folder} holds a trained model and no run; {then}")
+    then = "resume the run that made it, or begin a new one with it as init"
+    require(not (folder / "config.toml").is_file(), f"{folder} holds a trained model and no run; {then}")
     recipe = Recipe.of(folder)
     for key in settings:
-        if key.removeprefix("train.").split(".")[0] not in PLACE:
-            raise ConfigError(
-                f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
-                f"only {', '.join(PLACE)} can. Start a new run for it"
-            )
+        require(
+            key.removeprefix("train.").split(".")[0] in PLACE,
+            f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
+            f"only {', '.join(PLACE)} can. Start a new run for it",
+        )
     # One that was begun by many processes may be gone on with by one.
     return recipe.changed(({} if is_launched() else {"parallel": None}) | dict(settings))
 
@@ -227,7 +207,8 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
 
 
-def _prepare(recipe: Recipe, start: Path | _New, world: World) -> _Job:
+def _prepared(recipe: Recipe, start: Path | _New, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
+    """A recipe made concrete: its data read, its model built, its folder chosen."""
     torch.manual_seed(recipe.train.seed)
     given = start.known_tokenizer(recipe) if isinstance(start, _New) else _tokenizer_in(start)
     is_given = given is not None and isinstance(start, _New)
@@ -240,15 +221,18 @@ def _prepare(recipe: Recipe, start: Path | _New, world: World) -> _Job:
     elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
         size = start.asked_for(tokenizer) if isinstance(start, _New) else tokenizer.vocab_size  # none was trained
         changes["data"] = recipe.data.replace(vocab_size=size)
-    found = dataclasses.replace(recipe, **changes)
-    if isinstance(start, Path):
-        return _Job(found, start, task, found.model.build())
-    _refuse_overruled(start.settings, recipe, found)
+    found = replace(recipe, **changes)
+    if isinstance(start, _New):
+        _refuse_overruled(start.settings, recipe, found)
     model = found.model.build()
-    if start.init is not None:
-        _begin_with(model, start.init)
-    folder = world.from_first(start.folder(found) if world.is_first else None)
-    return _Job(found, folder, task, model)
+    if isinstance(start, Path):
+        folder = start
+    else:
+        if start.init is not None:
+            _begin_with(model, start.init)
+        folder = world.from_first(start.folder(found) if world.is_first else None)
+    mark = found.mark(_fingerprint(task))
+    return found, Trainer(model, task, found.train, folder, world=world, progress=progress, mark=mark, recipe=found)
 
 
 def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
@@ -256,22 +240,9 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
     for key in settings:
         if key.rpartition(".")[2] in ("max_len", "positions"):
             continue  # the data may only ask for more room
-        if (value := wanted.value_of(key)) != (other := found.value_of(key)):
-            raise ConfigError(
-                f"{key}={value} has no effect: the data and their tokenizer decide it, and it is {other}; leave it out"
-            )
-
-
-def _begin(job: _Job, world: World) -> None:
-    """Make the run's folder. Nothing is there before all that can be refused has been looked at.
-
-    The recipe comes last: a folder that has it can be resumed, and begins with the weights that it should."""
-    if world.is_first:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        if (tokenizer := getattr(job.task, "tokenizer", None)) is not None:
-            tokenizer.save(job.folder)
-        write_atomically(job.folder / FILE_NAME, job.recipe.to_toml().encode())
-    world.barrier()
+        value, other = wanted.value_of(key), found.value_of(key)
+        why = f"the data and their tokenizer decide it, and it is {other}; leave it out"
+        require(value == other, f"{key}={value} has no effect: {why}")
 
 
 def _begin_with(model: nn.Module, init: Path) -> None:
@@ -280,21 +251,19 @@ def _begin_with(model: nn.Module, init: Path) -> None:
     own = model.state_dict()
     for name in sorted(own.keys() | trained.keys()):
         here, there = (list(side[name].shape) if name in side else "not there" for side in (own, trained))
-        if here != there:
-            raise ConfigError(
-                f"init: {name} is {here} in the model to be trained and {there} in {init}; "
-                "choose the preset and the sizes that it was trained with (its train.toml has them)"
-            )
+        require(
+            here == there,
+            f"init: {name} is {here} in the model to be trained and {there} in {init}; "
+            "choose the preset and the sizes that it was trained with (its train.toml has them)",
+        )
     model.load_state_dict(trained)
 
 
 def _must_be_free(folder: Path) -> None:
-    if (folder / FILE_NAME).exists():
-        raise ConfigError(
-            f"{folder} holds a run already; go on with it (resume={str(folder)!r}), or choose another out"
-        )
-    if folder.is_file() or (folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())):
-        raise ConfigError(f"{folder} is not an empty folder; choose another out")
+    then = f"go on with it (resume={str(folder)!r}), or choose another out"
+    require(not (folder / FILE_NAME).exists(), f"{folder} holds a run already; {then}")
+    is_used = folder.is_file() or (folder.is_dir() and any(path.name != lock.FILE_NAME for path in folder.iterdir()))
+    require(not is_used, f"{folder} is not an empty folder; choose another out")
 
 
 def _fingerprint(task: Task) -> str:
@@ -308,11 +277,11 @@ def _fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _facts(job: _Job, trainer: Trainer) -> dict[str, Any]:
+def _facts(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
     """What is said of a run at its beginning and at its end."""
     return {
-        "task": job.recipe.task,
-        "preset": job.recipe.preset,
+        "task": recipe.task,
+        "preset": recipe.preset,
         "total_steps": trainer.total_steps,
         "n_parameters": sum(parameter.numel() for parameter in trainer.inner.parameters()),
         "device": str(trainer.world.device),
@@ -320,20 +289,21 @@ def _facts(job: _Job, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _info(job: _Job, trainer: Trainer) -> RunInfo:
+def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
     return RunInfo(
-        **_facts(job, trainer),
-        folder=job.folder,
+        **_facts(recipe, trainer),
+        folder=trainer.folder,
         first_step=trainer.at.step,
         steps_per_epoch=trainer.steps_per_epoch,
-        n_train=len(job.task.train),
-        n_validation=len(job.task.validation),
-        notes=_notes(job.task, trainer),
+        n_train=len(trainer.task.train),
+        n_validation=len(trainer.task.validation),
+        notes=_notes(trainer),
     )
 
 
-def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
+def _notes(trainer: Trainer) -> tuple[str, ...]:
     """What a person should know about the data: rows that were skipped, and why."""
+    task = trainer.task
     reports = (getattr(part, "report", None) for part in (task, task.train, task.validation))
     notes = [str(report) for report in reports if report is not None and report.n_skipped]
     for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
@@ -342,25 +312,22 @@ def _notes(task: Task, trainer: Trainer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-# ---------------------------------------------------------------------- after
-
-
-def _finish(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    summary = _summary(job, trainer, ending, signal)
+def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    summary = _summary(recipe, trainer, ending, signal)
     if trainer.world.is_first:
         # The picture is an extra; `draw_run` makes it from the log at any later time.
-        with contextlib.suppress(MissingDependencyError):
-            if read_log(job.folder):  # else stopped before the first row
-                draw_run(job.folder)
-        text = json.dumps(dataclasses.asdict(summary), indent=1) + "\n"
-        write_atomically(job.folder / "summary.json", text.encode())
+        with suppress(MissingDependencyError):
+            if read_log(trainer.folder):  # else stopped before the first row
+                draw_run(trainer.folder)
+        text = json.dumps(asdict(summary), indent=1) + "\n"
+        write_atomically(trainer.folder / "summary.json", text.encode())
     trainer.world.barrier()
     trainer.progress.ended(summary)
     return summary
 
 
-def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    at, folder, model = trainer.at, str(job.folder), trainer.exported
+def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+    at, folder, model = trainer.at, str(trainer.folder), trainer.exported
     if ending == "interrupted":
         message = (
             f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
@@ -371,7 +338,7 @@ def _summary(job: _Job, trainer: Trainer, ending: Ending, signal: str | None) ->
     else:
         message = f"finished: the model is in {model}"
     return Summary(
-        **_facts(job, trainer),
+        **_facts(recipe, trainer),
         ending=ending,
         folder=folder,
         model=None if model is None else str(model),

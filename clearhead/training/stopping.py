@@ -15,8 +15,6 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-__all__ = ["DivergedError", "Interruption", "Taken", "listening"]
-
 _SHOWN = 16
 
 

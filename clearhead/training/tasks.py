@@ -5,28 +5,24 @@ configuration to it, since the vocabulary, the size of the pictures and the long
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from clearhead.audio import Mel
 from clearhead.config import Config
-from clearhead.data.augment import Affine, Contrast, PerImage, PerSet, Shift
-from clearhead.data.batches import ByCount, ByTokens, Packed
-from clearhead.data.digits import Digits
+from clearhead.data.batch import Task
+from clearhead.data.batches import Size
+from clearhead.data.digits import Affine, Contrast, Digits, PerImage, PerSet, Shift
 from clearhead.data.ragged import round_up
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
-from clearhead.data.task import Task
 from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
 from clearhead.data.tokenizers import Tokenizer
 from clearhead.data.translation import Translation
 from clearhead.errors import DataError
 from clearhead.positions import Learned
 from clearhead.values import Count, Fraction, NotNegative, Share, require
-
-__all__ = ["DataConfig", "DigitsData", "SortDedupData", "SpeechData", "TextData", "TranslationData", "fitted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,7 @@ class DataConfig(Config):
         """The same settings for data that lie at `path` (None: as they are)."""
         if path is None:
             return self
-        if "path" not in {field.name for field in dataclasses.fields(self)}:
+        if "path" not in {field.name for field in fields(self)}:
             got = f"got data={str(path)!r}: leave it out"
             raise DataError(f"the task {self.task} makes its own data and reads none; {got}")
         return self.replace(path=str(Path(path).absolute()))
@@ -170,7 +166,7 @@ def _no_data(task: str, what: str) -> DataError:
     )
 
 
-def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Config:
+def fitted(model: Config, task: Task, batch: Size) -> Config:
     """The model's configuration with the sizes that the data decide: vocabulary, longest row, pictures, classes.
 
     A table of learned positions has a row for every place that a batch can have: also for padding, and in any epoch."""
@@ -188,5 +184,5 @@ def fitted(model: Config, task: Task, batch: ByTokens | ByCount | Packed) -> Con
     if (size := getattr(task, "image_size", None)) is not None:
         known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     known |= getattr(task, "features", {})
-    names = {field.name for field in dataclasses.fields(model)}
+    names = {field.name for field in fields(model)}
     return model.replace(**{name: value for name, value in known.items() if name in names})

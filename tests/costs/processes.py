@@ -21,8 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from clearhead.checks.example import example
 from clearhead.models import tiny_decoder
-from clearhead.training.config import DDP, FSDP
-from clearhead.training.distributed import World
+from clearhead.training.distributed import DDP, FSDP, World
 
 
 def n_bytes(tensors) -> int:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import Batches, ByCount, ByTokens, PairBatch, Ragged, TokenBatch
+from clearhead.data.batch import Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import inside
-from clearhead.data.task import Split
 from clearhead.errors import ConfigError, DataError
 
 

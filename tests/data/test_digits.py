@@ -26,7 +26,7 @@ from clearhead.data import (
     normalisation_to_dict,
     prepare,
 )
-from clearhead.data.images import grey, read_idx, read_mat
+from clearhead.data.digits import grey, read_idx, read_mat
 from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
 

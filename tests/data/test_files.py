@@ -12,7 +12,7 @@ import pytest
 
 from clearhead import disk
 from clearhead.data import files
-from clearhead.data.report import NO_TAB, TOO_LONG, Tally
+from clearhead.data.files import NO_TAB, TOO_LONG, Tally
 from clearhead.errors import DataError, StorageError
 
 CONTENT = b"\xef\xbb\xbfone\r\ntwo\n\nlast"

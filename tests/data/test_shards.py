@@ -139,7 +139,7 @@ def shards(tmp_path, bpe):
 
 
 def test_windows_are_those_of_the_ids_in_memory(shards):
-    task = Text.of_shards(shards, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True)
+    task = Text.load(shards.folder, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True)
     cut = int(len(shards) * 0.8)
     ids = torch.from_numpy(shards.read(0, len(shards)))
     for split, part in ((task.train, ids[:cut]), (task.validation, ids[cut:])):
@@ -153,7 +153,7 @@ def test_windows_are_those_of_the_ids_in_memory(shards):
 
 
 def test_no_document_sees_another(shards):
-    task = Text.of_shards(shards, context=37)
+    task = Text.load(shards.folder, context=37)
     batch = task.train.batch(torch.arange(len(task.train)))
     eos = shards.tokenizer.eos_id
     assert (batch.documents.max(1).values > 0).any()
@@ -176,7 +176,7 @@ def test_no_document_sees_another(shards):
 def test_the_order_is_the_same_for_any_number_of_processes_and_goes_on_at_any_batch(shards):
     def walk(world, skip=0):
         parts = [
-            Batches(Text.of_shards(shards, context=13).train, ByCount(6), seed=3, rank=r, world=world)
+            Batches(Text.load(shards.folder, context=13).train, ByCount(6), seed=3, rank=r, world=world)
             for r in range(world)
         ]
         for part in parts:

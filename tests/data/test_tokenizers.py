@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clearhead.data import tokenizers
-from clearhead.data.byte_pairs import BytePairs, train_bpe
-from clearhead.data.tokenizers import Characters, Symbols, load
+from clearhead.data.pieces import BytePairs, train_bpe
+from clearhead.data.tokenizers import Characters, Symbols, load_tokenizer
 from clearhead.errors import ConfigError, DataError, StorageError
 
 TEXTS = [
@@ -172,7 +172,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path, make, text):
     t = make()
     path = t.save(tmp_path / "run")
     for place in (tmp_path / "run", path):
-        again = load(place)
+        again = load_tokenizer(place)
         assert type(again) is type(t)
         assert again.encode(text) == t.encode(text)
         assert (again.vocab_size, again.pad_id, again.bos_id, again.eos_id) == (
@@ -215,13 +215,13 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
     path = tmp_path / "tokenizer.json"
     path.write_text(content if isinstance(content, str) else content(tmp_path), encoding="utf-8")
     with pytest.raises(StorageError, match=message) as caught:
-        load(tmp_path)
+        load_tokenizer(tmp_path)
     assert str(path) in str(caught.value)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"there is no .*tokenizer\.json"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_the_common_interface_is_abstract():

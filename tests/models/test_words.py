@@ -20,7 +20,7 @@ from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.models.storage import load, save
 from clearhead.positions import Learned, Rotary
-from clearhead.training.loss import loss
+from clearhead.training.loss import loss_sum
 
 CONFIG = DecoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, max_len=13)
 ROTARY = EncoderConfig(vocab_size=31, d_model=16, n_heads=2, n_layers=2, max_len=13, positions=Rotary())
@@ -63,7 +63,7 @@ def test_training_has_the_loss_of_these_logits(words):
     batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
     wanted = F.cross_entropy(model(IDS).flatten(0, 1), batch.labels.flatten(), reduction="sum")
     expected = torch.autograd.grad(wanted, list(model.parameters()))
-    got, n = loss(model, batch)
+    got, n = loss_sum(model, batch), batch.n_labels
     assert n == IDS.numel()
     torch.testing.assert_close(got, wanted)
     for mine, theirs in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):

@@ -6,7 +6,8 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, LastK
-from clearhead.training.averaging import borrowed
+from clearhead.training.checkpoints import places_like
+from clearhead.training.passes import borrowed
 
 DECAY = 0.7
 
@@ -19,9 +20,9 @@ def walk(n):
 
 def test_ema_is_the_weighted_sum():
     path = walk(11)
-    average = EMA(DECAY).build()
+    choice, kept = EMA(DECAY), {}
     for step, weights in enumerate(path, start=1):
-        average.update(weights, step)
+        choice.update(kept, weights, step)
     # The same as one sum over the whole path: each point's share is what it was given times all later decays.
     decays = [min(DECAY, (1 + step) / (10 + step)) for step in range(2, 12)]
     shares = [1.0] + [1 - d for d in decays]
@@ -30,43 +31,43 @@ def test_ema_is_the_weighted_sum():
     assert sum(shares) == pytest.approx(1.0)
     for name in path[0]:
         expected = sum(share * weights[name].double() for share, weights in zip(shares, path, strict=True))
-        torch.testing.assert_close(average.value()[name].double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(choice.value(kept)[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_last_k_is_the_mean_of_the_last_snapshots():
     path = walk(17)
-    average = LastK(k=3, every=4).build()
-    assert average.value() is None
+    choice, kept = LastK(k=3, every=4), {}
+    assert choice.value(kept) is None
     for step, weights in enumerate(path, start=1):
-        average.update(weights, step)
+        choice.update(kept, weights, step)
     for name in path[0]:
         expected = torch.stack([path[step - 1][name] for step in (8, 12, 16)]).mean(0)
-        torch.testing.assert_close(average.value()[name], expected)
+        torch.testing.assert_close(choice.value(kept)[name], expected)
 
 
 @pytest.mark.parametrize("choice", [EMA(DECAY), LastK(k=3, every=2)])
 def test_stored_and_restored_it_goes_on_bit_for_bit(choice):
     path = walk(13)
-    whole, first, second = choice.build(), choice.build(), choice.build()
+    whole, first, second = {}, {}, {}
     for step, weights in enumerate(path, start=1):
-        whole.update(weights, step)
-        (first if step <= 7 else second).update(weights, step)
+        choice.update(whole, weights, step)
+        choice.update(first if step <= 7 else second, weights, step)
         if step == 7:
-            stored = {name: tensor.clone() for name, tensor in first.tensors().items()}
-            places = second.shapes(weights, stored)
+            stored = {name: tensor.clone() for name, tensor in first.items()}
+            places = places_like(weights, stored)
             assert {name: place.shape for name, place in places.items()} == {
                 name: tensor.shape for name, tensor in stored.items()
             }
-            second.restore(stored)
-    for name, tensor in whole.value().items():
-        assert torch.equal(tensor, second.value()[name])
+            second = stored
+    for name, tensor in choice.value(whole).items():
+        assert torch.equal(tensor, choice.value(second)[name])
 
 
 def test_averaging_does_not_touch_the_weights():
     weights = {"a": torch.ones(3)}
-    average = EMA(0.5).build()
-    average.update(weights, 1)
-    average.update({"a": torch.zeros(3)}, 2)
+    kept = {}
+    EMA(0.5).update(kept, weights, 1)
+    EMA(0.5).update(kept, {"a": torch.zeros(3)}, 2)
     assert torch.equal(weights["a"], torch.ones(3))
 
 

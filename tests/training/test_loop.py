@@ -27,7 +27,7 @@ from clearhead.training import (
     train,
 )
 from clearhead.training.loop import Trainer
-from clearhead.training.loss import Objective, loss, loss_sum, scores
+from clearhead.training.loss import Objective, loss_sum, scores
 from tests.training.tiny import SETTINGS, rows
 
 
@@ -72,7 +72,7 @@ def test_the_loss_is_the_sum_that_the_definition_gives(smoothing):
     batch = task.validation.batch(torch.arange(11))
     V = task.tokenizer.vocab_size
     logits = torch.randn(*batch.labels.shape, V, dtype=torch.float64)
-    total, count = loss(Fixed(logits), batch, smoothing)
+    total, count = loss_sum(Fixed(logits), batch, Objective(smoothing=smoothing)), batch.n_labels
     expected, n = 0.0, 0
     for b, t in batch.weights.nonzero().tolist():
         logs = logits[b, t] - logits[b, t].exp().sum().log()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.data import tokenizers
-from clearhead.data.augment import PerSet
+from clearhead.data.digits import PerSet
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
 from clearhead.positions import Learned
@@ -78,7 +78,7 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
     assert str(tmp_path) not in (tmp_path / "run/model/train.toml").read_text()
     tokenizer = None
     if task != "digits":
-        tokenizer = tokenizers.load(summary.model)
+        tokenizer = tokenizers.load_tokenizer(summary.model)
         assert model.config.vocab_size == tokenizer.vocab_size
     loaded = recipe.data.at(data[task]).load(seed=0, tokenizer=tokenizer)
     total = torch.zeros(2, dtype=torch.float64)
@@ -274,7 +274,7 @@ def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_
     (more / "dev.tsv").write_text(pairs(13, start=500))
     second = train("translation", data=more, out=tmp_path / "second", init=first.model, set=still)
     assert second.valid_loss == pytest.approx(first.valid_loss, rel=1e-6)
-    kept = [tokenizers.load(folder).encode("to 7 a") for folder in (first.model, second.model)]
+    kept = [tokenizers.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
     assert kept[0] == kept[1]
 
 

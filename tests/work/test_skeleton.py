@@ -15,7 +15,7 @@ from clearhead.cli.app import run as run_command
 from clearhead.errors import ClearheadError
 from clearhead.masks import allow
 from clearhead.positions import Sinusoidal
-from clearhead.training.schedule import WarmupCosine
+from clearhead.training.config import WarmupCosine
 from clearhead.work.skeleton import grade, skeleton, skeletons
 
 NAMES = sorted(skeletons())

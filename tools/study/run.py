@@ -15,9 +15,7 @@ from torch import Tensor
 
 from clearhead._version import __version__
 from clearhead.claims.study import MOVED, WHOLE, Study, Training
-from clearhead.data.augment import PerImage
-from clearhead.data.digits import prepare
-from clearhead.data.images import Images, load_images
+from clearhead.data.digits import Images, PerImage, load_images, prepare
 from clearhead.errors import DataError
 from tools.study.networks import NETWORKS, PATCH, Size, describe
 from tools.study.plan import Job, Settings, factor, jobs

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._shapes import Float, Int
+from clearhead.training.config import WarmupCosine
 from clearhead.training.optimiser import clip, decay_groups
-from clearhead.training.schedule import WarmupCosine
 from tools.study.networks import Size, build
 
 _EVALUATE = 2048  # pictures at a time where no gradient is kept

@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 import torch
 
-from clearhead.training.schedule import WarmupCosine
+from clearhead.training.config import WarmupCosine
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.base import Solved, difference, given
 from clearhead.work.numbers import as_float
