@@ -19,7 +19,6 @@ from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
 from clearhead.look.edit import Edit
-from clearhead.look.listen import Listener
 from clearhead.look.patterns import asked_of, is_attention, may_attend
 from clearhead.look.recompute import Attended, Choice, chosen, pick
 from clearhead.look.record import Held, Run, Shelf, by_step, stitched
@@ -45,9 +44,9 @@ class Trace:
         self._modules = dict(model.named_modules())
         self._asked = asked_of(self._modules, patterns)
         self._edits: dict[str, list[Edit]] = {}
-        self._listener = Listener(self._modules, self._asked, self._edits, Shelf(runs))
-        self._kept = self._listener.kept.runs
-        self._watch = Watch(self._modules, self._listener)
+        kept = Shelf(runs)
+        self._kept = kept.runs
+        self._watch = Watch(self._modules, self._asked, self._edits, kept)
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -65,7 +64,7 @@ class Trace:
         for path, edits in self._edits.items() if error is None else ():
             # An edit that nothing came of is an answer to another question than was asked.
             never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
-            require(self._listener.made.issuperset(edits), never)
+            require(self._watch.made.issuperset(edits), never)
 
     def edit(self, path: str, edit: Edit) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.look.listen import first_tensor
+from clearhead.look.watch import first_tensor
 
 
 @dataclass

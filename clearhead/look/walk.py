@@ -25,7 +25,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
-from clearhead.look.listen import first_tensor
 from clearhead.look.page import filled, framed
 from clearhead.look.stations import Guide, Line, Station, texts
 from clearhead.look.trace import trace
@@ -42,6 +41,7 @@ from clearhead.look.trained import (
 )
 from clearhead.look.visits import visiting
 from clearhead.look.walk_text import as_text
+from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import translations
