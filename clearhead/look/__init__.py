@@ -25,11 +25,10 @@ from clearhead.look.attribution import Attribution, Part, attribute
 from clearhead.look.chart import Chart, Plane, pca
 from clearhead.look.compare import Comparison, compare
 from clearhead.look.edit import Edit, Mean, Patch, Replace, Zero
-from clearhead.look.labels import HeadLabel, label
 from clearhead.look.lens import Lens, lens
 from clearhead.look.measures import Contribution, contributions, distance, entropy, rollout
 from clearhead.look.page import page, save_page
-from clearhead.look.picture import Picture
+from clearhead.look.picture import HeadLabel, Picture, label
 from clearhead.look.question import Answer, Question
 from clearhead.look.repeats import Repeats, induction
 from clearhead.look.sweep import Grid, ablate, patch

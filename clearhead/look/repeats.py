@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
 from clearhead.look.chart import Chart, Shown, by_head
-from clearhead.look.labels import label
+from clearhead.look.picture import label
 from clearhead.look.question import ask
 from clearhead.look.trace import trace
 from clearhead.values import require, whole
