@@ -177,11 +177,7 @@ async def _post(desk: Desk, request: Request) -> Response:
         job = desk.put(action, await _body(request, desk))
     except BusyError as error:
         raise HTTPException(503, str(error), {"retry-after": "1"}) from error
-    gone = asyncio.create_task(_gone(request))
-    first = await _next(job, gone)
-    if first is None:
-        return Response(status_code=499)  # nobody reads this
-    return StreamingResponse(_lines(job, first, gone), media_type="application/x-ndjson")
+    return _Answer(job)
 
 
 async def _body(request: Request, desk: Desk) -> dict[str, Any]:
@@ -210,37 +206,26 @@ async def _body(request: Request, desk: Desk) -> dict[str, Any]:
     return ask
 
 
-async def _gone(request: Request) -> None:
-    """Ends when the client has."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class _Answer(StreamingResponse):
+    """The events of a job as lines of JSON; a client that goes, or has gone before the first of them, gives it up."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(_lines(job), media_type="application/x-ndjson")
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.given_up.set()
 
 
-async def _next(job: Job, gone: asyncio.Task[None]) -> tuple[str, bytes] | None:
-    """The next event of a job; None, and the job is given up, where the client went first."""
-    event = asyncio.create_task(job.events.get())
-    try:
-        done, _ = await asyncio.wait({event, gone}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        job.given_up.set()
-        raise
-    if event in done:
-        return event.result()
-    event.cancel()
-    job.given_up.set()
-    return None
-
-
-async def _lines(job: Job, first: tuple[str, bytes], gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
-    """The events of a job as lines of JSON: {"kind": value}, the last "done" or "error"."""
-    event: tuple[str, bytes] | None = first
-    try:
-        while event is not None:
-            yield b'{"' + event[0].encode() + b'":' + event[1] + b"}\n"
-            event = None if event[0] in ("done", "error") else await _next(job, gone)
-    finally:
-        job.given_up.set()
-        gone.cancel()
+async def _lines(job: Job) -> AsyncIterator[bytes]:
+    """{"kind": value} for each event, the last "done" or "error"."""
+    kind = ""
+    while kind not in ("done", "error"):
+        kind, value = await job.events.get()
+        yield b'{"' + kind.encode() + b'":' + value + b"}\n"
 
 
 # ---------------------------------------------------------------------- serving
