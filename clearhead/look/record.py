@@ -17,7 +17,6 @@ from torch import Tensor
 
 from clearhead.attention import KVCache
 from clearhead.look.patterns import KINDS
-from clearhead.look.recompute import Unchanged
 
 Kept = TypeVar("Kept")
 
@@ -77,8 +76,7 @@ class Run(Generic[Kept]):
             self.size = batch
         places = None
         if self.live is not None:
-            places = torch.full((self.size,), -1)
-            places[self.live] = torch.arange(len(self.live))
+            places = torch.full((self.size,), -1).index_copy_(0, self.live, torch.arange(len(self.live)))
         self.steps.append(Step(value, self.length, length, places))
 
     def _forget_from(self, row: int) -> None:
@@ -99,18 +97,6 @@ class Run(Generic[Kept]):
         self.live, self.size = None, len(rows)
 
 
-class Held:
-    """A module's output or input, kept by reference."""
-
-    def __init__(self, x: Tensor, path: str) -> None:
-        self._x = x
-        self._same = Unchanged(f"what was recorded of {path or 'the model'} has", x)
-
-    def tensor(self) -> Tensor:
-        self._same.check()
-        return self._x
-
-
 class Shelf:
     """The runs of every module, oldest first, by what is kept of them (`KINDS`) and its path; of each only the newest
     `limit` (None: all)."""
@@ -119,23 +105,18 @@ class Shelf:
         self._limit = limit
         self.runs: dict[str, dict[str, list[Run[Any]]]] = {kind: {} for kind in KINDS}
 
-    def add(self, kind: str, path: str, value: Any, moment: Moment, *, rows: int, batch: int) -> None:
+    def add(self, kind: str, path: str, value: Any, x: Tensor, moment: Moment) -> None:
+        """Keep a value, whose sequences and rows are those of x."""
         runs = self.runs[kind].setdefault(path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
         run = next((run for run in newest if run.goes_on(moment)), None)
         if run is None:
             cache = None if moment.cache is None else weakref.ref(moment.cache)
-            run = Run(moment.call, first=moment.past or 0, cache=cache)
-            runs.append(run)
+            runs.append(run := Run(moment.call, first=moment.past or 0, cache=cache))
             if self._limit is not None:
                 del runs[: -self._limit]
-        run.add(value, length=rows, batch=batch, past=None if moment.cache is None else moment.past)
-
-    def keep(self, kind: str, path: str, x: Tensor, moment: Moment) -> None:
-        """A module's output or input."""
-        dim = _sequence(x)
-        rows, batch = 1 if dim is None else x.shape[dim], x.shape[0] if x.dim() else 1
-        self.add(kind, path, Held(x, path), moment, rows=rows, batch=batch)
+        dim, past = _sequence(x), None if moment.cache is None else moment.past
+        run.add(value, length=1 if dim is None else x.shape[dim], batch=x.shape[0] if x.dim() else 1, past=past)
 
     def reorder(self, cache: KVCache, rows: Tensor) -> None:
         """A search has reordered the batch of a cache."""

@@ -20,13 +20,12 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
 from clearhead.look.edit import Edit
 from clearhead.look.patterns import asked_of, is_attention, may_attend
-from clearhead.look.recompute import Attended, Choice, chosen, pick
-from clearhead.look.record import Held, Run, Shelf, by_step, stitched
+from clearhead.look.recompute import Attended, Choice, Unchanged, chosen, pick
+from clearhead.look.record import Run, Shelf, by_step, stitched
 from clearhead.look.watch import Watch
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
 
-Comparing = Callable[[Attended, list[int], list[int]], float]
 _SMALL = 48  # positions, beyond which a picture in a table is no help
 
 
@@ -126,7 +125,7 @@ class Trace:
         """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
 
         Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
         if len(made.steps) == 1 and made.steps[0].places is None:
@@ -140,25 +139,25 @@ class Trace:
 
     def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
         """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         last = made.steps[-1]
         return last.gathered(recompute.values_of(last.value.call, self._choose(made, heads, None)[0]))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         picked = self._choose(made, heads, None)[0]
         return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
 
     def given(self, path: str, *, run: int = -1) -> Call:
         """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
-        return self._steps(path, run).steps[-1].value.call
+        return self._run(path, run).steps[-1].value.call
 
     def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
@@ -186,7 +185,7 @@ class Trace:
 
     def _ran(self, path: str, run: int) -> tuple[str, str, str]:
         """The heads of a layer, its queries and keys, and what ran, in words."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         last = made.steps[-1].value
         return str(last.call.q.shape[-3]), f"{made.length} × {last.call.S}", last.how
 
@@ -206,11 +205,11 @@ class Trace:
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run("output", path, run), Held.tensor)
+        return stitched(self._run(path, run, "output"), Unchanged.only)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run("input", path, run), Held.tensor)
+        return stitched(self._run(path, run, "input"), Unchanged.only)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
@@ -224,10 +223,7 @@ class Trace:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def _steps(self, path: str, run: int) -> Run[Attended]:
-        return self._run("weights", path, run)
-
-    def _run(self, kind: str, path: str, run: int) -> Run[Any]:
+    def _run(self, path: str, run: int, kind: str = "weights") -> Run[Any]:
         """What was kept of one run of a module: its "weights", "output" or "input"."""
         kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
         if path not in asked:
@@ -253,8 +249,10 @@ class Trace:
         call = run.steps[-1].value.call
         return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
 
-    def _compared(self, how: Comparing, path: str, heads: Choice, rows: Choice, run: int) -> float:
-        made = self._steps(path, run)
+    def _compared(
+        self, how: Callable[[Attended, list[int], list[int]], float], path: str, heads: Choice, rows: Choice, run: int
+    ) -> float:
+        made = self._run(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
         if dropout := recompute.dropout_of(last.call):
@@ -293,7 +291,7 @@ class Trace:
         return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
 
     def _thumbnail(self, path: str) -> str:
-        made = self._steps(path, -1)
+        made = self._run(path, -1)
         T, S = made.length, made.steps[-1].value.call.S
         if not 0 < max(T, S) <= _SMALL:
             return ""

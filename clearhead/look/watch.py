@@ -36,7 +36,7 @@ from clearhead.errors import ConfigError
 from clearhead.look.edit import Edit
 from clearhead.look.foreign import OfTorchLayer, call_of_sdpa, plain
 from clearhead.look.patterns import Asked
-from clearhead.look.recompute import Attended, call_of_attend
+from clearhead.look.recompute import Attended, Unchanged, call_of_attend
 from clearhead.look.record import Moment, Shelf
 
 Reader = Callable[..., tuple[Call, str | None]]
@@ -216,7 +216,7 @@ class Watch:
             seen = Attended(*call(), _lasting(real).detach(), _lasting(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
-            self._kept.add("weights", path, seen, together, rows=real.shape[-2], batch=real.shape[0])
+            self._kept.add("weights", path, seen, real, together)
         return output if edited is real else edited.reshape(output.shape)
 
     def _torch_layer(
@@ -232,8 +232,7 @@ class Watch:
         edited = self._edited(seen.heads(), path, moment, of_heads=True) if inner else None
         if self._keeps("weights", path):
             _lasting(output[0])
-            rows, batch = seen.out.shape[-2], seen.out.shape[0]
-            self._kept.add("weights", path, seen.kept(edited), moment, rows=rows, batch=batch)
+            self._kept.add("weights", path, seen.kept(edited), seen.out, moment)
         return output if edited is None else (seen.given_back(edited), *output[1:])
 
     def _edited(self, x: Tensor, path: str, moment: Moment, *, of_heads: bool) -> Tensor:
@@ -246,7 +245,8 @@ class Watch:
     def _keep(self, kind: str, path: str, value: Any, moment: Moment) -> None:
         x = first_tensor(value) if self._keeps(kind, path) else None
         if x is not None:
-            self._kept.keep(kind, path, plain(_lasting(x).detach()), moment)
+            x = plain(_lasting(x).detach())
+            self._kept.add(kind, path, Unchanged(f"what was recorded of {path or 'the model'} has", x), x, moment)
 
     def _keeps(self, kind: str, path: str) -> bool:
         """Whether this was asked for, and is a run: in a backward pass, checkpointing runs the model again."""
