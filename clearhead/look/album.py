@@ -147,7 +147,7 @@ def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | No
         columns=columns,
         n_heads=H,
         block=block,
-        places=Places(T, S, offset=0 if cross else S - T, cross=cross, grid=grid),
+        places=Places(T, S, cross=cross, grid=grid),
         written=_lengths(trace.module(path), values),
         difference=difference,
         tolerance=tolerance,

@@ -125,7 +125,10 @@ def contents(
     for i, picture in enumerate(pictures):
         on_layer(i, len(pictures))
         layers.append(_layer(picture, texts, how))
-    first, rollouts = pictures.index(album.first), album.rollouts()
+    first, rollouts, image = pictures.index(album.first), album.rollouts(), None
+    if album.image is not None:
+        pixels = base64.b64encode(album.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
+        image = {"height": album.image.shape[0], "width": album.image.shape[1], "pixels": pixels}
     in_order = [picture for some in album.groups.values() for picture in some]
     return {
         "title": album.title,
@@ -140,7 +143,7 @@ def contents(
             if group in rollouts
         ],
         "norms": [{"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in album.norms],
-        "image": _image(album.image),
+        "image": image,
         "foot": _foot(pictures),
     }
 
@@ -149,6 +152,10 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
     tally = Tally(picture.places, picture.rows, picture.columns)
     thumbs, packed = _Thumbs(picture), packing(picture, how)
     picture.walk(tally, thumbs, packed)
+    written = None
+    if picture.written is not None:
+        most = float(picture.written.max())
+        written = {"most": most, "data": encode(quantise(picture.written.float() / (most or 1.0), 16), 16)}
     plain = {name: getattr(picture, name) for name in ("path", "group", "title", "layer", "kind")}
     return plain | {
         "grid": picture.places.grid,
@@ -157,7 +164,7 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
         "columns": texts[picture.columns],
         "thumbs": thumbs.result(),
         "pack": packed.result(),
-        "written": _written(picture.written),
+        "written": written,
         "summary": [
             {
                 "label": label.name,
@@ -188,20 +195,6 @@ class _Thumbs:
     def result(self) -> dict[str, Any]:
         _, R, C = self._cells.shape
         return {"rows": R, "columns": C, "codes": encode(quantise(self._cells, 8), 8)}
-
-
-def _written(written: Tensor | None) -> dict[str, Any] | None:
-    if written is None:
-        return None
-    most = float(written.max())
-    return {"most": most, "data": encode(quantise(written.float() / (most or 1.0), 16), 16)}
-
-
-def _image(image: Tensor | None) -> dict[str, Any] | None:
-    if image is None:
-        return None
-    pixels = base64.b64encode(image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
-    return {"height": image.shape[0], "width": image.shape[1], "pixels": pixels}
 
 
 def _foot(pictures: list[Picture]) -> str:
@@ -262,8 +255,7 @@ def encode(codes: Tensor, bits: int) -> str:
 
 def packing(picture: Picture, how: Plan) -> _Whole | _Tiles:
     """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
-    sizes = picture.n_heads + 1, len(picture.rows), len(picture.columns)
-    return _Whole(how.bits) if how.side is None else _Tiles(*sizes, how.side, how.kept)
+    return _Whole(how.bits) if how.side is None else _Tiles(picture, how.side, how.kept)
 
 
 def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
@@ -285,9 +277,9 @@ class _Whole:
 
 
 class _Tiles:
-    def __init__(self, H: int, T: int, S: int, side: int, kept: int) -> None:
+    def __init__(self, picture: Picture, side: int, kept: int) -> None:
+        self._sizes = H, T, S = picture.n_heads + 1, len(picture.rows), len(picture.columns)
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
-        self._sizes = H, T, S
         R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)
         self._largest, self._sums = torch.zeros(H, R, C), torch.zeros(H, R, C)
         kept = min(kept, S)

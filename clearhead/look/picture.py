@@ -72,12 +72,11 @@ class Collector(Protocol):
 class Places:
     """Where queries stand among the keys, which is what patterns are about.
 
-    Queries and keys of self-attention stand in one line (`offset` is the first query's place among the keys), or on one
-    grid of patches. In cross-attention they are two lines of lengths T and S, laid along each other."""
+    Queries and keys of self-attention stand in one line (after a cache, queries are at its end), or on one grid of
+    patches. In cross-attention they are two lines of lengths T and S, laid along each other."""
 
     n_rows: int
     n_columns: int
-    offset: int = 0
     cross: bool = False
     grid: tuple[int, int] | None = None  # rows and columns of patches; tokens before them stand outside
 
@@ -86,7 +85,7 @@ class Places:
         rows = torch.arange(start, stop, dtype=torch.float32)
         if self.cross:
             return rows * (max(self.n_columns - 1, 0) / max(self.n_rows - 1, 1))
-        return rows + self.offset
+        return rows + self.n_columns - self.n_rows
 
     def apart(self, start: int, stop: int) -> Float[Tensor, "r S"]:
         """How far each key is from each of these queries: along the line, or on the grid in patches."""
@@ -218,7 +217,7 @@ class Picture:
             columns=tuple(columns),
             n_heads=H,
             block=lambda start, stop: weights[:, start:stop],
-            places=Places(T, S, offset=0 if cross else S - T, cross=cross, grid=grid),
+            places=Places(T, S, cross=cross, grid=grid),
             written=written,
         )
 
@@ -296,7 +295,7 @@ def label(
     columns = rows if columns is None else columns
     if rows is not None and columns is not None:
         check_names(weights, rows, columns)
-    tally = Tally(Places(T, S, offset=S - T) if places is None else places, rows, columns)
+    tally = Tally(Places(T, S) if places is None else places, rows, columns)
     tally.add(weights, 0)
     return tally.result().labels
 

@@ -71,20 +71,17 @@ class Run(Generic[Kept]):
 
     def add(self, value: Kept, *, length: int, batch: int, past: int | None) -> None:
         if past is not None and past > 0:
-            self._forget_from(past - self.first)
+            # A cache that was truncated goes on earlier than it had come: what was kept beyond is void.
+            while self.steps and self.steps[-1].start >= past - self.first:
+                self.steps.pop()
+            if self.steps and self.length > past - self.first:
+                self.steps[-1].length = past - self.first - self.steps[-1].start
         if not self.steps:
             self.size = batch
         places = None
         if self.live is not None:
             places = torch.full((self.size,), -1).index_copy_(0, self.live, torch.arange(len(self.live)))
         self.steps.append(Step(value, self.length, length, places))
-
-    def _forget_from(self, row: int) -> None:
-        """A cache that was truncated goes on earlier than it had come: what was kept beyond is void."""
-        while self.steps and self.steps[-1].start >= row:
-            self.steps.pop()
-        if self.steps and self.length > row:
-            self.steps[-1].length = row - self.steps[-1].start
 
     def reorder(self, rows: Tensor) -> None:
         """What `KVCache.reorder` does to the batch. Rows that are only left out have ended, and stay in the picture."""

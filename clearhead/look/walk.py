@@ -147,8 +147,9 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
     `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
     where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare module is
     given the tensors that it is called with."""
-    if isinstance(model, nn.Module):
-        return _of_tensors(model, given)
+    if isinstance(model, nn.Module):  # tokens are called by their numbers, and there is no text at either end
+        lines, name = {"encoder": Line("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
+        return _Run(model, name, lines | {"": Line("T", (), 0)}, None, *given).walk(f"A run of {name}")
     trained, text = model, given[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new)
@@ -198,13 +199,6 @@ def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Wal
     return run.walk(f"{name} → {run.steps[0].taken.token}")
 
 
-def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
-    """A module by itself: tokens are called by their numbers, and there is no text to begin and to end with."""
-    lines = {"encoder": Line("S", (), 0)} if len(inputs) > 1 else {}
-    name = type(model).__name__
-    return _Run(model, name, lines | {"": Line("T", (), 0)}, None, *inputs).walk(f"A run of {name}")
-
-
 class _Run:
     """A run of the model on these inputs, watched, on its way to a walk: `given` is what a person gave."""
 
@@ -224,9 +218,10 @@ class _Run:
                 lines[start] = Line(line.letter, [str(i) for i in range(size)], size)
         self._guide = guide = Guide(seen, lines)
         if isinstance(given, str):
-            letters = given.strip()
-            points = torch.tensor([ord(letter) for letter in letters])
-            guide.note("characters", points, "characters", where="", group="", rows=tuple(letters))
+            letters = tuple(given.strip())
+            guide.note(
+                "characters", torch.tensor(list(map(ord, letters))), "characters", where="", group="", rows=letters
+            )
         elif given is not None:
             guide.note("pixels", given, "height width", where="", group="")
         guide.walk(visits[0])
@@ -263,13 +258,8 @@ class _Run:
         facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
         if len(self.steps) > 1:
             facts["written"] = f"{len(self.steps)} tokens, each the likeliest"
-        made: dict[str, Any] = {
-            "stations": guide.stations,
-            "steps": self.steps,
-            "sizes": dict(guide.sizes),
-            "facts": facts,
-        }
-        return Walk(title=title, model=self._name, kind=kind, **made)
+        made: dict[str, Any] = {"stations": guide.stations, "steps": self.steps, "sizes": guide.sizes}
+        return Walk(title=title, model=self._name, kind=kind, facts=facts, **made)
 
 
 def _told(station: Station) -> dict[str, Any]:
