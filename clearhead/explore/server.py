@@ -93,38 +93,34 @@ def secret_of(path: Path) -> str:
     return kept
 
 
-class _Guard:
+async def _guarded(inside: ASGIApp, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuses who is not the page, before anything is read, and puts the rules of the page on every answer."""
+    if scope["type"] == "lifespan":
+        return await inside(scope, receive, send)
 
-    def __init__(self, app: ASGIApp, place: Place) -> None:
-        self._app, self._place = app, place
+    async def with_rules(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            rules = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *rules]}
+        await send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
+    why = _why_not(scope, place) if scope["type"] == "http" else (400, "this server speaks HTTP alone")
+    answer = inside if why is None else JSONResponse({"error": why[1]}, why[0])
+    with contextlib.suppress(ClientDisconnect):
+        await answer(scope, receive, with_rules)
 
-        async def with_rules(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                rules = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *rules]}
-            await send(message)
 
-        why = self._why_not(scope) if scope["type"] == "http" else (400, "this server speaks HTTP alone")
-        app = self._app if why is None else JSONResponse({"error": why[1]}, why[0])
-        with contextlib.suppress(ClientDisconnect):
-            await app(scope, receive, with_rules)
-
-    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
-        given, names = Headers(scope=scope).getlist, self._place.names
-        if [host.lower() in names for host in given("host")] != [True]:
-            return 421, f"this server answers to {self._place.host}:{self._place.port} alone"
-        ours = all(origin.lower().removeprefix("http://") in names for origin in given("origin"))
-        if not ours or any(site not in ("same-origin", "none") for site in given("sec-fetch-site")):
-            return 403, "another page asked: open the address that `clearhead explore` printed"
-        secret = scope["path"].lstrip("/").partition("/")[0]
-        if not secrets.compare_digest(secret.encode(), self._place.secret.encode()):
-            return 403, "the secret is missing or wrong: open the address that `clearhead explore` printed"
-        return None
+def _why_not(scope: Scope, place: Place) -> tuple[int, str] | None:
+    given, names = Headers(scope=scope).getlist, place.names
+    if [host.lower() in names for host in given("host")] != [True]:
+        return 421, f"this server answers to {place.host}:{place.port} alone"
+    ours = all(origin.lower().removeprefix("http://") in names for origin in given("origin"))
+    if not ours or any(site not in ("same-origin", "none") for site in given("sec-fetch-site")):
+        return 403, "another page asked: open the address that `clearhead explore` printed"
+    secret = scope["path"].lstrip("/").partition("/")[0]
+    if not secrets.compare_digest(secret.encode(), place.secret.encode()):
+        return 403, "the secret is missing or wrong: open the address that `clearhead explore` printed"
+    return None
 
 
 def app(place: Place, desk: Desk) -> ASGIApp:
@@ -156,7 +152,7 @@ def app(place: Place, desk: Desk) -> ASGIApp:
     ]
     made = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused, 500: _refused})
     made.router.redirect_slashes = False
-    return _Guard(made, place)
+    return partial(_guarded, made, place)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -247,6 +243,7 @@ def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambd
         place = Place(place.host, listening.getsockname()[1], place.secret)
         config = uvicorn.Config(
             app(place, desk),
+            interface="asgi3",
             log_level="error",
             access_log=False,
             server_header=False,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._shapes import Float
 from clearhead.errors import ShapeError
@@ -192,6 +193,11 @@ def shortened(paths: Sequence[str]) -> list[str]:
     while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
         parts = [names[1:] for names in parts]
     return [f"block {names[0]}" if names[0].isdecimal() and len(names) == 1 else ".".join(names) for names in parts]
+
+
+def ragged(rows: Iterable[Sequence[float]]) -> Float[Tensor, "R C"]:
+    """Rows of numbers, the shorter ones with NaN at their end."""
+    return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], True, torch.nan)
 
 
 def by_head(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:

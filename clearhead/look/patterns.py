@@ -10,9 +10,8 @@ path: `output` is what it returns. A module that is really called `output` is me
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -57,25 +56,18 @@ def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> Asked
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a module path is one of those that a pattern (without an ending) names."""
-    return _expression(pattern).fullmatch(f"{path}." if path else "") is not None
+    """Whether a module path is one of those that a pattern (without an ending) names.
+
+    In one name, `*` is any characters, `?` one, `[01]` one of these, `[!01]` any other."""
+    return _fit(*(text.split(".") if text else [] for text in (pattern, path)))
 
 
-@functools.lru_cache(maxsize=256)
-def _expression(pattern: str) -> re.Pattern[str]:
-    """The pattern for paths in which every name, the last one too, is followed by a dot."""
-    names = pattern.split(".") if pattern else []
-    return re.compile("".join(r"(?:[^.]+\.)*" if name == "**" else _name(name) + r"\." for name in names))
-
-
-def _name(pattern: str) -> str:
-    """One name: `*` any characters, `?` one, `[01]` one of these, `[!01]` any other."""
-    parts = re.split(r"(\*|\?|\[!?[^\]]+\])", pattern)
-    special = {"*": "[^.]*", "?": "[^.]"}
-    return "".join(
-        special.get(part) or (part.replace("[!", "[^") if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
-        for part in parts
-    )
+def _fit(wanted: list[str], names: list[str]) -> bool:
+    if wanted[:1] == ["**"]:
+        return any(_fit(wanted[1:], names[i:]) for i in range(len(names) + 1))
+    if not wanted or not names:
+        return wanted == names
+    return fnmatchcase(names[0], wanted[0]) and _fit(wanted[1:], names[1:])
 
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
