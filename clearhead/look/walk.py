@@ -25,8 +25,9 @@ from torch.nn.functional import adaptive_avg_pool2d
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.look.guide import Guide, Line, visiting
 from clearhead.look.page import filled, framed
-from clearhead.look.stations import Guide, Line, Station, texts
+from clearhead.look.stations import Station, as_text, texts
 from clearhead.look.trace import trace
 from clearhead.look.trained import (
     both_halves,
@@ -39,8 +40,6 @@ from clearhead.look.trained import (
     tensor_of,
     text_ids,
 )
-from clearhead.look.visits import visiting
-from clearhead.look.walk_text import as_text
 from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
