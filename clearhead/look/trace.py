@@ -50,8 +50,7 @@ class Trace:
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Trace:
-        if self._watch.on:
-            raise ConfigError("this trace is recording already; make another with look.trace(model)")
+        require(not self._watch.on, "this trace is recording already; make another with look.trace(model)")
         of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
         paths = self._asked["output"] | self._asked["input"] | set(self._edits)
         attending = self._attending([*self._asked["weights"], *of_heads])
@@ -215,10 +214,8 @@ class Trace:
         """The length of the residual stream's vectors after each block whose output was recorded."""
         parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
         blocks = [path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))]
-        if not blocks:
-            raise ConfigError(
-                'no block is recorded; ask for their outputs, for example look.trace(model, "**.blocks.*.output")'
-            )
+        example = 'for example look.trace(model, "**.blocks.*.output")'
+        require(bool(blocks), f"no block is recorded; ask for their outputs, {example}")
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 
     # -- finding ------------------------------------------------------------------------------------------------------
@@ -255,15 +252,14 @@ class Trace:
         made = self._run(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
+        what = path or "the model"
         if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
-                f"{path or 'the model'} dropped weights at random (dropout {dropout:g}), which cannot be "
-                "done again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
+                f"{what} dropped weights at random (dropout {dropout:g}), which cannot be done again: its weights are "
+                "those before dropout, and are compared in evaluation mode (model.eval())"
             )
-        if last.whole and len(picked) != last.call.q.shape[-3]:
-            raise ConfigError(
-                f"{path or 'the model'} joins its heads before they can be seen; compare all of them: leave heads out"
-            )
+        all_of_them = not last.whole or len(picked) == last.call.q.shape[-3]
+        require(all_of_them, f"{what} joins its heads before they can be seen; compare all of them: leave heads out")
         return max((how(step.value, picked, own) for step, _, own in by_step(made, wanted)), default=0.0)
 
     def _known(self, path: str, ending: str = "") -> str:
