@@ -24,7 +24,6 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.filters import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
-from clearhead.look.page import page as one_file
 from clearhead.look.trained import of_ids, of_picture, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
@@ -238,7 +237,7 @@ def attention(given: Text, run: Run) -> dict[str, Any]:
 @torch.no_grad()
 def page(given: Text, run: Run) -> dict[str, Any]:
     """The same run as the one-file page of `look`."""
-    return {"html": one_file(_album(given, run))}
+    return {"html": _album(given, run).html()}
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.measures import entropy, lengths_written, rollout
-from clearhead.look.patterns import matches
 from clearhead.look.picture import Picture, Places
+from clearhead.look.record import matches
 from clearhead.look.trace import Trace
 
 ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices

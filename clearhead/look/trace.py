@@ -19,9 +19,8 @@ from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
 from clearhead.look.edit import Edit
-from clearhead.look.patterns import asked_of, is_attention, may_attend
 from clearhead.look.recompute import Attended, Choice, Unchanged, chosen, pick
-from clearhead.look.record import Run, Shelf, by_step, stitched
+from clearhead.look.record import Run, Shelf, asked_of, by_step, is_attention, may_attend, stitched
 from clearhead.look.watch import Watch
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
@@ -303,6 +302,6 @@ class Trace:
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
     """Record a run of `model`: what the patterns name, or without any the weights of every attention layer.
 
-    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.patterns`. `runs` is how
+    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.record`. `runs` is how
     many of the latest runs to keep; by default all of them."""
     return Trace(model, *patterns, runs=runs)

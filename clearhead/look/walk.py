@@ -25,21 +25,11 @@ from torch.nn.functional import adaptive_avg_pool2d
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.look import trained as tasks
 from clearhead.look.guide import Guide, Line, visiting
 from clearhead.look.page import filled, framed
 from clearhead.look.stations import Station, as_text, texts
 from clearhead.look.trace import trace
-from clearhead.look.trained import (
-    both_halves,
-    nothing_to_see,
-    patch_names,
-    pictured,
-    read_picture,
-    shortened,
-    sorting_ids,
-    tensor_of,
-    text_ids,
-)
 from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
@@ -156,43 +146,44 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         return _of_picture(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
         return _of_text(trained, text, max_new)
-    raise nothing_to_see(trained)
+    raise tasks.nothing_to_see(trained)
 
 
 def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
     """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
     sorts = trained.task == "sort-dedup"
-    ids, made = sorting_ids(trained, text, with_stop=True) if sorts else (text_ids(trained, text), [])
+    ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.text_ids(trained, text), [])
     made = made[:max_new]
     if isinstance(trained.model, Decoder) and not made:
         room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
-        new = generate(trained.model, tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
+        new = generate(trained.model, tasks.tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
     read = [*ids, *made[:-1]]
     line = Line("T", trained.tokenizer.tokens(read), len(ids))
-    run = _Run(trained.model, trained.name, {"": line}, text, tensor_of(trained, read))
+    run = _Run(trained.model, trained.name, {"": line}, text, tasks.tensor_of(trained, read))
     if not made:
-        return run.walk(shortened(text))
+        return run.walk(tasks.shortened(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
     run.chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
-    return run.walk(f"{shortened(text)} → {shortened(answer)}")
+    return run.walk(f"{tasks.shortened(text)} → {tasks.shortened(answer)}")
 
 
 def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walk:
     made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
-    read, target = both_halves(trained, made)
+    read, target = tasks.both_halves(trained, made)
     tokens = trained.tokenizer.tokens
     lines = {"encoder": Line("S", tokens(read), len(read)), "": Line("T", tokens(target), 1)}
-    run = _Run(trained.model, trained.name, lines, text, tensor_of(trained, read), tensor_of(trained, target))
+    inputs = (tasks.tensor_of(trained, half) for half in (read, target))
+    run = _Run(trained.model, trained.name, lines, text, *inputs)
     run.chosen(made.written, tokens)
-    return run.walk(f"{shortened(text)} → {made.target}")
+    return run.walk(f"{tasks.shortened(text)} → {made.target}")
 
 
 def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walk:
-    pixels = given if isinstance(given, Tensor) else read_picture(trained, given, data)
-    tokens = patch_names(trained)
+    pixels = given if isinstance(given, Tensor) else tasks.read_picture(trained, given, data)
+    tokens = tasks.patch_names(trained)
     line = Line("T", tokens, len(tokens))
-    run = _Run(trained.model, trained.name, {"": line}, pixels, pictured(trained, pixels))
+    run = _Run(trained.model, trained.name, {"": line}, pixels, tasks.pictured(trained, pixels))
     run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     name = "a picture" if isinstance(given, Tensor) else Path(given).name
     return run.walk(f"{name} → {run.steps[0].taken.token}")

@@ -35,9 +35,8 @@ from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
 from clearhead.look.edit import Edit
 from clearhead.look.foreign import OfTorchLayer, call_of_sdpa, plain
-from clearhead.look.patterns import Asked
 from clearhead.look.recompute import Attended, Unchanged, call_of_attend
-from clearhead.look.record import Moment, Shelf
+from clearhead.look.record import Asked, Moment, Shelf
 
 Reader = Callable[..., tuple[Call, str | None]]
 """Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
