@@ -167,5 +167,4 @@ def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
     if x.numel() != joined.numel() or not torch.equal(x.reshape(joined.shape), joined):
         return None
     back = leaf.gradient.double() @ matrix.detach().double().mT  # at what the projection read
-    shares = (back * x.double()).flatten(0, -2).sum(0)
-    return shares.unflatten(0, (H, -1)).sum(-1).tolist()
+    return (back * x.double()).flatten(0, -2).sum(0).unflatten(0, (H, -1)).sum(-1).tolist()

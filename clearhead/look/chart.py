@@ -124,8 +124,7 @@ class Plane:
 
     def text(self, *, width: int = 80, colour: bool = False) -> str:
         """The points as text of this width."""
-        columns = ("first", "second")
-        chart = Chart(title="", rows=plain(self.names), columns=columns, values=self.points, signed=True)
+        chart = Chart(title="", rows=plain(self.names), columns=("first", "second"), values=self.points, signed=True)
         return chart.text(width=width, colour=colour)
 
     def html(self) -> str:
@@ -171,8 +170,7 @@ class Shown(ABC):
         return "\n\n".join("\n".join(filter(None, (c.title, c.text(), c.note))) for c in self.charts())
 
     def _repr_html_(self) -> str:
-        body = "".join(chart.html() for chart in self.charts())
-        return f"<style>{_style()}</style><div class=charts>{body}</div>"
+        return f"<style>{_style()}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
 
 
 def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:

@@ -54,8 +54,7 @@ def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
     most = max(picture.n_heads for picture in pictures)
     figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3, title)
-    grid = figure.subplots(len(pictures), most, squeeze=False)
-    for line, picture in zip(grid, pictures, strict=True):
+    for line, picture in zip(figure.subplots(len(pictures), most, squeeze=False), pictures, strict=True):
         everything = picture.everything()
         for head, axes in enumerate(line):
             axes.set_axis_off()

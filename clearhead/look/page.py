@@ -242,8 +242,7 @@ def plan(pictures: list[Picture], budget: int = BUDGET) -> Plan:
 
 def quantise(weights: Float[Tensor, "..."], bits: int) -> Tensor:
     """√w in steps of 1/(2^bits − 1): uint8, or 16 bits in an int32 tensor."""
-    steps = (1 << bits) - 1
-    codes = (weights.clamp(0, 1).sqrt() * steps).round()
+    codes = (weights.clamp(0, 1).sqrt() * ((1 << bits) - 1)).round()
     return codes.to(torch.uint8 if bits == 8 else torch.int32)
 
 
@@ -272,8 +271,7 @@ class _Whole:
         self._parts.append(quantise(with_mean(block), self._bits))
 
     def result(self) -> dict[str, Any]:
-        whole = torch.cat(self._parts, dim=1)
-        return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in whole]}
+        return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
 
 
 class _Tiles:
@@ -302,14 +300,13 @@ class _Tiles:
         _, T, S = self._sizes
         # How many cells each tile has along both sides; the last may have fewer.
         tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))
-        area = tall[:, None] * wide
         return {
             "bits": 8,
             "tile": [self._tall, self._wide],
             "tiles": list(self._sums.shape[1:]),
             "kept": self._keys.shape[-1],
             "largest": [encode(matrix, 8) for matrix in quantise(self._largest, 8)],
-            "mean": [encode(matrix, 8) for matrix in quantise(self._sums / area, 8)],
+            "mean": [encode(matrix, 8) for matrix in quantise(self._sums / (tall[:, None] * wide), 8)],
             "keys": [encode(matrix, 16) for matrix in self._keys],
             "weights": [encode(matrix, 8) for matrix in quantise(self._weights, 8)],
         }

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ KINDS = ("weights", "output", "input")
 
 Asked = dict[str, set[str]]
 """Module paths, by what is to be kept of them: one of `KINDS`."""
-
-Kept = TypeVar("Kept")
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -108,10 +106,10 @@ class Moment:
 
 
 @dataclass
-class Step(Generic[Kept]):
+class Step:
     """What one call left: `length` rows from row `start` of its run."""
 
-    value: Kept
+    value: Any
     start: int
     length: int
     places: Tensor | None = None  # (P,) each sequence's place in this call's batch, −1: nowhere; None: as is
@@ -126,12 +124,12 @@ class Step(Generic[Kept]):
 
 
 @dataclass
-class Run(Generic[Kept]):
+class Run:
     """The steps of one sequence, or of a batch of them."""
 
     call: object  # what the calls of a run without a cache have in common
     first: int = 0  # the position of row 0: more than 0 where the cache was not empty when the trace began
-    steps: list[Step[Kept]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     cache: weakref.ref[KVCache] | None = None
     live: Tensor | None = None  # (batch now,) which sequences of the run are still computed; None: all
     size: int = 0  # P, how many sequences the run has
@@ -146,7 +144,7 @@ class Run(Generic[Kept]):
         same = self.cache is not None and self.cache() is moment.cache
         return same and (moment.past is None or 0 < moment.past <= self.first + self.length)
 
-    def add(self, value: Kept, *, length: int, batch: int, past: int | None) -> None:
+    def add(self, value: Any, *, length: int, batch: int, past: int | None) -> None:
         if past is not None and past > 0:
             # A cache that was truncated goes on earlier than it had come: what was kept beyond is void.
             while self.steps and self.steps[-1].start >= past - self.first:
@@ -177,7 +175,7 @@ class Shelf:
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self.runs: dict[str, dict[str, list[Run[Any]]]] = {kind: {} for kind in KINDS}
+        self.runs: dict[str, dict[str, list[Run]]] = {kind: {} for kind in KINDS}
 
     def add(self, kind: str, path: str, value: Any, x: Tensor, moment: Moment) -> None:
         """Keep a value, whose sequences and rows are those of x."""
@@ -200,7 +198,7 @@ class Shelf:
                 run.reorder(rows)
 
 
-def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[int], list[int]]]:
+def by_step(run: Run, rows: list[int]) -> Iterator[tuple[Step, list[int], list[int]]]:
     """Rows of a run, by the step that made them: the step, their places in `rows`, and their numbers in the step."""
     starts = [step.start for step in run.steps]
     places: dict[int, list[int]] = {}
@@ -210,7 +208,7 @@ def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[
         yield run.steps[i], own, [rows[place] - starts[i] for place in own]
 
 
-def stitched(run: Run[Kept], tensor: Callable[[Kept], Tensor]) -> Tensor:
+def stitched(run: Run, tensor: Callable[[Any], Tensor]) -> Tensor:
     """The tensors of all steps as one, along the sequence; of what has none, the last."""
     parts = []
     for step in run.steps:

@@ -219,7 +219,7 @@ class Trace:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def _run(self, path: str, run: int, kind: str = "weights") -> Run[Any]:
+    def _run(self, path: str, run: int, kind: str = "weights") -> Run:
         """What was kept of one run of a module: its "weights", "output" or "input"."""
         kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
         if path not in asked:
@@ -241,7 +241,7 @@ class Trace:
             raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
         return found[run]
 
-    def _choose(self, run: Run[Attended], heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
+    def _choose(self, run: Run, heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
         call = run.steps[-1].value.call
         return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
 

@@ -103,8 +103,7 @@ class Walk:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
-        plain = {"title": self.title, "model": self.model, "kind": self.kind}
-        return plain | {
+        return {"title": self.title, "model": self.model, "kind": self.kind} | {
             "facts": dict(self.facts),
             "sizes": dict(self.sizes),
             "letters": texts()["letters"],

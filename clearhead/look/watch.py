@@ -138,8 +138,7 @@ class Watch:
             return None
         try:
             # Without an output, nothing was returned or an error passes through.
-            moment = running[-1].moment
-            return None if output is None else self._returned(path, module, args, kwargs, output, moment)
+            return None if output is None else self._returned(path, module, args, kwargs, output, running[-1].moment)
         finally:
             running.pop()
 
