@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class Summary:
         return list(zip(self.labels, self.entropy, self.distance, strict=True))
 
 
+@runtime_checkable
 class Collector(Protocol):
     """Something that is built up from blocks of rows: start, start + 1, … of all heads."""
 
