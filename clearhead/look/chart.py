@@ -173,18 +173,6 @@ class Shown(ABC):
         return f"<style>{_style()}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
 
 
-def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
-    """A page of charts: one file that needs no network and no script."""
-    body = "".join(chart.html() for chart in charts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{_style()}</style></head><body class=charts><h1>{escape(title)}</h1>"
-        f"{body}<footer>Made by clearhead look. Everything on this page is in this file.</footer></body></html>"
-    )
-
-
 def shortened(paths: Sequence[str]) -> list[str]:
     """Module paths without the names that they all begin with."""
     parts = [path.split(".") for path in paths]

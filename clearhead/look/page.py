@@ -31,7 +31,7 @@ from clearhead._shapes import Float
 from clearhead.disk import refusals
 from clearhead.errors import ConfigError
 from clearhead.look.album import ROLLOUT_LIMIT, Album
-from clearhead.look.chart import Chart, Plane, chart_page
+from clearhead.look.chart import Chart, Plane
 from clearhead.look.picture import Picture, Tally
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -54,16 +54,18 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
     return filled("page.html", album.title, contents(album, budget=budget), styles=("page.css",), scripts=_SCRIPTS)
 
 
-def filled(template: str, title: str, data: Any, *, styles: Sequence[str], scripts: Sequence[str]) -> str:
+def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
+    """A page of charts: one file that needs no network and no script."""
+    return filled("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
+
+
+def filled(
+    template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
+) -> str:
     """A template of `assets/` with everything put into it, so that the page is one file."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = {
-        "title": html.escape(title),
-        "style": _assets(*styles),
-        "script": _assets(*scripts),
-        # Inside a script element only "</" and "<!--" could end it: no "<" is left.
-        "data": text.replace("<", "\\u003c"),
-    }
+    parts = {"title": html.escape(title), "style": _assets(*styles), "script": _assets(*scripts), "body": body}
+    # Inside a script element only "</" and "<!--" could end it: no "<" is left.
+    parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     # In one pass: what a user wrote may look like a place of the template.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _assets(template))
 

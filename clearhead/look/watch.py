@@ -337,14 +337,12 @@ def with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same thing with its first tensor changed: the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
         return change(value)
+    if first_tensor(value) is None:
+        return value
+    parts = dict(value if isinstance(value, Mapping) else enumerate(value))
+    holding = (name for name, part in parts.items() if first_tensor(part) is not None)
+    name = "logits" if "logits" in parts else next(holding)
+    parts[name] = with_first(parts[name], change)
     if isinstance(value, Mapping):
-        holding = (name for name, part in value.items() if first_tensor(part) is not None)
-        name = "logits" if "logits" in value else next(holding, None)
-        return value if name is None else type(value)(**{**value, name: with_first(value[name], change)})
-    if isinstance(value, (tuple, list)):
-        at = next((i for i, part in enumerate(value) if first_tensor(part) is not None), None)
-        if at is None:
-            return value
-        parts = [with_first(part, change) if i == at else part for i, part in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+        return type(value)(**parts)
+    return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
