@@ -29,7 +29,6 @@ from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from clearhead.look.album import Album
     from clearhead.look.picture import Picture
@@ -188,20 +187,26 @@ def _drawings(
             bars = partial(figures.contribution_bars, found, p.columns, title=title)
             return title, partial(table, ("key", "head", "weight", "share"), rows), bars
         case View.rollout:
-            first, matrix = _rollout(album, p)
+            rollouts = album.rollouts()
+            group = p.group if p.group in rollouts else next(iter(rollouts), None)  # the shown one, if it can be
+            if group is None:
+                raise ConfigError(
+                    "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
+                )
+            first, matrix = album.groups[group][0], rollouts[group]
             shades = (matrix / matrix.max(), first.rows, first.rows)
             title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
             drawn = partial(terminal.heatmap, *shades, width=wide, colour=colour())
             return title, drawn, partial(figures.rollout_map, matrix, first.rows, title=f"Rollout: {first.title}")
         case View.norms:
             title, norms = "Length of the residual stream: mean (shortest … longest)", album.norms
-            return (
-                title,
-                partial(terminal.norm_bars, norms, width=wide),
-                partial(figures.norms, norms, title=album.title),
-            )
+            drawn = partial(terminal.norm_bars, norms, width=wide)
+            return title, drawn, partial(figures.norms, norms, title=album.title)
         case _:
-            grey, grid, weights = _patches(album, p, row)
+            grey, grid = album.image, p.places.grid
+            if grey is None or grid is None:
+                raise ConfigError("patches are a view of pictures; choose another view for text, such as heatmap")
+            weights = (p.everything().mean(1) if row is None else p.row(row))[:, -grid[0] * grid[1] :]
             shown = weights.mean(0) if head is None else weights[head]
             chosen = None if row is None else row - (len(p.rows) - grid[0] * grid[1])
             drawn = partial(terminal.patch_map, grey, shown, grid, colour=colour())
@@ -224,21 +229,3 @@ def _contributions(picture: Picture, row: int | None) -> tuple[list[Any], str]:
     found = contributions(picture.row(i), picture.written)
     token = picture.rows[i].strip() or picture.rows[i]
     return found, f"{picture.title}, layer {picture.layer}: what adds most to {token} ({i})"
-
-
-def _rollout(album: Album, picture: Picture) -> tuple[Picture, Tensor]:
-    """The first layer of the stack that is rolled out (the shown one, if it can be), and the result."""
-    found = album.rollouts()
-    group = picture.group if picture.group in found else next(iter(found), None)
-    if group is None:
-        raise ConfigError("rollout needs two or more layers of self-attention over the same tokens, 1,024 at most")
-    return album.groups[group][0], found[group]
-
-
-def _patches(album: Album, picture: Picture, row: int | None) -> tuple[Tensor, tuple[int, int], Tensor]:
-    """The picture, its grid, and each head's weights over the patches: of one query, or the mean over all."""
-    if album.image is None or picture.places.grid is None:
-        raise ConfigError("patches are a view of pictures; choose another view for text, such as heatmap")
-    grid = picture.places.grid
-    chosen = picture.everything().mean(1) if row is None else picture.row(row)
-    return album.image, grid, chosen[:, -grid[0] * grid[1] :]

@@ -160,8 +160,7 @@ async def _tell(process: Process, what: dict[str, Any]) -> None:
 async def _frame(process: Process) -> tuple[str, bytes]:
     """One event: a line with its kind and its length, then so many bytes."""
     assert process.stdout is not None
-    head = await process.stdout.readuntil(b"\n")
-    kind, length = head.decode("ascii").split()
+    kind, length = (await process.stdout.readuntil(b"\n")).decode("ascii").split()
     if int(length) > _MOST_BYTES:
         raise ValueError(f"an answer of {int(length):,} bytes")
     return kind, await process.stdout.readexactly(int(length))

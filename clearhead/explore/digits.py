@@ -53,8 +53,7 @@ def _attended(model: Any, x: Tensor) -> list[list[int]] | None:
         model(x)
     whole = rollout([seen.weights(path)[0] for path in seen.paths])  # (T, T)
     extra, (rows, columns) = model.config.pooling.n_extra, model.config.grid
-    reaching = whole[0] if extra else whole.mean(0)
-    return _shares(reaching[extra:].view(rows, columns))
+    return _shares((whole[0] if extra else whole.mean(0))[extra:].view(rows, columns))
 
 
 def _shares(values: Tensor) -> list[list[int]]:

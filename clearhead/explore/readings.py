@@ -24,8 +24,7 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
-from clearhead.look.page import page as one_file
-from clearhead.look.trained import of_ids, of_picture, tensor_of, text_ids
+from clearhead.look.trained import of_ids, of_picture, shortened, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
 from clearhead.values import Count, Natural, Range, did_you_mean, require
@@ -81,8 +80,7 @@ class Reading:
     def logits(self) -> Tensor:
         """(V,) of the token after the last; the logits of all the others are never made."""
         model: Any = self.trained.model
-        features = model.features(*self.inputs)[0, -1]
-        return (features @ model.vocabulary().T).float().cpu()
+        return (model.features(*self.inputs)[0, -1] @ model.vocabulary().T).float().cpu()
 
     @property
     def start(self) -> list[int] | None:
@@ -216,11 +214,10 @@ def _album(given: Text, run: Run) -> Album:
     if isinstance(trained.model, VisionTransformer):
         return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
     now = answered(reading_of(given, run))
-    title = look.trained.shortened(given.text)
     if not now.source:
         layers = attending(trained.model)
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
-        return of_ids(trained, now.ids, title=title, layer=given.layer or None)
+        return of_ids(trained, now.ids, title=shortened(given.text), layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
     made = Translated(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
     return look.translation(trained, made)
@@ -238,7 +235,7 @@ def attention(given: Text, run: Run) -> dict[str, Any]:
 @torch.no_grad()
 def page(given: Text, run: Run) -> dict[str, Any]:
     """The same run as the one-file page of `look`."""
-    return {"html": one_file(_album(given, run))}
+    return {"html": _album(given, run).html()}
 
 
 @torch.no_grad()

@@ -17,8 +17,6 @@ from clearhead.errors import ConfigError
 from clearhead.explore.desk import Limits
 from clearhead.values import did_you_mean
 
-Action = Callable[[dict[str, Any], "Run"], Any]
-
 # Every action that the page may ask for, by the file of this room that has it. An action is a function of a request,
 # the frozen value that its first argument is annotated with, and of the run.
 _ROOMS = {
@@ -68,12 +66,18 @@ class Shelf:
             raise ConfigError(f"there is no model {name!r} on this page; {did_you_mean(name, self.names)}")
         return self._load(name)
 
-    def action(self, name: str) -> Action:
+    def action(self, name: str) -> Callable[[dict[str, Any], Run], Any]:
         if name not in ACTIONS:
             raise ConfigError(f"there is no action {name!r}; {did_you_mean(name, ACTIONS)}")
         act = getattr(importlib.import_module(f"clearhead.explore.{ACTIONS[name]}"), name)
         kind, *_ = get_type_hints(act).values()
-        return lambda ask, run: act(_read(ask, kind), run)
+
+        def checked(ask: dict[str, Any], run: Run) -> Any:
+            """A request is a frozen value: every field is known, has its type, and is inside its limits."""
+            plain = {name: value for name, value in ask.items() if name != "type"}
+            return act(decode_choice(plain, (kind,), "this request"), run)
+
+        return checked
 
 
 class Run:
@@ -92,8 +96,3 @@ class Run:
         """Something to be shown before all is done."""
         self.step()
         self._send("part", value)
-
-
-def _read(ask: dict[str, Any], kind: type[Value]) -> Any:
-    """A request as a frozen value: every field is known, has its type, and is inside its limits."""
-    return decode_choice({name: value for name, value in ask.items() if name != "type"}, (kind,), "this request")

@@ -93,38 +93,34 @@ def secret_of(path: Path) -> str:
     return kept
 
 
-class _Guard:
+async def _guarded(inside: ASGIApp, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuses who is not the page, before anything is read, and puts the rules of the page on every answer."""
+    if scope["type"] == "lifespan":
+        return await inside(scope, receive, send)
 
-    def __init__(self, app: ASGIApp, place: Place) -> None:
-        self._app, self._place = app, place
+    async def with_rules(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            rules = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *rules]}
+        await send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
+    why = _why_not(scope, place) if scope["type"] == "http" else (400, "this server speaks HTTP alone")
+    answer = inside if why is None else JSONResponse({"error": why[1]}, why[0])
+    with contextlib.suppress(ClientDisconnect):
+        await answer(scope, receive, with_rules)
 
-        async def with_rules(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                rules = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *rules]}
-            await send(message)
 
-        why = self._why_not(scope) if scope["type"] == "http" else (400, "this server speaks HTTP alone")
-        app = self._app if why is None else JSONResponse({"error": why[1]}, why[0])
-        with contextlib.suppress(ClientDisconnect):
-            await app(scope, receive, with_rules)
-
-    def _why_not(self, scope: Scope) -> tuple[int, str] | None:
-        given, names = Headers(scope=scope).getlist, self._place.names
-        if [host.lower() in names for host in given("host")] != [True]:
-            return 421, f"this server answers to {self._place.host}:{self._place.port} alone"
-        ours = all(origin.lower().removeprefix("http://") in names for origin in given("origin"))
-        if not ours or any(site not in ("same-origin", "none") for site in given("sec-fetch-site")):
-            return 403, "another page asked: open the address that `clearhead explore` printed"
-        secret = scope["path"].lstrip("/").partition("/")[0]
-        if not secrets.compare_digest(secret.encode(), self._place.secret.encode()):
-            return 403, "the secret is missing or wrong: open the address that `clearhead explore` printed"
-        return None
+def _why_not(scope: Scope, place: Place) -> tuple[int, str] | None:
+    given, names = Headers(scope=scope).getlist, place.names
+    if [host.lower() in names for host in given("host")] != [True]:
+        return 421, f"this server answers to {place.host}:{place.port} alone"
+    ours = all(origin.lower().removeprefix("http://") in names for origin in given("origin"))
+    if not ours or any(site not in ("same-origin", "none") for site in given("sec-fetch-site")):
+        return 403, "another page asked: open the address that `clearhead explore` printed"
+    secret = scope["path"].lstrip("/").partition("/")[0]
+    if not secrets.compare_digest(secret.encode(), place.secret.encode()):
+        return 403, "the secret is missing or wrong: open the address that `clearhead explore` printed"
+    return None
 
 
 def app(place: Place, desk: Desk) -> ASGIApp:
@@ -156,7 +152,7 @@ def app(place: Place, desk: Desk) -> ASGIApp:
     ]
     made = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused, 500: _refused})
     made.router.redirect_slashes = False
-    return _Guard(made, place)
+    return partial(_guarded, made, place)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -177,11 +173,7 @@ async def _post(desk: Desk, request: Request) -> Response:
         job = desk.put(action, await _body(request, desk))
     except BusyError as error:
         raise HTTPException(503, str(error), {"retry-after": "1"}) from error
-    gone = asyncio.create_task(_gone(request))
-    first = await _next(job, gone)
-    if first is None:
-        return Response(status_code=499)  # nobody reads this
-    return StreamingResponse(_lines(job, first, gone), media_type="application/x-ndjson")
+    return _Answer(job)
 
 
 async def _body(request: Request, desk: Desk) -> dict[str, Any]:
@@ -210,37 +202,26 @@ async def _body(request: Request, desk: Desk) -> dict[str, Any]:
     return ask
 
 
-async def _gone(request: Request) -> None:
-    """Ends when the client has."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class _Answer(StreamingResponse):
+    """The events of a job as lines of JSON; a client that goes, or has gone before the first of them, gives it up."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(_lines(job), media_type="application/x-ndjson")
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.given_up.set()
 
 
-async def _next(job: Job, gone: asyncio.Task[None]) -> tuple[str, bytes] | None:
-    """The next event of a job; None, and the job is given up, where the client went first."""
-    event = asyncio.create_task(job.events.get())
-    try:
-        done, _ = await asyncio.wait({event, gone}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        job.given_up.set()
-        raise
-    if event in done:
-        return event.result()
-    event.cancel()
-    job.given_up.set()
-    return None
-
-
-async def _lines(job: Job, first: tuple[str, bytes], gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
-    """The events of a job as lines of JSON: {"kind": value}, the last "done" or "error"."""
-    event: tuple[str, bytes] | None = first
-    try:
-        while event is not None:
-            yield b'{"' + event[0].encode() + b'":' + event[1] + b"}\n"
-            event = None if event[0] in ("done", "error") else await _next(job, gone)
-    finally:
-        job.given_up.set()
-        gone.cancel()
+async def _lines(job: Job) -> AsyncIterator[bytes]:
+    """{"kind": value} for each event, the last "done" or "error"."""
+    kind = ""
+    while kind not in ("done", "error"):
+        kind, value = await job.events.get()
+        yield b'{"' + kind.encode() + b'":' + value + b"}\n"
 
 
 # ---------------------------------------------------------------------- serving
@@ -262,6 +243,7 @@ def serve(place: Place, desk: Desk, *, on_ready: Callable[[Place], None] = lambd
         place = Place(place.host, listening.getsockname()[1], place.secret)
         config = uvicorn.Config(
             app(place, desk),
+            interface="asgi3",
             log_level="error",
             access_log=False,
             server_header=False,

@@ -25,11 +25,10 @@ from clearhead.look.attribution import Attribution, Part, attribute
 from clearhead.look.chart import Chart, Plane, pca
 from clearhead.look.compare import Comparison, compare
 from clearhead.look.edit import Edit, Mean, Patch, Replace, Zero
-from clearhead.look.labels import HeadLabel, label
 from clearhead.look.lens import Lens, lens
 from clearhead.look.measures import Contribution, contributions, distance, entropy, rollout
 from clearhead.look.page import page, save_page
-from clearhead.look.picture import Picture
+from clearhead.look.picture import HeadLabel, Picture, label
 from clearhead.look.question import Answer, Question
 from clearhead.look.repeats import Repeats, induction
 from clearhead.look.sweep import Grid, ablate, patch
@@ -39,47 +38,8 @@ from clearhead.look.trained import at, question, translation
 from clearhead.look.walk import Walk, walk
 
 __all__ = [
-    "Album",
-    "Answer",
-    "Attribution",
-    "Chart",
-    "Comparison",
-    "Contribution",
-    "Edit",
-    "Grid",
-    "HeadLabel",
-    "Lens",
-    "Mean",
-    "Part",
-    "Patch",
-    "Picture",
-    "Plane",
-    "Question",
-    "Repeats",
-    "Replace",
-    "Trace",
-    "Walk",
-    "Zero",
-    "ablate",
-    "album",
-    "at",
-    "attribute",
-    "compare",
-    "contributions",
-    "distance",
-    "entropy",
-    "heatmap",
-    "induction",
-    "label",
-    "lens",
-    "page",
-    "patch",
-    "pca",
-    "pictures",
-    "question",
-    "rollout",
-    "save_page",
-    "trace",
-    "translation",
-    "walk",
-]
+    "Album", "Answer", "Attribution", "Chart", "Comparison", "Contribution", "Edit", "Grid", "HeadLabel", "Lens",
+    "Mean", "Part", "Patch", "Picture", "Plane", "Question", "Repeats", "Replace", "Trace", "Walk", "Zero", "ablate",
+    "album", "at", "attribute", "compare", "contributions", "distance", "entropy", "heatmap", "induction", "label",
+    "lens", "page", "patch", "pca", "pictures", "question", "rollout", "save_page", "trace", "translation", "walk",
+]  # fmt: skip

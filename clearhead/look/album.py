@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.labels import Places
 from clearhead.look.measures import entropy, lengths_written, rollout
-from clearhead.look.patterns import matches
-from clearhead.look.picture import Picture
+from clearhead.look.picture import Picture, Places
+from clearhead.look.record import matches
 from clearhead.look.trace import Trace
 
 ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices
@@ -148,7 +147,7 @@ def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | No
         columns=columns,
         n_heads=H,
         block=block,
-        places=Places(T, S, offset=0 if cross else S - T, cross=cross, grid=grid),
+        places=Places(T, S, cross=cross, grid=grid),
         written=_lengths(trace.module(path), values),
         difference=difference,
         tolerance=tolerance,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Shown, bars, by_head
+from clearhead.look.chart import Chart, Shown, bars, by_head, ragged
 from clearhead.look.question import Answer, Given, tensors_of
 from clearhead.look.stream import Leaf, Stream, watched
 from clearhead.look.trace import Trace, trace
@@ -73,10 +73,7 @@ class Attribution(Shown):
         if not found:
             raise ConfigError("no head of this model could be told apart; its layers are in `parts` as a whole")
         paths = tuple(dict.fromkeys(part.path for part in found))
-        grid = torch.full((len(paths), 1 + max(part.head or 0 for part in found)), torch.nan, dtype=torch.float64)
-        for part in found:
-            grid[paths.index(part.path), part.head or 0] = part.value
-        return paths, grid
+        return paths, ragged([part.value for part in found if part.path == path] for path in paths)
 
     def charts(self, *, most: int = 24) -> list[Chart]:
         """The parts that moved the answer most, and all heads."""
@@ -170,5 +167,4 @@ def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
     if x.numel() != joined.numel() or not torch.equal(x.reshape(joined.shape), joined):
         return None
     back = leaf.gradient.double() @ matrix.detach().double().mT  # at what the projection read
-    shares = (back * x.double()).flatten(0, -2).sum(0)
-    return shares.unflatten(0, (H, -1)).sum(-1).tolist()
+    return (back * x.double()).flatten(0, -2).sum(0).unflatten(0, (H, -1)).sum(-1).tolist()

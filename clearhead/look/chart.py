@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._shapes import Float
 from clearhead.errors import ShapeError
@@ -123,8 +124,7 @@ class Plane:
 
     def text(self, *, width: int = 80, colour: bool = False) -> str:
         """The points as text of this width."""
-        columns = ("first", "second")
-        chart = Chart(title="", rows=plain(self.names), columns=columns, values=self.points, signed=True)
+        chart = Chart(title="", rows=plain(self.names), columns=("first", "second"), values=self.points, signed=True)
         return chart.text(width=width, colour=colour)
 
     def html(self) -> str:
@@ -170,20 +170,7 @@ class Shown(ABC):
         return "\n\n".join("\n".join(filter(None, (c.title, c.text(), c.note))) for c in self.charts())
 
     def _repr_html_(self) -> str:
-        body = "".join(chart.html() for chart in self.charts())
-        return f"<style>{_style()}</style><div class=charts>{body}</div>"
-
-
-def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
-    """A page of charts: one file that needs no network and no script."""
-    body = "".join(chart.html() for chart in charts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{_style()}</style></head><body class=charts><h1>{escape(title)}</h1>"
-        f"{body}<footer>Made by clearhead look. Everything on this page is in this file.</footer></body></html>"
-    )
+        return f"<style>{_style()}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
 
 
 def shortened(paths: Sequence[str]) -> list[str]:
@@ -192,6 +179,11 @@ def shortened(paths: Sequence[str]) -> list[str]:
     while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
         parts = [names[1:] for names in parts]
     return [f"block {names[0]}" if names[0].isdecimal() and len(names) == 1 else ".".join(names) for names in parts]
+
+
+def ragged(rows: Iterable[Sequence[float]]) -> Float[Tensor, "R C"]:
+    """Rows of numbers, the shorter ones with NaN at their end."""
+    return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], True, torch.nan)
 
 
 def by_head(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:

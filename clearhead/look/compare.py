@@ -125,14 +125,12 @@ def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
 def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
     """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight did."""
     shape, other = (t.heads(path, run=which).shape[:-1] for t in (run, edited))
-    if shape != other:
-        raise _unequal(path, shape, other)
+    _check_alike(path, shape, other)
     distance = torch.zeros(shape, dtype=torch.float64)  # (B, H, T)
     for head in range(shape[-2]):
         pieces = zip(run.blocks(path, head, run=which), edited.blocks(path, head, run=which), strict=True)
         for (start, before), (_, after) in pieces:
-            if before.shape != after.shape:
-                raise _unequal(path, before.shape, after.shape)
+            _check_alike(path, before.shape, after.shape)
             half = (after.double() - before.double()).abs().sum(-1) / 2
             distance[..., head, start : start + before.shape[-2]] = half.cpu()
     return Moved(path, "weights", distance)
@@ -152,14 +150,14 @@ def _sizes(x: Tensor) -> tuple[float, float]:
 
 def _both(path: str, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Both as (B, T, width) in float64; what has no positions gets one."""
-    if before.shape != after.shape:
-        raise _unequal(path, before.shape, after.shape)
+    _check_alike(path, before.shape, after.shape)
     first, second = (x.double().cpu() if x.dim() > 2 else x.double().cpu().unsqueeze(-2) for x in (before, after))
     return first, second
 
 
-def _unequal(path: str, before: Sequence[int], after: Sequence[int]) -> ShapeError:
-    return ShapeError(
-        f"{path or 'the model'} gave {tuple(before)} in one run and {tuple(after)} in the other; "
-        "compare runs of inputs of the same shape"
-    )
+def _check_alike(path: str, before: Sequence[int], after: Sequence[int]) -> None:
+    if before != after:
+        raise ShapeError(
+            f"{path or 'the model'} gave {tuple(before)} in one run and {tuple(after)} in the other; "
+            "compare runs of inputs of the same shape"
+        )

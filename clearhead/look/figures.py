@@ -54,8 +54,7 @@ def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
     most = max(picture.n_heads for picture in pictures)
     figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3, title)
-    grid = figure.subplots(len(pictures), most, squeeze=False)
-    for line, picture in zip(grid, pictures, strict=True):
+    for line, picture in zip(figure.subplots(len(pictures), most, squeeze=False), pictures, strict=True):
         everything = picture.everything()
         for head, axes in enumerate(line):
             axes.set_axis_off()
@@ -73,6 +72,8 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
             f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
             "draw a heat map, or give a part of the rows and columns"
         )
+    from colorsys import hls_to_rgb
+
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
@@ -80,7 +81,11 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     figure, axes = _plot(4.2, max(2.0, 0.27 * high + 0.5), title)
     axes.set_axis_off()
     left, right = ([i + (high - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
-    colours = [_HEAT] if weights.dim() == 2 else head_colours(len(weights))
+    colours = [_HEAT]
+    if weights.dim() > 2:  # a colour for each head, as far apart as may be and alike in lightness
+        n = len(weights)
+        parts = [hls_to_rgb(i / n, 0.4 if i % 2 else 0.52, 0.75) for i in range(n)]
+        colours = ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in parts]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
     for head, i, j in (weights >= 0.03).nonzero().tolist():
         weight = float(weights[head, i, j])
@@ -100,14 +105,6 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
             axes.text(x, place, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
     axes.set(xlim=(-0.5, 1.5), ylim=(high - 0.4, -0.6))
     return figure
-
-
-def head_colours(n: int) -> list[str]:
-    """A colour for each head, as far apart as may be and alike in lightness."""
-    from colorsys import hls_to_rgb
-
-    parts = [hls_to_rgb(i / n, 0.4 if i % 2 else 0.52, 0.75) for i in range(n)]
-    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in parts]
 
 
 def chart(found: Chart | Plane) -> Figure:

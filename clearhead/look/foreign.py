@@ -104,8 +104,7 @@ class OfTorchLayer(Attended):
         with torch.set_grad_enabled(self._differentiable and torch.is_grad_enabled()):
             q, k, v, added = self._projected()  # (B, H, T, D)
         mask, bias = self._masks(added)
-        weights = Softmax(dropout=layer.dropout if layer.training else 0.0)
-        return Call(q, k, v, mask, ScaledDot(), weights, bias, 0)
+        return Call(q, k, v, mask, ScaledDot(), Softmax(dropout=layer.dropout if layer.training else 0.0), bias, 0)
 
     def heads(self) -> Tensor:
         """(B, H, T, D), attended anew by torch's function: the layer itself shows only their sum."""

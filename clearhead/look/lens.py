@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
 from clearhead.look.chart import Chart, Shown
-from clearhead.look.listen import first_tensor, with_first
 from clearhead.look.question import Given, ask
 from clearhead.look.recompute import Choice, chosen, pick
 from clearhead.look.stream import Stream, watched
+from clearhead.look.watch import first_tensor, with_first
 
 Names = Callable[[int], str]
 """How a token is called."""

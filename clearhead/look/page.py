@@ -1,34 +1,47 @@
 """The page: one HTML file with the weights of a run in it, which needs no network and nothing beside it.
 
-What it looks like and does is in `assets/`; here its data are put together. At thousands of tokens the page holds tiles
-and each query's largest weights instead of whole matrices (see `packing`), so that it stays small and quick."""
+What it looks like and does is in `assets/`; here its data are put together, small, exact enough to read, and bounded
+whatever the length. A short layer is kept whole. A long one is kept as an overview (the largest and the mean weight of
+each tile) and, for every query, the keys with the largest weights; together these stay usable at thousands of tokens
+where whole matrices would be hundreds of megabytes. Numbers are stored as the square root of the weight, because most
+weights are small and are told apart better that way.
+
+    H matrices (the heads, then their mean)   T queries   S keys   R × C tiles   k keys kept of a row
+"""
 
 from __future__ import annotations
 
 import base64
 import html
+import itertools
 import json
+import math
 import re
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_max_pool2d
+from torch.nn.functional import adaptive_max_pool2d, pad
 
+from clearhead._shapes import Float
 from clearhead.disk import refusals
 from clearhead.errors import ConfigError
 from clearhead.look.album import ROLLOUT_LIMIT, Album
-from clearhead.look.chart import Chart, Plane, chart_page
-from clearhead.look.labels import Collector, Tally
-from clearhead.look.packing import BUDGET, Plan, encode, packing, plan, quantise, with_mean
-from clearhead.look.picture import Picture
+from clearhead.look.chart import Chart, Plane
+from clearhead.look.picture import Picture, Tally
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
 _THUMB = 34  # cells of a thumbnail's side
 _MOST_TOKENS = 1 << 16  # a kept key's number has 16 bits
+BUDGET = 24 << 20  # bytes of a page's weights, before they are compressed
+_FINE = 2 << 20  # cells in all, up to which 16 bits are spent on each
+_SIDES = (256, 192, 128, 96, 64, 48, 32)
+_KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 
 def page(album: Album, *, budget: int = BUDGET) -> str:
@@ -41,16 +54,18 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
     return filled("page.html", album.title, contents(album, budget=budget), styles=("page.css",), scripts=_SCRIPTS)
 
 
-def filled(template: str, title: str, data: Any, *, styles: Sequence[str], scripts: Sequence[str]) -> str:
+def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
+    """A page of charts: one file that needs no network and no script."""
+    return filled("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
+
+
+def filled(
+    template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
+) -> str:
     """A template of `assets/` with everything put into it, so that the page is one file."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = {
-        "title": html.escape(title),
-        "style": _assets(*styles),
-        "script": _assets(*scripts),
-        # Inside a script element only "</" and "<!--" could end it: no "<" is left.
-        "data": text.replace("<", "\\u003c"),
-    }
+    parts = {"title": html.escape(title), "style": _assets(*styles), "script": _assets(*scripts), "body": body}
+    # Inside a script element only "</" and "<!--" could end it: no "<" is left.
+    parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     # In one pass: what a user wrote may look like a place of the template.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _assets(template))
 
@@ -112,7 +127,10 @@ def contents(
     for i, picture in enumerate(pictures):
         on_layer(i, len(pictures))
         layers.append(_layer(picture, texts, how))
-    first, rollouts = pictures.index(album.first), album.rollouts()
+    first, rollouts, image = pictures.index(album.first), album.rollouts(), None
+    if album.image is not None:
+        pixels = base64.b64encode(album.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
+        image = {"height": album.image.shape[0], "width": album.image.shape[1], "pixels": pixels}
     in_order = [picture for some in album.groups.values() for picture in some]
     return {
         "title": album.title,
@@ -127,7 +145,7 @@ def contents(
             if group in rollouts
         ],
         "norms": [{"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in album.norms],
-        "image": _image(album.image),
+        "image": image,
         "foot": _foot(pictures),
     }
 
@@ -136,6 +154,10 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
     tally = Tally(picture.places, picture.rows, picture.columns)
     thumbs, packed = _Thumbs(picture), packing(picture, how)
     picture.walk(tally, thumbs, packed)
+    written = None
+    if picture.written is not None:
+        most = float(picture.written.max())
+        written = {"most": most, "data": encode(quantise(picture.written.float() / (most or 1.0), 16), 16)}
     plain = {name: getattr(picture, name) for name in ("path", "group", "title", "layer", "kind")}
     return plain | {
         "grid": picture.places.grid,
@@ -144,7 +166,7 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
         "columns": texts[picture.columns],
         "thumbs": thumbs.result(),
         "pack": packed.result(),
-        "written": _written(picture.written),
+        "written": written,
         "summary": [
             {
                 "label": label.name,
@@ -158,7 +180,7 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
     }
 
 
-class _Thumbs(Collector):
+class _Thumbs:
     """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
 
     def __init__(self, picture: Picture) -> None:
@@ -177,20 +199,6 @@ class _Thumbs(Collector):
         return {"rows": R, "columns": C, "codes": encode(quantise(self._cells, 8), 8)}
 
 
-def _written(written: Tensor | None) -> dict[str, Any] | None:
-    if written is None:
-        return None
-    most = float(written.max())
-    return {"most": most, "data": encode(quantise(written.float() / (most or 1.0), 16), 16)}
-
-
-def _image(image: Tensor | None) -> dict[str, Any] | None:
-    if image is None:
-        return None
-    pixels = base64.b64encode(image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
-    return {"height": image.shape[0], "width": image.shape[1], "pixels": pixels}
-
-
 def _foot(pictures: list[Picture]) -> str:
     said = ["Made by clearhead look."]
     known = [(p.difference, p.tolerance or 0.0) for p in pictures if p.difference is not None]
@@ -203,3 +211,104 @@ def _foot(pictures: list[Picture]) -> str:
     if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in pictures):
         said.append(f"Rollout is left out above {ROLLOUT_LIMIT:,} tokens.")
     return " ".join((*said, "Everything on this page is in this file."))
+
+
+# ---------------------------------------------------------------------- weights as bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How weights are stored: whole (no `side`), or as tiles of a grid up to side × side with `kept` keys a row."""
+
+    bits: int = 16
+    side: int | None = None
+    kept: int = 0
+
+
+def plan(pictures: list[Picture], budget: int = BUDGET) -> Plan:
+    """The most detail that fits the budget; the smallest overview there is, if nothing does."""
+    sizes = [(picture.n_heads + 1, len(picture.rows), len(picture.columns)) for picture in pictures]
+    cells = sum(H * T * S for H, T, S in sizes)
+    if cells <= _FINE:
+        return Plan(bits=16)
+    if cells <= budget:
+        return Plan(bits=8)
+    for side, kept in itertools.product(_SIDES, _KEPT):
+        tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
+        rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
+        # Neither half may crowd out the other: an overview takes a third at most.
+        if tiles <= budget / 3 and tiles + rows <= budget:
+            return Plan(bits=8, side=side, kept=kept)
+    return Plan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
+
+
+def quantise(weights: Float[Tensor, "..."], bits: int) -> Tensor:
+    """√w in steps of 1/(2^bits − 1): uint8, or 16 bits in an int32 tensor."""
+    codes = (weights.clamp(0, 1).sqrt() * ((1 << bits) - 1)).round()
+    return codes.to(torch.uint8 if bits == 8 else torch.int32)
+
+
+def encode(codes: Tensor, bits: int) -> str:
+    """Little-endian bytes, deflated, in base64."""
+    raw = codes.contiguous().numpy().astype("<u2" if bits == 16 else "u1")
+    return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
+
+
+def packing(picture: Picture, how: Plan) -> _Whole | _Tiles:
+    """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
+    return _Whole(how.bits) if how.side is None else _Tiles(picture, how.side, how.kept)
+
+
+def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
+    """The heads, and after them their mean."""
+    return torch.cat((block, block.mean(0, keepdim=True)))
+
+
+class _Whole:
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._parts: list[Tensor] = []
+
+    def add(self, block: Tensor, start: int) -> None:
+        self._parts.append(quantise(with_mean(block), self._bits))
+
+    def result(self) -> dict[str, Any]:
+        return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
+
+
+class _Tiles:
+    def __init__(self, picture: Picture, side: int, kept: int) -> None:
+        self._sizes = H, T, S = picture.n_heads + 1, len(picture.rows), len(picture.columns)
+        self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
+        R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)
+        self._largest, self._sums = torch.zeros(H, R, C), torch.zeros(H, R, C)
+        kept = min(kept, S)
+        self._keys = torch.zeros(H, T, kept, dtype=torch.int32)
+        self._weights = torch.zeros(H, T, kept)
+
+    def add(self, block: Tensor, start: int) -> None:
+        H, _, S = self._sizes
+        C, kept = self._sums.shape[-1], self._keys.shape[-1]
+        block = with_mean(block)
+        here = slice(start, start + block.shape[1])
+        rows = torch.arange(here.start, here.stop) // self._tall
+        parted = pad(block, (0, C * self._wide - S)).unflatten(-1, (C, self._wide))  # (H, r, C, cells)
+        self._largest.scatter_reduce_(1, rows[None, :, None].expand(H, -1, C), parted.amax(-1), "amax")
+        self._sums.index_add_(1, rows, parted.sum(-1))
+        best = block.topk(kept, dim=-1)
+        self._keys[:, here], self._weights[:, here] = best.indices.to(torch.int32), best.values
+
+    def result(self) -> dict[str, Any]:
+        _, T, S = self._sizes
+        # How many cells each tile has along both sides; the last may have fewer.
+        tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))
+        return {
+            "bits": 8,
+            "tile": [self._tall, self._wide],
+            "tiles": list(self._sums.shape[1:]),
+            "kept": self._keys.shape[-1],
+            "largest": [encode(matrix, 8) for matrix in quantise(self._largest, 8)],
+            "mean": [encode(matrix, 8) for matrix in quantise(self._sums / (tall[:, None] * wide), 8)],
+            "keys": [encode(matrix, 16) for matrix in self._keys],
+            "weights": [encode(matrix, 8) for matrix in quantise(self._weights, 8)],
+        }

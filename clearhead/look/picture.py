@@ -1,24 +1,185 @@
-"""A `Picture` of one attention layer: its tokens at both sides, and who attends to whom between them.
+"""A `Picture` of one attention layer: its tokens at both sides, who attends to whom between them, what its heads do.
 
 A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being
 in memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
-`Picture.of(weights, rows, columns)`. Its letters: H heads, T queries, S keys, r some rows."""
+`Picture.of(weights, rows, columns)`.
+
+What a head does is said as far as a few simple patterns can say it, with a score from 0 to 1 for each. For a pattern
+that names keys (the previous token, the first, …) it is the share of the weight that those keys get. "broad" is the
+number of keys in effect (e to the entropy) as a share of the keys that can be seen. A head is called by its best
+pattern if that reaches one half, and "mixed" otherwise. The letters are the design's: H heads, T queries, S keys."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from clearhead._shapes import Float
+from clearhead._shapes import Bool, Float
 from clearhead.errors import ConfigError
-from clearhead.look.labels import Collector, Places, Summary, Tally
-from clearhead.look.measures import check_names
+from clearhead.look.measures import check_names, distance, entropy
 
+ENOUGH = 0.5
+MIXED = "mixed"
 _CELLS_AT_ONCE = 1 << 22
+
+Names = Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class HeadLabel:
+    """The name of a head's pattern, and the score of every pattern that was tried."""
+
+    name: str
+    scores: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        """The score of the name; of the best pattern where the name is "mixed"."""
+        return max(self.scores.values(), default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.score:.2f}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The measures of one layer's heads, means over the queries."""
+
+    entropy: list[float]  # nats, one a head
+    distance: list[float]
+    labels: list[HeadLabel]
+
+    @property
+    def heads(self) -> list[tuple[HeadLabel, float, float]]:
+        """Label, entropy and distance of each."""
+        return list(zip(self.labels, self.entropy, self.distance, strict=True))
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """Something that is built up from blocks of rows: start, start + 1, … of all heads."""
+
+    def add(self, block: Float[Tensor, "H r S"], start: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where queries stand among the keys, which is what patterns are about.
+
+    Queries and keys of self-attention stand in one line (after a cache, queries are at its end), or on one grid of
+    patches. In cross-attention they are two lines of lengths T and S, laid along each other."""
+
+    n_rows: int
+    n_columns: int
+    cross: bool = False
+    grid: tuple[int, int] | None = None  # rows and columns of patches; tokens before them stand outside
+
+    def at(self, start: int, stop: int) -> Float[Tensor, " r"]:
+        """The place of each of these queries on the line of keys."""
+        rows = torch.arange(start, stop, dtype=torch.float32)
+        if self.cross:
+            return rows * (max(self.n_columns - 1, 0) / max(self.n_rows - 1, 1))
+        return rows + self.n_columns - self.n_rows
+
+    def apart(self, start: int, stop: int) -> Float[Tensor, "r S"]:
+        """How far each key is from each of these queries: along the line, or on the grid in patches."""
+        if self._in_line:
+            return (self.at(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
+        y, x = self._on_grid()
+        apart = torch.hypot(y[start:stop, None] - y, x[start:stop, None] - x)
+        return apart.nan_to_num(nan=0.0)  # a token that stands outside the grid is near everything
+
+    def targets(self, start: int, stop: int) -> dict[str, Bool[Tensor, "r S"]]:
+        """The keys that each pattern of places names, for these queries."""
+        ahead = torch.arange(self.n_columns, dtype=torch.float32) - self.at(start, stop)[:, None]
+        if self._in_line and self.cross:
+            return {"diagonal": ahead.abs() <= 1}
+        if self._in_line:
+            return {"previous token": ahead == -1, "next token": ahead == 1, "diagonal": ahead == 0}
+        (y, x), here, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
+        return {
+            "diagonal": ~elsewhere,
+            "neighbours": (self.apart(start, stop) == 1) & elsewhere,
+            "same row": (y[here, None] == y) & elsewhere,
+            "same column": (x[here, None] == x) & elsewhere,
+        }
+
+    @property
+    def _in_line(self) -> bool:
+        """Text, or the moments of a sound, whose grid is one row of slices of its spectrogram."""
+        return self.grid is None or self.grid == (1, self.n_columns)
+
+    def _on_grid(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every token; NaN, which equals nothing, for those outside."""
+        rows, columns = self.grid or (0, 0)
+        places = torch.arange(self.n_columns, dtype=torch.float32) - (self.n_columns - rows * columns)
+        places = places.masked_fill(places < 0, torch.nan)
+        return (places / columns).floor(), places % columns
+
+
+@dataclass
+class Tally:
+    """The measures of one layer's heads, added up over blocks of rows.
+
+    For the scores, a row that sees fewer than two keys has no choice and is left out. A key is seen where any head
+    gives it weight: one head's zero may be its choice, a zero in all of them is a mask."""
+
+    places: Places
+    rows: Names = None
+    columns: Names = None
+    _sums: dict[str, Tensor] = field(default_factory=dict)  # each (H,)
+    _counts: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
+        weights, stop = block.float().cpu(), start + block.shape[1]
+        spread, apart = entropy(weights), distance(weights, self.places.apart(start, stop))
+        seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
+        chooses = seen >= 2
+        for name, keys in self.places.targets(start, stop).items():
+            # Only rows that have such a key: the first token has no previous one.
+            self._count(name, (weights * keys).sum(-1), chooses & keys.any(-1))
+        ends = {"first token": 0, "last token": -1} if self.places.grid is None else {}
+        for name, key in ends.items():
+            self._count(name, weights[..., key], chooses)
+        if self.rows is not None and self.columns is not None and self.places.grid is None:
+            same = self._same(self.rows[start:stop], self.columns, start)
+            marks = torch.tensor([is_punctuation(token) for token in self.columns]).expand_as(same)
+            visible = (weights > 0).any(0)
+            for name, keys in (("same token", same), ("punctuation", marks)):
+                # Only rows that can see such a key: before the first full stop there is none to look at.
+                self._count(name, (weights * keys).sum(-1), chooses & (keys & visible).any(-1))
+            if not self.places.cross:  # an induction head looks at what followed its own token when it stood earlier
+                earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
+                following = torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
+                self._count("induction", (weights * following).sum(-1), chooses)
+        self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
+        for name, measure in (("entropy", spread), ("distance", apart)):
+            self._count(name, measure, torch.ones_like(chooses))
+
+    def result(self) -> Summary:
+        """A pattern that no row could have followed has no score."""
+        means = {name: (self._sums[name] / count).tolist() for name, count in self._counts.items() if count.all()}
+        spread, apart = means.pop("entropy", []), means.pop("distance", [])
+        labels = [named({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
+        return Summary(spread, apart, labels)
+
+    def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, torch.zeros(())) + (scores * counted).sum(-1)
+        self._counts[name] = self._counts.get(name, torch.zeros(())) + counted.sum(-1)
+
+    def _same(self, rows: Sequence[str], columns: Sequence[str], start: int) -> Tensor:
+        """Keys elsewhere that carry the query's own token."""
+        number = {token: i for i, token in enumerate((*columns, *rows))}
+        queries, keys = (torch.tensor([number[token] for token in some]) for some in (rows, columns))
+        same = queries[:, None] == keys
+        return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +218,7 @@ class Picture:
             columns=tuple(columns),
             n_heads=H,
             block=lambda start, stop: weights[:, start:stop],
-            places=Places(T, S, offset=0 if cross else S - T, cross=cross, grid=grid),
+            places=Places(T, S, cross=cross, grid=grid),
             written=written,
         )
 
@@ -124,3 +285,29 @@ class Picture:
         from clearhead.look.album import Album
 
         return Album(title=self.path, pictures=[self])._repr_html_()
+
+
+def label(
+    weights: Float[Tensor, "H T S"], *, rows: Names = None, columns: Names = None, places: Places | None = None
+) -> list[HeadLabel]:
+    """A label for each head of one layer, of self-attention unless `places` says otherwise. With the tokens of queries
+    (`rows`) and keys (`columns`, the same unless given), "same token", "punctuation" and "induction" are tried too."""
+    T, S = weights.shape[1:]
+    columns = rows if columns is None else columns
+    if rows is not None and columns is not None:
+        check_names(weights, rows, columns)
+    tally = Tally(Places(T, S) if places is None else places, rows, columns)
+    tally.add(weights, 0)
+    return tally.result().labels
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether a token is signs of punctuation alone; what a tokenizer shows a blank as does not count."""
+    signs = token.strip(" ▁Ġ␣")
+    return bool(signs) and all(unicodedata.category(sign).startswith("P") for sign in signs)
+
+
+def named(scores: dict[str, float]) -> HeadLabel:
+    """The label that these scores give, of one text or means over several."""
+    best = max(scores, key=lambda name: scores[name], default=MIXED)
+    return HeadLabel(best if scores.get(best, 0.0) >= ENOUGH else MIXED, scores)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.look.listen import first_tensor
+from clearhead.look.watch import first_tensor
 
 Given = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, several arguments in order, or arguments by name."""

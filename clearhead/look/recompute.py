@@ -35,16 +35,23 @@ class Unchanged:
     Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows."""
 
     def __init__(self, what: str, *tensors: Tensor | None) -> None:
-        self._what = what
-        self._tensors = [x for x in tensors if x is not None and x.is_floating_point() and not x.is_inference()]
-        self._versions = [x._version for x in self._tensors]
+        self._what, self.tensors = what, [x for x in tensors if x is not None]
+        self._versions = self._now()
+
+    def _now(self) -> list[int]:
+        return [x._version for x in self.tensors if x.is_floating_point() and not x.is_inference()]
 
     def check(self) -> None:
-        if [x._version for x in self._tensors] != self._versions:
+        if self._now() != self._versions:
             raise ConfigError(
                 f"{self._what} changed since it ran, and a trace keeps references; ask before the next optimiser step, "
                 "and where the model itself writes into a tensor, let it make a new one: x = x + y, not x += y"
             )
+
+    def only(self) -> Tensor:
+        """The one tensor that this is about, as it was."""
+        self.check()
+        return self.tensors[0]
 
 
 class Attended:

@@ -1,25 +1,99 @@
-"""What a trace has kept, in order: steps of runs, so that generation with a cache makes one picture.
+"""What a trace is asked to keep, and what it has kept.
 
-A *run* is one sequence (or batch of them) through a module. Without a cache every call is a run of its own. With one,
-the calls that go on from it are steps of the same run, their rows one under another. When a search reorders the cache,
-the rows that were kept follow it; those that are dropped because they have ended stay in the picture as they are."""
+Patterns over module paths say what to keep:
+
+    blocks.*.attention.weights     the attention weights of these layers
+    blocks.*.output                what these modules return
+    head.input                     what this module is given
+    blocks.*.attention             no ending: weights of an attention layer, the output of anything else
+
+`*` stands for one name between dots (or a part of one), `**` for any number of names. The model itself has the empty
+path: `output` is what it returns. A module that is really called `output` is meant before the ending is.
+
+What is kept are steps of runs, in order, so that generation with a cache makes one picture. A *run* is one sequence (or
+batch of them) through a module. Without a cache every call is a run of its own. With one, the calls that go on from it
+are steps of the same run, their rows one under another. When a search reorders the cache, the rows that were kept
+follow it; those that are dropped because they have ended stay in the picture as they are."""
 
 from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clearhead.attention import KVCache
-from clearhead.look.patterns import KINDS
-from clearhead.look.recompute import Unchanged
+from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.errors import ConfigError
+from clearhead.values import did_you_mean
 
-Kept = TypeVar("Kept")
+KINDS = ("weights", "output", "input")
+
+Asked = dict[str, set[str]]
+"""Module paths, by what is to be kept of them: one of `KINDS`."""
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether this is an attention layer by its type."""
+    return isinstance(module, (MultiHeadAttention, nn.MultiheadAttention))
+
+
+def may_attend(module: nn.Module) -> bool:
+    """Whether its code may call attention: any class can, but of torch's own only `nn.MultiheadAttention` does."""
+    return is_attention(module) or not type(module).__module__.startswith("torch.nn.modules.")
+
+
+def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> Asked:
+    """The modules that these patterns name; without patterns, the weights of everything that attends."""
+    asked: Asked = {kind: set() for kind in KINDS}
+    if not patterns:
+        asked["weights"].update(path for path, module in modules.items() if may_attend(module))
+    for pattern in patterns:
+        found = [path for path in modules if matches(pattern, path)]
+        for path in found:
+            asked["weights" if is_attention(modules[path]) else "output"].add(path)
+        front, _, ending = pattern.rpartition(".")
+        if not found and ending in KINDS:
+            found = [path for path in modules if matches(front, path)]
+            if ending == "weights":
+                found = [path for path in found if may_attend(modules[path])]
+            asked[ending].update(found)
+        if not found:
+            raise _unknown(pattern, front if ending in KINDS else pattern, modules)
+    return asked
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a module path is one of those that a pattern (without an ending) names.
+
+    In one name, `*` is any characters, `?` one, `[01]` one of these, `[!01]` any other."""
+    return _fit(*(text.split(".") if text else [] for text in (pattern, path)))
+
+
+def _fit(wanted: list[str], names: list[str]) -> bool:
+    if wanted[:1] == ["**"]:
+        return any(_fit(wanted[1:], names[i:]) for i in range(len(names) + 1))
+    if not wanted or not names:
+        return wanted == names
+    return fnmatchcase(names[0], wanted[0]) and _fit(wanted[1:], names[1:])
+
+
+def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
+    layers = [path for path, module in modules.items() if is_attention(module)]
+    near = did_you_mean(front, modules, otherwise="")
+    meant = f"{near} Its" if near else "its"
+    shown = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
+    return ConfigError(
+        f"nothing in this model is called {pattern!r}; {meant} attention layers are: {shown or 'none'} "
+        f"(* stands for one name between dots, ** for any number; endings are .weights, .output and .input)"
+    )
+
+
+# ---------------------------------------------------------------------- what was kept
 
 
 @dataclass(frozen=True)
@@ -32,10 +106,10 @@ class Moment:
 
 
 @dataclass
-class Step(Generic[Kept]):
+class Step:
     """What one call left: `length` rows from row `start` of its run."""
 
-    value: Kept
+    value: Any
     start: int
     length: int
     places: Tensor | None = None  # (P,) each sequence's place in this call's batch, −1: nowhere; None: as is
@@ -50,12 +124,12 @@ class Step(Generic[Kept]):
 
 
 @dataclass
-class Run(Generic[Kept]):
+class Run:
     """The steps of one sequence, or of a batch of them."""
 
     call: object  # what the calls of a run without a cache have in common
     first: int = 0  # the position of row 0: more than 0 where the cache was not empty when the trace began
-    steps: list[Step[Kept]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     cache: weakref.ref[KVCache] | None = None
     live: Tensor | None = None  # (batch now,) which sequences of the run are still computed; None: all
     size: int = 0  # P, how many sequences the run has
@@ -70,23 +144,19 @@ class Run(Generic[Kept]):
         same = self.cache is not None and self.cache() is moment.cache
         return same and (moment.past is None or 0 < moment.past <= self.first + self.length)
 
-    def add(self, value: Kept, *, length: int, batch: int, past: int | None) -> None:
+    def add(self, value: Any, *, length: int, batch: int, past: int | None) -> None:
         if past is not None and past > 0:
-            self._forget_from(past - self.first)
+            # A cache that was truncated goes on earlier than it had come: what was kept beyond is void.
+            while self.steps and self.steps[-1].start >= past - self.first:
+                self.steps.pop()
+            if self.steps and self.length > past - self.first:
+                self.steps[-1].length = past - self.first - self.steps[-1].start
         if not self.steps:
             self.size = batch
         places = None
         if self.live is not None:
-            places = torch.full((self.size,), -1)
-            places[self.live] = torch.arange(len(self.live))
+            places = torch.full((self.size,), -1).index_copy_(0, self.live, torch.arange(len(self.live)))
         self.steps.append(Step(value, self.length, length, places))
-
-    def _forget_from(self, row: int) -> None:
-        """A cache that was truncated goes on earlier than it had come: what was kept beyond is void."""
-        while self.steps and self.steps[-1].start >= row:
-            self.steps.pop()
-        if self.steps and self.length > row:
-            self.steps[-1].length = row - self.steps[-1].start
 
     def reorder(self, rows: Tensor) -> None:
         """What `KVCache.reorder` does to the batch. Rows that are only left out have ended, and stay in the picture."""
@@ -99,43 +169,26 @@ class Run(Generic[Kept]):
         self.live, self.size = None, len(rows)
 
 
-class Held:
-    """A module's output or input, kept by reference."""
-
-    def __init__(self, x: Tensor, path: str) -> None:
-        self._x = x
-        self._same = Unchanged(f"what was recorded of {path or 'the model'} has", x)
-
-    def tensor(self) -> Tensor:
-        self._same.check()
-        return self._x
-
-
 class Shelf:
     """The runs of every module, oldest first, by what is kept of them (`KINDS`) and its path; of each only the newest
     `limit` (None: all)."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self.runs: dict[str, dict[str, list[Run[Any]]]] = {kind: {} for kind in KINDS}
+        self.runs: dict[str, dict[str, list[Run]]] = {kind: {} for kind in KINDS}
 
-    def add(self, kind: str, path: str, value: Any, moment: Moment, *, rows: int, batch: int) -> None:
+    def add(self, kind: str, path: str, value: Any, x: Tensor, moment: Moment) -> None:
+        """Keep a value, whose sequences and rows are those of x."""
         runs = self.runs[kind].setdefault(path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
         run = next((run for run in newest if run.goes_on(moment)), None)
         if run is None:
             cache = None if moment.cache is None else weakref.ref(moment.cache)
-            run = Run(moment.call, first=moment.past or 0, cache=cache)
-            runs.append(run)
+            runs.append(run := Run(moment.call, first=moment.past or 0, cache=cache))
             if self._limit is not None:
                 del runs[: -self._limit]
-        run.add(value, length=rows, batch=batch, past=None if moment.cache is None else moment.past)
-
-    def keep(self, kind: str, path: str, x: Tensor, moment: Moment) -> None:
-        """A module's output or input."""
-        dim = _sequence(x)
-        rows, batch = 1 if dim is None else x.shape[dim], x.shape[0] if x.dim() else 1
-        self.add(kind, path, Held(x, path), moment, rows=rows, batch=batch)
+        dim, past = _sequence(x), None if moment.cache is None else moment.past
+        run.add(value, length=1 if dim is None else x.shape[dim], batch=x.shape[0] if x.dim() else 1, past=past)
 
     def reorder(self, cache: KVCache, rows: Tensor) -> None:
         """A search has reordered the batch of a cache."""
@@ -145,7 +198,7 @@ class Shelf:
                 run.reorder(rows)
 
 
-def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[int], list[int]]]:
+def by_step(run: Run, rows: list[int]) -> Iterator[tuple[Step, list[int], list[int]]]:
     """Rows of a run, by the step that made them: the step, their places in `rows`, and their numbers in the step."""
     starts = [step.start for step in run.steps]
     places: dict[int, list[int]] = {}
@@ -155,7 +208,7 @@ def by_step(run: Run[Kept], rows: list[int]) -> Iterator[tuple[Step[Kept], list[
         yield run.steps[i], own, [rows[place] - starts[i] for place in own]
 
 
-def stitched(run: Run[Kept], tensor: Callable[[Kept], Tensor]) -> Tensor:
+def stitched(run: Run, tensor: Callable[[Any], Tensor]) -> Tensor:
     """The tensors of all steps as one, along the sequence; of what has none, the last."""
     parts = []
     for step in run.steps:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.look.chart import Chart, Shown, by_head
-from clearhead.look.labels import label
+from clearhead.look.chart import Chart, Shown, by_head, ragged
+from clearhead.look.picture import label
 from clearhead.look.question import ask
 from clearhead.look.trace import trace
 from clearhead.values import require, whole
@@ -53,20 +53,16 @@ def induction(model: nn.Module, *, length: int | None = None, batch: int = 4, se
     few = f"length is {length}, and of the {words} tokens that the model knows each is drawn once; shorten it"
     require(words >= length, few)
     luck = torch.Generator().manual_seed(seed)
-    rows = range(whole(batch, "batch", least=1))
-    half = torch.stack([torch.randperm(words, generator=luck)[:length] for _ in rows])
+    half = [torch.randperm(words, generator=luck)[:length] for _ in range(whole(batch, "batch", least=1))]
     with trace(model) as t:
-        ask(model, half.repeat(1, 2).to(device))
+        ask(model, torch.stack(half).repeat(1, 2).to(device))
     if not t.paths:
         raise ConfigError(t.report())
-    names = [str(i % length) for i in range(2 * length)]  # all that matters of tokens is which are the same
+    tokens = [str(i % length) for i in range(2 * length)]  # all that matters of tokens is which are the same
     found = []
     for path in t.paths:
         weights = t.weights(path, rows=range(length, 2 * length)).mean(0).float().cpu()  # (H, r, S)
-        found.append([one.scores for one in label(weights, rows=names[length:], columns=names)])
-    most = max(map(len, found))
-    scores = [
-        torch.tensor([[one[name] for one in heads] + [torch.nan] * (most - len(heads)) for heads in found])
-        for name in ("induction", "same token", "previous token")
-    ]
+        found.append([one.scores for one in label(weights, rows=tokens[length:], columns=tokens)])
+    names = ("induction", "same token", "previous token")
+    scores = (ragged([one[name] for one in heads] for heads in found).float() for name in names)
     return Repeats(tuple(t.paths), *scores)

@@ -1,36 +1,29 @@
-"""From the calls of a run to the stations of a walk. The numbers are the run's own, and so is the order: nothing here
-knows a model.
-
-A station is a module's output, a step inside an attention layer (recomputed from what it was given), or something that
-the model's code does between its modules. That last kind is found by its numbers: if what a module is given is the sum
-of two earlier results, to the bit, then they were added. So pre-norm, post-norm and parallel blocks show as they are.
-"""
+"""The stations of a walk, and the walk for the terminal: the way in and out and one block of each stack in full, a line
+for each of the others."""
 
 from __future__ import annotations
 
-import itertools
+import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from clearhead.attention import ScaledDot
-from clearhead.attention.kernels.call import Call
-from clearhead.look.recompute import scores_of
-from clearhead.look.trace import Trace
-from clearhead.look.visits import Visit, same
+from clearhead.errors import ConfigError
+from clearhead.look.terminal import heatmap, plain, shade
+from clearhead.tables import table
 
-Known = list[tuple[Tensor, int]]
-"""What has been computed so far in one module, and by which station."""
+if TYPE_CHECKING:
+    from clearhead.look.walk import Group, Walk
 
-Whence = tuple["Line", int | None]
-"""The tokens that something was made from, and the station."""
+_ROWS = 8  # tokens that are shown of a longer line
+_NUMBERS = 5  # of each vector
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,286 +70,120 @@ _KINDS = {
 }
 
 
-class Line(NamedTuple):
-    """A line of tokens: the letter for its length, their names, and how many were given (the others were written)."""
-
-    letter: str
-    tokens: Sequence[str]
-    given: int
-
-
 @cache
 def texts() -> dict[str, dict[str, str]]:
     """What is said at each kind of station."""
     return tomllib.loads((Path(__file__).parent / "assets" / "stations.toml").read_text(encoding="utf-8"))
 
 
-class Guide:
-    """Goes through the calls of a traced run and notes a station for each thing that happens.
-
-    `lines` are the tokens by the beginning of module paths, the first that fits counts: {"encoder": …, "": …}."""
-
-    def __init__(self, trace: Trace, lines: Mapping[str, Line]) -> None:
-        self._trace, self._lines = trace, lines
-        self._made: list[Station] = []
-        self._ends: Known = []  # what stacks and blocks gave: a memory is one of these
-        self._last: Tensor | None = None  # what the model itself gave
-        self.sizes: dict[str, int] = {}
-
-    @property
-    def stations(self) -> list[Station]:
-        """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
-        a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
-        stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
-        norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
-        h = norms - stream
-        memory = {one.sources[0] for one in self._made if (one.branch, one.role) == ("cross-attention", "k")}
-        done: list[Station] = []
-        for i, one in enumerate(self._made):
-            own = i if one.role == "norm" else next(iter(one.sources), None)
-            added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
-            words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
-            kind = "memory" if i in memory else "" if i not in norms else "norm_before" if i in h else "norm_behind"
-            inside = one.group.rpartition(".")[2].isdigit() or kind == "memory"
-            note = texts()[kind]["note"] if kind and inside else one.note
-            done.append(replace(one, formula=one.formula.format_map(words), note=note))
-        return done
-
-    def note(self, role: str, values: Tensor, letters: str, **details: Any) -> int:
-        """Put down a station and give its number; `letters` are those of its dimensions, with blanks between."""
-        said, names = texts()[role], tuple(letters.split())
-        self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
-        values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values
-        self._made.append(Station(role=role, letters=names, values=values, **{**said, **details}))
-        return len(self._made) - 1
-
-    def walk(self, visit: Visit) -> None:
-        """All of one call of the model."""
-        self._last = visit.gave
-        self._follow(visit, visit.path, len(self._made) - 1 if self._made else None)
-
-    # -- modules ------------------------------------------------------------------------------------------------------
-
-    def _follow(self, visit: Visit, group: str, source: int | None) -> int:
-        """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
-        known: Known = [] if source is None or not visit.given else [(visit.given[0], source)]
-        for part in visit.parts:
-            if part.quiet or part.gave is None:
-                continue
-            streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
-            source = self._arrive(part.given[0], known, visit, group) if streams else None
-            if part.path in self._trace.paths:
-                number = self._attention(part, source, group)
-            elif any(inner.path in self._trace.paths for inner in part.all):
-                number = self._follow(part, part.path, source)
-            else:
-                number = self._unit(part, part.gave, source, group)
-            known.append((part.gave, number))
-        number = len(self._made) - 1
-        if visit.gave is not None and known:
-            number = self._arrive(visit.gave, known, visit, group)
-            self._ends.append((visit.gave, number))
-        return number
-
-    def _unit(self, part: Visit, x: Tensor, source: int | None, group: str) -> int:
-        """A module without attention inside: one station, or two for an embedding of ids and for a feed-forward."""
-        module, line = part.module, self._line(part.path)
-        common: dict[str, Any] = {"where": part.path, "group": group, "sources": () if source is None else (source,)}
-        matrices = [one for one in part.all if _is_matrix(one.module)]
-        if not part.given:
-            names = {"rows": tuple(line.tokens), "columns": tuple(line.tokens)}
-            return self.note("bias", _one(x), f"H {line.letter} {line.letter}", **names, **common)
-        if isinstance(module, nn.Embedding):
-            common["sources"] = (self._ids(part, line, group),)
-            scale = "" if float(getattr(module, "scale", 1.0)) == 1 else " · √M"
-            return self._vectors("embedding", x, line, formula=f"x = E[ids]{scale}", **common)
-        if part.given[0].dim() == 4:
-            common["sources"] = tuple(range(len(self._made)))[-1:]
-            return self._vectors("patches", x, line, **common)
-        if "norm" in type(module).__name__.lower():
-            return self._vectors("norm", x, line, formula=f"{{h}} = {_norm(module)}", **common)
-        if "position" in part.name:
-            return self._vectors("position", x, line, **_places(part, x), **common)
-        if len(matrices) > 1:
-            return self._feed_forward(part, x, matrices, common)
-        if self._last is not None and same(x, self._last):
-            return self._vectors("logits", x, line, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
-        return self._vectors("linear" if matrices else "between", x, line, **common)
-
-    def _ids(self, part: Visit, line: Line, group: str) -> int:
-        """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
-        writes = line.letter == "T" and len(self._lines) > 1
-        more = not writes and line.given < len(line.tokens)
-        note = f"The first {line.given} were given; the model wrote the others, one at a time, and read each in turn."
-        common = {"where": part.path, "group": group, "rows": tuple(line.tokens), "note": note if more else ""}
-        return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
-
-    def _vectors(self, role: str, x: Tensor, line: Line, last: str = "M", **details: Any) -> int:
-        """A row a token, or one for all of them where the tokens have become one."""
-        x = x[0]
-        last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last
-        if x.dim() == 1:
-            return self.note(role, x, last, **details)
-        letter = line.letter if len(x) == len(line.tokens) else "N"  # patches have no [CLS] before them yet
-        return self.note(role, x, f"{letter} {last}", rows=tuple(line.tokens[-len(x) :]), **details)
-
-    def _feed_forward(self, part: Visit, x: Tensor, matrices: list[Visit], common: dict[str, Any]) -> int:
-        hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
-        if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with the tokens that picked it
-            common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
-            return self._vectors("feed_forward", x, line, **common)
-        activation = type(getattr(part.module, "activation", None)).__name__.replace("NoneType", "activation")
-        inside = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
-        inside = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else inside
-        common |= {"branch": "feed-forward"}
-        note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
-        wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
-        common |= {"where": down.path, "sources": (*common["sources"], wide)}
-        formula = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '₂')}"
-        return self._vectors("feed_forward", x, line, formula=formula, **common)
-
-    # -- inside an attention layer ------------------------------------------------------------------------------------
-
-    def _attention(self, part: Visit, source: int | None, group: str) -> int:
-        call, path, line = self._trace.given(part.path), part.path, self._line(part.path)
-        others = [x for x in part.given[1:2] if not same(x, part.given[0])]
-        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
-        heads, rows = (list(range(n)) for n in call.q.shape[-3:-1])
-        scores, allowed = scores_of(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
-        seen = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
-        seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S))
-        kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
-        T, S = line.letter, keys.letter
-        common: dict[str, Any] = {"where": path, "group": group, "branch": kind, "rows": tuple(line.tokens)}
-        # The station that cross-attention's keys come from is what a stack gave.
-        memory = next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
-        made = self._projections(part, call, ((line, source), (keys, memory)), common)
-        common["columns"] = tuple(keys.tokens)
-        product = "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"
-        biases = [i for i, one in enumerate(self._made) if one.role == "bias" and call.bias is not None][-1:]
-        formula = f"scores = {product}{'' if call.bias is None else ' + bias'}"
-        first = self.note("scores", _one(scores), f"H {T} {S}", sources=(*made[:2], *biases), formula=formula, **common)
-        own = "1" if len(seen) == 1 else "H"
-        at = self.note("mask", seen, f"{own} {T} {S}", sources=(first,), **_told(call, seen, kind), **common)
-        at = self.note("weights", _one(self._trace.weights(path)), f"H {T} {S}", sources=(at,), **common)
-        del common["columns"]
-        at = self.note("heads", _one(self._trace.heads(path)), f"H {T} D", sources=(at, made[2]), **common)
-        out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
-        del common["rows"]
-        common |= {"where": out.path, "sources": (at,) if source is None else (source, at)}
-        read = "{h}, memory" if others else "{h}"
-        formula = f"attention({read}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
-        assert part.gave is not None
-        return self._vectors("out", part.gave, line, formula=formula, **common)
-
-    def _projections(self, part: Visit, call: Call, read: tuple[Whence, Whence], common: dict[str, Any]) -> list[int]:
-        """Queries, and keys and values, of what each read; from their projections where these are modules."""
-        cross, made = common["branch"] == "cross-attention", []
-        for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
-            line, source = read[role != "q"]
-            product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
-            told: dict[str, Any] = {"why": texts()[f"{role}_cross" if cross else role]["why"]}
-            bias = "" if product is part else _bias(product.module, f"_{role.upper()}")
-            formula = texts()[role]["formula"] + bias
-            told["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
-            told |= {"where": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
-            letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
-            made.append(self.note(role, _one(x), letters, note=_turned(x, product, part.module), **common | told))
-        return made
-
-    # -- between modules ----------------------------------------------------------------------------------------------
-
-    def _arrive(self, x: Tensor, known: Known, visit: Visit, group: str) -> int:
-        """The station whose values these are, or a new one that says how they came about."""
-        for tensor, number in reversed(known):
-            if same(tensor, x):
-                return number
-        known.append((x, self._between(x, known, self._line(visit.path), {"where": visit.path, "group": group})))
-        return known[-1][1]
-
-    def _between(self, x: Tensor, known: Known, line: Line, common: dict[str, Any]) -> int:
-        alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape][-6:]
-        for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
-            if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
-                return self._vectors("add", x, line, sources=tuple(sorted(number for _, number in some)), **common)
-        for before, number in reversed(known):
-            own = common | {"sources": (number,)}
-            if before.dim() == 3 and x.dim() == 3 and same(x[:, -before.shape[1] :], before):
-                return self._vectors("front", x, line, **own)
-            if before.dim() == 3 and _equal(before.mean(1), x):
-                return self._vectors("pool", x, line, formula=f"x = mean over {line.letter} of x", **own)
-            if before.dim() == 3 and _equal(before[:, 0], x):
-                return self._vectors("pool", x, line, formula="x = the first token's x", **own)
-            for weight in self._trace.module("").parameters():
-                if weight.shape == (x.shape[-1], before.shape[-1]) and _equal(F.linear(before, weight.detach()), x):
-                    return self._vectors("logits", x, line, "V", formula="logits = {h} Eᵀ", **own)
-        change = x - known[-1][0] if alike else x
-        constant = alike and _equal(change, change[:, :1].expand_as(change), float(x.abs().max()))
-        note = "Here the same vector was added to every token." if constant else ""
-        return self._vectors("between", x, line, sources=tuple(i for _, i in known[-1:]), note=note, **common)
-
-    def _line(self, path: str) -> Line:
-        return next(line for start, line in self._lines.items() if path.startswith(start))
+def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
+    """See `Walk.text`."""
+    shown = chosen(walk, layer, head)
+    said_of = texts()["letters"]
+    letters = [f"{letter} = {size:,} {said_of.get(letter, '')}".strip() for letter, size in walk.sizes.items()]
+    facts = "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())
+    lines = [walk.title, *textwrap.wrap(facts, width), *textwrap.wrap(", ".join(letters), width)]
+    said: set[str] = set()  # why a station is there is said once
+    for group in walk.groups:
+        if group.block is not None and group not in shown:
+            lines += ["", *textwrap.wrap(_summary(walk, group), width, subsequent_indent="   ")]
+            continue
+        order = f" ({group.order})" if group.order else ""
+        where = f"   {group.where}" if group.where else ""
+        lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
+        for number in range(group.first, group.last + 1):
+            station = walk.stations[number]
+            lines += _station(station, number, "" if station.why in said else station.why, head, width, colour)
+            said.add(station.why)
+    return "\n".join(lines)
 
 
-def _is_matrix(module: nn.Module) -> bool:
-    """Whether it is a linear map by itself: torch's, or another that has one matrix and is no table of embeddings."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+def chosen(walk: Walk, layer: str | int, head: int) -> list[Group]:
+    """The blocks that are shown in full; refuses layers and heads that are not there."""
+    blocks = [group for group in walk.groups if group.block is not None]
+    found = [group for group in blocks if str(layer) in (str(group.block), group.where)]
+    if blocks and not found:
+        most = max(group.block or 0 for group in blocks)
+        raise ConfigError(
+            f"there is no layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.where for g in blocks)}"
+        )
+    heads = walk.sizes.get("H", 1)
+    if not 0 <= head < heads:
+        raise ConfigError(f"there is no head {head}; expected 0 to {heads - 1}")
+    return found
 
 
-def _one(x: Tensor) -> Tensor:
-    """The heads (H, …, …) of the first sequence of a batch; 1 of them where all are alike."""
-    return x.reshape(-1, *x.shape[-3:])[0] if x.dim() > 2 else x[None]
+def _summary(walk: Walk, group: Group) -> str:
+    """What a block that is not shown did to the stream."""
+    stations = walk.stations[group.first : group.last + 1]
+    first, last = walk.stations[stations[0].sources[0]].values, stations[-1].values
+    lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
+    change = float((last - first).norm(dim=-1).mean())
+    return (
+        f"── {group.title}: {len(stations)} stations of the same kinds; x goes from length {lengths[0]:.3g} to "
+        f"{lengths[1]:.3g}, changed by {change:.3g} (means over tokens)"
+    )
 
 
-def _equal(a: Tensor, b: Tensor, largest: float = 0.0) -> bool:
-    """Equal but for rounding: by two units of the largest number at most."""
-    if a.shape != b.shape or not a.numel():
-        return False
-    unit = torch.finfo(b.dtype).eps
-    return float((a.double() - b.double()).abs().max()) <= 2 * unit * max(largest, float(b.abs().max()))
+def _station(station: Station, number: int, why: str, head: int, width: int, colour: bool) -> list[str]:
+    branch = f" · {station.branch}" if station.branch else ""
+    lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
+    if station.where:
+        lines[-1] += f"   {station.where}"
+    said = f"{why} {station.note}".strip()
+    lines += textwrap.wrap(said, width - 1, initial_indent="     ", subsequent_indent="     ")
+    return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, colour).split("\n")]
 
 
-def _bias(module: nn.Module, mark: str = "") -> str:
-    return "" if getattr(module, "bias", None) is None else f" + b{mark}"
+def _values(station: Station, head: int, width: int, colour: bool) -> str:
+    x, rows = station.values, station.rows
+    if station.kind == "maps":
+        own = head if len(x) > 1 else 0
+        many = f"head {own} of {len(x)}" if len(x) > 1 else "the same for every head"
+        return f"{many}\n{_matrix(station, x[own], width, colour)}"
+    if station.kind == "ids":
+        numbered = [f"{label} {int(n)}" for label, n in zip(plain(rows), x, strict=True)]
+        parts = list(rows) if station.role == "characters" else numbered
+        return " │ ".join(parts[: 4 * _ROWS]) + (" │ …" if len(parts) > 4 * _ROWS else "")
+    if station.kind == "words":
+        return _words(station)
+    if station.kind == "image":
+        small = torch.nn.functional.adaptive_avg_pool2d(x[None].float() / 255, (16, 32))[0]
+        return "\n".join("".join(map(shade, row)) for row in small.tolist())
+    many = f"head {head} of {len(x)}\n" if x.dim() == 3 else ""
+    x = x[min(head, len(x) - 1)] if x.dim() == 3 else x
+    return many + _vectors(x if x.dim() > 1 else x[None], rows or ("",))
 
 
-def _norm(module: nn.Module) -> str:
-    rms = "rms" in type(module).__name__.lower()
-    ratio = "x / √(mean(x²) + ε)" if rms else "(x − mean(x)) / √(var(x) + ε)"
-    return f"{ratio} · γ" + ("" if getattr(module, "bias", None) is None else " + β")
+def _vectors(x: Tensor, rows: Sequence[str]) -> str:
+    """The first numbers of each vector, and its length."""
+    lines = []
+    for label, row in list(zip(plain(rows), x, strict=True))[:_ROWS]:
+        numbers = "  ".join(f"{value:7.3f}" for value in row[:_NUMBERS].tolist())
+        lines.append((label, f"[{numbers}  …]", f"length {float(row.norm()):.3g}"))
+    more = f"\n… and {len(rows) - _ROWS} more" if len(rows) > _ROWS else ""
+    return table(lines, right=(0,)) + more
 
 
-def _places(part: Visit, x: Tensor) -> dict[str, str]:
-    """What kind of positions a module adds, and how much."""
-    kind = type(getattr(part.module, "choice", part.module)).__name__
-    added = (x - part.given[0])[0, -1].float()
-    start = ", ".join(f"{value:.3f}" for value in added[:4].tolist())
-    note = f"{kind}: added to the last token was P = [{start}, …], of length {float(added.norm()):.3g}."
-    return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
+def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
+    """Numbers where they fit, else shades: of scores between the smallest and the largest."""
+    if max(x.shape) <= _ROWS:
+        digits = 0 if x.dtype == torch.bool else 2
+        cells = [[f"{value:.{digits}f}" for value in row] for row in x.float().tolist()]
+        lines = [(label, *row) for label, row in zip(plain(station.rows), cells, strict=True)]
+        return table([("", *plain(station.columns)), *lines], right=range(len(station.columns) + 1))
+    shades = x.float()
+    if station.role in ("scores", "bias"):
+        shades = (shades - shades.min()) / (shades.max() - shades.min()).clamp(min=1e-12)
+    return heatmap(shades, station.rows, station.columns, width=width, colour=colour)
 
 
-def _turned(x: Tensor, product: Visit, layer: nn.Module) -> str:
-    """Whether queries or keys are something else than their product: turned by their place, or normalised."""
-    y = product.gave
-    if y is None or y.numel() != x.numel() or product.module is layer:
-        return ""
-    if same(y.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3), x):
-        return ""
-    rotary, normed = getattr(layer, "rotary", None), getattr(layer, "q_norm", None) is not None
-    if rotary is None:
-        return "Normalised in every head." if normed else "Changed after the product."
-    begin = "Normalised in every head, then turned" if normed else "Turned"
-    return f"{begin} by an angle that grows with the token's place ({rotary}), so that q · k depends on distances."
-
-
-def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:
-    """What a mask is, and why."""
-    T, S = seen.shape[-2:]
-    allowed = int(seen[0].sum())
-    causal = kind == "masked self-attention" and T == S and bool((seen == torch.ones_like(seen).tril()).all())
-    role = "cross" if kind == "cross-attention" else "full" if allowed == T * S else "causal" if causal else "other"
-    note = f"{'full()' if call.mask is None else call.mask}: {allowed:,} of {T * S:,} pairs may attend."
-    return {"why": texts()[f"mask_{role}"]["why"], "note": note}
+def _words(station: Station) -> str:
+    """A line a step: the likeliest with their probabilities, or what was taken."""
+    lines = []
+    for i, words in enumerate(map(plain, station.cells)):
+        if station.values.dim() > 1:
+            shares = station.values[i].tolist()
+            words = [f"{word} {_BARS[int(7.99 * p)]} {p:.3f}" for word, p in zip(words, shares, strict=True)]
+        lines.append((f"{plain(station.rows)[i]} →" if station.rows else "→", *words))
+    return table(lines, right=(0,))

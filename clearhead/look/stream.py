@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.look.listen import first_tensor
 from clearhead.look.question import Given, ask, check_model, tensors_of
+from clearhead.look.watch import first_tensor
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
 _SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")

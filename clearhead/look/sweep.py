@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Shown, shortened
+from clearhead.look.chart import Chart, Shown, ragged, shortened
 from clearhead.look.edit import Edit
 from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensors_of
 from clearhead.look.record import Moment
@@ -78,17 +77,12 @@ class Grid(Shown):
         return plain | {"values": values, "plain": self.plain, "source": source}
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One change: this head (None: what the module gives) at this position (None: everywhere)."""
 
     path: str
-    head: int | None
-    position: int | None
-
-    @property
-    def column(self) -> int:
-        return self.head if self.head is not None else self.position or 0
+    head: int | None = None
+    position: int | None = None
 
 
 def patch(
@@ -118,7 +112,7 @@ def patch(
         )
     source, logits = _recorded(model, clean, paths, over, "blocks")
     metric = _metric(metric, logits)
-    grid = Sweep(model, corrupted, source, over, metric, batch).grid("patched", partial(_taken, source))
+    grid = Sweep(model, corrupted, source, over, metric, batch).grid("patched", lambda x: x)
     return replace(grid, source=_number(metric(logits)))
 
 
@@ -143,7 +137,7 @@ def ablate(
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
     source, logits = _recorded(model, given, paths, over, "writers")
     sweep = Sweep(model, given, source, over, _metric(metric, logits), batch)
-    return sweep.grid("ablated", partial(_put_out, source, to))
+    return sweep.grid("ablated", torch.zeros_like if to == "zero" else _mean)
 
 
 def _recorded(
@@ -169,15 +163,7 @@ def _metric(metric: Metric | None, logits: Tensor) -> Metric:
     return metric
 
 
-def _taken(source: Trace, cell: Cell) -> Tensor:
-    """(B, T, M), or (B, T, E) of a head: what the other run had there."""
-    return source.output(cell.path) if cell.head is None else source.heads(cell.path, heads=cell.head).squeeze(-3)
-
-
-def _put_out(source: Trace, to: str, cell: Cell) -> Tensor:
-    x = _taken(source, cell)
-    if to == "zero":
-        return torch.zeros_like(x)
+def _mean(x: Tensor) -> Tensor:
     return x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
 
@@ -212,8 +198,8 @@ class Sweep:
     metric: Metric
     batch: int | None
 
-    def grid(self, what: str, value: Callable[[Cell], Tensor]) -> Grid:
-        """The metric under every change; `value` is what each takes from."""
+    def grid(self, what: str, change: Callable[[Tensor], Tensor]) -> Grid:
+        """The metric under every change; `change` makes it of what the source had there."""
         once = f"batch is {self.batch}; expected how many runs may go through the model at once, 1 or more"
         require(self.batch is None or self.batch >= 1, once)
         found = self.source.paths if self.over == "heads" else self.source.outputs
@@ -221,12 +207,13 @@ class Sweep:
         # What one run takes, about: its logits, with room to choose from them, and a block at work.
         size = before.element_size() * (4 * before.numel() + 32 * self._gave(found[0]).numel())
         at_once = self.batch or max(1, _BUDGET // size)
-        values = torch.full((len(found), 1 + max(cell.column for cell in cells)), torch.nan, dtype=torch.float64)
+        numbers: dict[str, list[float]] = {path: [] for path in found}
         for start in range(0, len(cells), at_once):
             some = cells[start : start + at_once]
-            for cell, rows in zip(some, self._run(some, value).chunk(len(some)), strict=True):
-                values[found.index(cell.path), cell.column] = _number(self.metric(rows))
-        columns, plain = tuple(range(values.shape[1])), _number(self.metric(before))
+            for cell, rows in zip(some, self._run(some, change).chunk(len(some)), strict=True):
+                numbers[cell.path].append(_number(self.metric(rows)))
+        values, plain = ragged(numbers.values()), _number(self.metric(before))
+        columns = tuple(range(values.shape[1]))
         return Grid(what=what, rows=tuple(found), over=self.over, columns=columns, values=values, plain=plain)
 
     def _gave(self, path: str) -> Tensor:
@@ -235,20 +222,22 @@ class Sweep:
     def _cells(self, path: str) -> list[Cell]:
         x = self._gave(path)
         if self.over == "heads":
-            return [Cell(path, head, None) for head in range(x.shape[-3])]
+            return [Cell(path, head) for head in range(x.shape[-3])]
         if self.over == "whole":
-            return [Cell(path, None, None)]
+            return [Cell(path)]
         if x.dim() < 3:
             raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
-        return [Cell(path, None, position) for position in range(x.shape[-2])]
+        return [Cell(path, position=position) for position in range(x.shape[-2])]
 
-    def _run(self, some: Sequence[Cell], value: Callable[[Cell], Tensor]) -> Tensor:
+    def _run(self, some: Sequence[Cell], change: Callable[[Tensor], Tensor]) -> Tensor:
         """The logits under each of these changes, one after another."""
         with trace(self.model, "output") as t:
             for path in dict.fromkeys(cell.path for cell in some):
-                mine = tuple((i, cell, value(cell)) for i, cell in enumerate(some) if cell.path == path)
+                had = self._gave(path)  # (B, T, M), or (B, H, T, E) of heads
+                mine = [(i, cell) for i, cell in enumerate(some) if cell.path == path]
+                taken = [(i, cell, change(had if cell.head is None else had.select(-3, cell.head))) for i, cell in mine]
                 heads = slice(None) if self.over == "heads" else None
-                t.edit(path, Each(changes=mine, copies=len(some), heads=heads))
+                t.edit(path, Each(changes=tuple(taken), copies=len(some), heads=heads))
             return ask(self.model, repeated(self.given, len(some)))
 
 

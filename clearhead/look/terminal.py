@@ -196,8 +196,7 @@ def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
 
 def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int, colour: bool) -> str:
     """Cells put together by their largest, one letter each, with positions instead of the labels of columns."""
-    T, S = len(rows), len(columns)
-    high = min(T, _MOST_ROWS)
+    T, S, high = len(rows), len(columns), min(len(rows), _MOST_ROWS)
     firsts = [-(-i * T // high) for i in range(high)]
     labels = [f"{rows[i]} {i}"[-16:] for i in firsts]
     wide = max(1, min(S, width - max(map(letters, labels), default=0) - 1))

@@ -19,15 +19,12 @@ from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
 from clearhead.look.edit import Edit
-from clearhead.look.listen import Listener
-from clearhead.look.patterns import asked_of, is_attention, may_attend
-from clearhead.look.recompute import Attended, Choice, chosen, pick
-from clearhead.look.record import Held, Run, Shelf, by_step, stitched
+from clearhead.look.recompute import Attended, Choice, Unchanged, chosen, pick
+from clearhead.look.record import Run, Shelf, asked_of, by_step, is_attention, may_attend, stitched
 from clearhead.look.watch import Watch
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
 
-Comparing = Callable[[Attended, list[int], list[int]], float]
 _SMALL = 48  # positions, beyond which a picture in a table is no help
 
 
@@ -45,15 +42,14 @@ class Trace:
         self._modules = dict(model.named_modules())
         self._asked = asked_of(self._modules, patterns)
         self._edits: dict[str, list[Edit]] = {}
-        self._listener = Listener(self._modules, self._asked, self._edits, Shelf(runs))
-        self._kept = self._listener.kept.runs
-        self._watch = Watch(self._modules, self._listener)
+        kept = Shelf(runs)
+        self._kept = kept.runs
+        self._watch = Watch(self._modules, self._asked, self._edits, kept)
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Trace:
-        if self._watch.on:
-            raise ConfigError("this trace is recording already; make another with look.trace(model)")
+        require(not self._watch.on, "this trace is recording already; make another with look.trace(model)")
         of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
         paths = self._asked["output"] | self._asked["input"] | set(self._edits)
         attending = self._attending([*self._asked["weights"], *of_heads])
@@ -65,7 +61,7 @@ class Trace:
         for path, edits in self._edits.items() if error is None else ():
             # An edit that nothing came of is an answer to another question than was asked.
             never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
-            require(self._listener.made.issuperset(edits), never)
+            require(self._watch.made.issuperset(edits), never)
 
     def edit(self, path: str, edit: Edit) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
@@ -127,7 +123,7 @@ class Trace:
         """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
 
         Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
         if len(made.steps) == 1 and made.steps[0].places is None:
@@ -141,25 +137,25 @@ class Trace:
 
     def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
         """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         last = made.steps[-1]
         return last.gathered(recompute.values_of(last.value.call, self._choose(made, heads, None)[0]))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         picked = self._choose(made, heads, None)[0]
         return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
 
     def given(self, path: str, *, run: int = -1) -> Call:
         """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
-        return self._steps(path, run).steps[-1].value.call
+        return self._run(path, run).steps[-1].value.call
 
     def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
@@ -187,7 +183,7 @@ class Trace:
 
     def _ran(self, path: str, run: int) -> tuple[str, str, str]:
         """The heads of a layer, its queries and keys, and what ran, in words."""
-        made = self._steps(path, run)
+        made = self._run(path, run)
         last = made.steps[-1].value
         return str(last.call.q.shape[-3]), f"{made.length} × {last.call.S}", last.how
 
@@ -207,28 +203,23 @@ class Trace:
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run("output", path, run), Held.tensor)
+        return stitched(self._run(path, run, "output"), Unchanged.only)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run("input", path, run), Held.tensor)
+        return stitched(self._run(path, run, "input"), Unchanged.only)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
         parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
         blocks = [path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))]
-        if not blocks:
-            raise ConfigError(
-                'no block is recorded; ask for their outputs, for example look.trace(model, "**.blocks.*.output")'
-            )
+        example = 'for example look.trace(model, "**.blocks.*.output")'
+        require(bool(blocks), f"no block is recorded; ask for their outputs, {example}")
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def _steps(self, path: str, run: int) -> Run[Attended]:
-        return self._run("weights", path, run)
-
-    def _run(self, kind: str, path: str, run: int) -> Run[Any]:
+    def _run(self, path: str, run: int, kind: str = "weights") -> Run:
         """What was kept of one run of a module: its "weights", "output" or "input"."""
         kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
         if path not in asked:
@@ -250,23 +241,24 @@ class Trace:
             raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
         return found[run]
 
-    def _choose(self, run: Run[Attended], heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
+    def _choose(self, run: Run, heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
         call = run.steps[-1].value.call
         return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
 
-    def _compared(self, how: Comparing, path: str, heads: Choice, rows: Choice, run: int) -> float:
-        made = self._steps(path, run)
+    def _compared(
+        self, how: Callable[[Attended, list[int], list[int]], float], path: str, heads: Choice, rows: Choice, run: int
+    ) -> float:
+        made = self._run(path, run)
         picked, wanted = self._choose(made, heads, rows)
         last = made.steps[-1].value
+        what = path or "the model"
         if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
-                f"{path or 'the model'} dropped weights at random (dropout {dropout:g}), which cannot be "
-                "done again: its weights are those before dropout, and are compared in evaluation mode (model.eval())"
+                f"{what} dropped weights at random (dropout {dropout:g}), which cannot be done again: its weights are "
+                "those before dropout, and are compared in evaluation mode (model.eval())"
             )
-        if last.whole and len(picked) != last.call.q.shape[-3]:
-            raise ConfigError(
-                f"{path or 'the model'} joins its heads before they can be seen; compare all of them: leave heads out"
-            )
+        all_of_them = not last.whole or len(picked) == last.call.q.shape[-3]
+        require(all_of_them, f"{what} joins its heads before they can be seen; compare all of them: leave heads out")
         return max((how(step.value, picked, own) for step, _, own in by_step(made, wanted)), default=0.0)
 
     def _known(self, path: str, ending: str = "") -> str:
@@ -294,7 +286,7 @@ class Trace:
         return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
 
     def _thumbnail(self, path: str) -> str:
-        made = self._steps(path, -1)
+        made = self._run(path, -1)
         T, S = made.length, made.steps[-1].value.call.S
         if not 0 < max(T, S) <= _SMALL:
             return ""
@@ -310,6 +302,6 @@ class Trace:
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
     """Record a run of `model`: what the patterns name, or without any the weights of every attention layer.
 
-    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.patterns`. `runs` is how
+    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.record`. `runs` is how
     many of the latest runs to keep; by default all of them."""
     return Trace(model, *patterns, runs=runs)

@@ -34,15 +34,13 @@ def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = 
     `how` a sentence is translated; `data` is where pictures are that are given by number."""
     if trained.task == "translation":
         return translation(trained, translations(trained, [given], how=how)[0])
-    if trained.task == "sort-dedup":
-        ids, answer = sorting_ids(trained, given)
-        return of_ids(trained, [*ids, *answer], title=f"{given.strip()} → {trained.tokenizer.decode(answer)}")
     if trained.task == "digits":
         return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
     if trained.task == "speech":
         rate = trained.model.config.mel.sample_rate if isinstance(trained.model, SpeechEncoder) else None
         return of_sound(trained, audio.read(given, rate).samples, name=Path(given).name)
-    return of_text(trained, given)
+    asked: Any = question(trained, given)
+    return of_ids(trained, asked.given[0][0].tolist(), title=asked.title)
 
 
 def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Question:
@@ -167,7 +165,7 @@ def pictured(trained: Trained, pixels: Tensor) -> Tensor:
     if choice is None:
         name = trained.name
         raise DataError(f"{name} does not say how its pictures were normalised: train it again, its folder will")
-    return prepare(pixels[None], choice).to(device_of(trained))
+    return prepare(pixels[None], choice).to(next(trained.model.parameters()).device)
 
 
 def patch_names(trained: Trained) -> list[str]:
@@ -218,17 +216,16 @@ def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = 
 
 def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
     """The first three, with their chances, in words."""
-    best = logits.softmax(-1).topk(3)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in pairs)
+    chances, ids = logits.softmax(-1).topk(3)
+    return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
 
 
 def _trace(trained: Trained, layer: str | None = None) -> Trace:
     layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
     if not layers:
         raise nothing_to_see(trained)
-    layers = layers if layer is None else [layer]
-    return trace(trained.model, *(f"{path}.weights" for path in layers), "**.blocks.*.output")
+    asked = (f"{path}.weights" for path in (layers if layer is None else [layer]))
+    return trace(trained.model, *asked, "**.blocks.*.output")
 
 
 def nothing_to_see(trained: Trained) -> DataError:
@@ -241,11 +238,6 @@ def _facts(trained: Trained) -> dict[str, str]:
     return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
-def device_of(trained: Trained) -> torch.device:
-    """Where a model is."""
-    return next(trained.model.parameters()).device
-
-
 def tensor_of(trained: Trained, ids: Sequence[int]) -> Tensor:
     """(1, T): ids as their model is called with them."""
-    return torch.tensor([list(ids)], device=device_of(trained))
+    return torch.tensor([list(ids)], device=next(trained.model.parameters()).device)

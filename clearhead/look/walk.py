@@ -25,23 +25,12 @@ from torch.nn.functional import adaptive_avg_pool2d
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
-from clearhead.look.listen import first_tensor
+from clearhead.look import trained as tasks
+from clearhead.look.guide import Guide, Line, visiting
 from clearhead.look.page import filled, framed
-from clearhead.look.stations import Guide, Line, Station, texts
+from clearhead.look.stations import Station, as_text, texts
 from clearhead.look.trace import trace
-from clearhead.look.trained import (
-    both_halves,
-    nothing_to_see,
-    patch_names,
-    pictured,
-    read_picture,
-    shortened,
-    sorting_ids,
-    tensor_of,
-    text_ids,
-)
-from clearhead.look.visits import visiting
-from clearhead.look.walk_text import as_text
+from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import translations
@@ -114,8 +103,7 @@ class Walk:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
-        plain = {"title": self.title, "model": self.model, "kind": self.kind}
-        return plain | {
+        return {"title": self.title, "model": self.model, "kind": self.kind} | {
             "facts": dict(self.facts),
             "sizes": dict(self.sizes),
             "letters": texts()["letters"],
@@ -147,8 +135,9 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
     `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
     where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare module is
     given the tensors that it is called with."""
-    if isinstance(model, nn.Module):
-        return _of_tensors(model, given)
+    if isinstance(model, nn.Module):  # tokens are called by their numbers, and there is no text at either end
+        lines, name = {"encoder": Line("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
+        return _Run(model, name, lines | {"": Line("T", (), 0)}, None, *given).walk(f"A run of {name}")
     trained, text = model, given[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new)
@@ -156,53 +145,47 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         return _of_picture(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
         return _of_text(trained, text, max_new)
-    raise nothing_to_see(trained)
+    raise tasks.nothing_to_see(trained)
 
 
 def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
     """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
     sorts = trained.task == "sort-dedup"
-    ids, made = sorting_ids(trained, text, with_stop=True) if sorts else (text_ids(trained, text), [])
+    ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.text_ids(trained, text), [])
     made = made[:max_new]
     if isinstance(trained.model, Decoder) and not made:
         room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
-        new = generate(trained.model, tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
+        new = generate(trained.model, tasks.tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
     read = [*ids, *made[:-1]]
     line = Line("T", trained.tokenizer.tokens(read), len(ids))
-    run = _Run(trained.model, trained.name, {"": line}, text, tensor_of(trained, read))
+    run = _Run(trained.model, trained.name, {"": line}, text, tasks.tensor_of(trained, read))
     if not made:
-        return run.walk(shortened(text))
+        return run.walk(tasks.shortened(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
     run.chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
-    return run.walk(f"{shortened(text)} → {shortened(answer)}")
+    return run.walk(f"{tasks.shortened(text)} → {tasks.shortened(answer)}")
 
 
 def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walk:
     made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
-    read, target = both_halves(trained, made)
+    read, target = tasks.both_halves(trained, made)
     tokens = trained.tokenizer.tokens
     lines = {"encoder": Line("S", tokens(read), len(read)), "": Line("T", tokens(target), 1)}
-    run = _Run(trained.model, trained.name, lines, text, tensor_of(trained, read), tensor_of(trained, target))
+    inputs = (tasks.tensor_of(trained, half) for half in (read, target))
+    run = _Run(trained.model, trained.name, lines, text, *inputs)
     run.chosen(made.written, tokens)
-    return run.walk(f"{shortened(text)} → {made.target}")
+    return run.walk(f"{tasks.shortened(text)} → {made.target}")
 
 
 def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walk:
-    pixels = given if isinstance(given, Tensor) else read_picture(trained, given, data)
-    tokens = patch_names(trained)
+    pixels = given if isinstance(given, Tensor) else tasks.read_picture(trained, given, data)
+    tokens = tasks.patch_names(trained)
     line = Line("T", tokens, len(tokens))
-    run = _Run(trained.model, trained.name, {"": line}, pixels, pictured(trained, pixels))
+    run = _Run(trained.model, trained.name, {"": line}, pixels, tasks.pictured(trained, pixels))
     run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     name = "a picture" if isinstance(given, Tensor) else Path(given).name
     return run.walk(f"{name} → {run.steps[0].taken.token}")
-
-
-def _of_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> Walk:
-    """A module by itself: tokens are called by their numbers, and there is no text to begin and to end with."""
-    lines = {"encoder": Line("S", (), 0)} if len(inputs) > 1 else {}
-    name = type(model).__name__
-    return _Run(model, name, lines | {"": Line("T", (), 0)}, None, *inputs).walk(f"A run of {name}")
 
 
 class _Run:
@@ -224,9 +207,10 @@ class _Run:
                 lines[start] = Line(line.letter, [str(i) for i in range(size)], size)
         self._guide = guide = Guide(seen, lines)
         if isinstance(given, str):
-            letters = given.strip()
-            points = torch.tensor([ord(letter) for letter in letters])
-            guide.note("characters", points, "characters", where="", group="", rows=tuple(letters))
+            letters = tuple(given.strip())
+            guide.note(
+                "characters", torch.tensor(list(map(ord, letters))), "characters", where="", group="", rows=letters
+            )
         elif given is not None:
             guide.note("pixels", given, "height width", where="", group="")
         guide.walk(visits[0])
@@ -263,13 +247,8 @@ class _Run:
         facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
         if len(self.steps) > 1:
             facts["written"] = f"{len(self.steps)} tokens, each the likeliest"
-        made: dict[str, Any] = {
-            "stations": guide.stations,
-            "steps": self.steps,
-            "sizes": dict(guide.sizes),
-            "facts": facts,
-        }
-        return Walk(title=title, model=self._name, kind=kind, **made)
+        made: dict[str, Any] = {"stations": guide.stations, "steps": self.steps, "sizes": guide.sizes}
+        return Walk(title=title, model=self._name, kind=kind, facts=facts, **made)
 
 
 def _told(station: Station) -> dict[str, Any]:

@@ -25,16 +25,18 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._numbers import has_numbers
 from clearhead.attention import KVCache, attend
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
-from clearhead.look.foreign import call_of_sdpa
-from clearhead.look.listen import Listener
-from clearhead.look.recompute import call_of_attend
-from clearhead.look.record import Moment
+from clearhead.look.edit import Edit
+from clearhead.look.foreign import OfTorchLayer, call_of_sdpa, plain
+from clearhead.look.recompute import Attended, Unchanged, call_of_attend
+from clearhead.look.record import Asked, Moment, Shelf
 
 Reader = Callable[..., tuple[Call, str | None]]
 """Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
@@ -56,11 +58,17 @@ class Here(threading.local):
 
 
 class Watch:
-    """Hooks and stand-ins, put in place by `start` and taken away by `stop`, whatever happened in between."""
+    """Hooks and stand-ins, put in place by `start` and taken away by `stop`, whatever happened in between.
 
-    def __init__(self, modules: Mapping[str, nn.Module], listener: Listener) -> None:
+    What was asked for is kept, and nothing else; what edits make of it goes on in its place."""
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], asked: Asked, edits: Mapping[str, list[Edit]], kept: Shelf
+    ) -> None:
         _refuse_compiled(modules)
-        self._paths, self._listener = {module: path for path, module in modules.items()}, listener
+        self._modules, self._asked, self._edits, self._kept = modules, asked, edits, kept
+        self._paths = {module: path for path, module in modules.items()}
+        self.made: set[Edit] = set()
         self._hooked: set[nn.Module] = set()
         self._here, self._calls, self._stack = Here(), itertools.count(1), ExitStack()
         self.on = False
@@ -91,7 +99,7 @@ class Watch:
         self._here = Here()
 
     def hook(self, module: nn.Module) -> None:
-        """Tell the listener of this module's calls."""
+        """Hear of this module's calls."""
         if module in self._hooked:
             return
         self._hooked.add(module)
@@ -118,7 +126,7 @@ class Watch:
             moment = replace(moment, cache=cache, past=None if cache.holds_memory else cache.length)
         self.has_run = True
         running.append(Running(path, moment))
-        self._listener.entering(path, args, kwargs, moment)
+        self._keep("input", path, (*args, *kwargs.values()), moment)
 
     def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module not in self._hooked:
@@ -130,8 +138,7 @@ class Watch:
             return None
         try:
             # Without an output, nothing was returned or an error passes through.
-            moment = running[-1].moment
-            return None if output is None else self._listener.leaving(path, args, kwargs, output, moment)
+            return None if output is None else self._returned(path, module, args, kwargs, output, running[-1].moment)
         finally:
             running.pop()
 
@@ -165,11 +172,9 @@ class Watch:
             finally:
                 here.inside -= 1
             now = here.running[-1] if here.running else self._method()
-            if now is None or not self._listener.wants(now.path):
+            if now is None:
                 return output
-            call = functools.partial(reader, *args, **kwargs)
-            changed = self._listener.attended(now.path, call, output, now.moment)
-            return output if changed is None else changed
+            return self._attended(now, functools.partial(reader, *args, **kwargs), output)
 
         return stand_in
 
@@ -178,9 +183,72 @@ class Watch:
         def reorder(cache: KVCache, rows: Tensor) -> None:
             real(cache, rows)
             if self.on:
-                self._listener.kept.reorder(cache, rows)  # parts of a tree are told too, and belong to nobody
+                self._kept.reorder(cache, rows)  # parts of a tree are told too, and belong to nobody
 
         return reorder
+
+    # -- what is kept, and what edits make of it ----------------------------------------------------------------------
+
+    def _returned(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
+    ) -> Any:
+        """What a module returns instead of this; None for no change."""
+        before = output
+        if isinstance(module, nn.MultiheadAttention) and (path in self._edits or path in self._asked["weights"]):
+            output = self._torch_layer(path, module, OfTorchLayer.arguments(module, args, kwargs), output, moment)
+        x = first_tensor(output)
+        edited = None if x is None else self._edited(x, path, moment, of_heads=False)
+        if edited is not None and edited is not x:
+            output = with_first(output, lambda _: edited)
+        self._keep("output", path, output, moment)
+        return None if output is before else output
+
+    def _attended(self, now: Running, call: Callable[[], tuple[Call, str | None]], output: Tensor) -> Tensor:
+        """What attention gives instead of this, which a module called by itself; `call` reads its arguments."""
+        path, moment = now
+        if isinstance(self._modules[path], nn.MultiheadAttention):  # heard as a whole, when it returns
+            return output
+        real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
+        edited = self._edited(real, path, moment, of_heads=True)
+        if self._keeps("weights", path):
+            seen = Attended(*call(), _lasting(real).detach(), _lasting(edited).detach())
+            # Without a cache, calls belong together that one call of the module makes over the same keys.
+            together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
+            self._kept.add("weights", path, seen, real, together)
+        return output if edited is real else edited.reshape(output.shape)
+
+    def _torch_layer(
+        self, path: str, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: Moment
+    ) -> Any:
+        inner = any(edit.heads is not None for edit in self._edits.get(path, ()))
+        if inner and output[0].is_nested:
+            raise ConfigError(
+                f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder "
+                "with enable_nested_tensor=False"
+            )
+        seen = OfTorchLayer(layer, given, output[0])
+        edited = self._edited(seen.heads(), path, moment, of_heads=True) if inner else None
+        if self._keeps("weights", path):
+            _lasting(output[0])
+            self._kept.add("weights", path, seen.kept(edited), seen.out, moment)
+        return output if edited is None else (seen.given_back(edited), *output[1:])
+
+    def _edited(self, x: Tensor, path: str, moment: Moment, *, of_heads: bool) -> Tensor:
+        for edit in self._edits.get(path, ()):
+            if (edit.heads is not None) == of_heads:
+                self.made.add(edit)
+                x = edit.apply(x, path, moment)
+        return x
+
+    def _keep(self, kind: str, path: str, value: Any, moment: Moment) -> None:
+        x = first_tensor(value) if self._keeps(kind, path) else None
+        if x is not None:
+            x = plain(_lasting(x).detach())
+            self._kept.add(kind, path, Unchanged(f"what was recorded of {path or 'the model'} has", x), x, moment)
+
+    def _keeps(self, kind: str, path: str) -> bool:
+        """Whether this was asked for, and is a run: in a backward pass, checkpointing runs the model again."""
+        return path in self._asked[kind] and torch._C._current_graph_task_id() == -1
 
 
 _LOCK = threading.Lock()
@@ -242,3 +310,39 @@ def _names(file: ModuleType, function: Callable[..., Any], size: int) -> tuple[s
         for name, value in list(vars(file).items())
         if isinstance(value, (FunctionType, BuiltinFunctionType)) and inspect.unwrap(value) is function
     )
+
+
+def _lasting(x: Tensor) -> Tensor:
+    """x, if it will still have its numbers when it is asked for them."""
+    if not torch.compiler.is_compiling() and not has_numbers(x):
+        raise ConfigError(
+            "the model runs inside of torch.func or a FakeTensorMode, whose tensors are nothing outside of it, and a "
+            "trace keeps tensors; call the model itself in the `with` block"
+        )
+    return x
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The tensor that is meant where a module returns or is given several things: logits, or the first."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Mapping):
+        value = (value["logits"],) if "logits" in value else tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((found for found in map(first_tensor, value) if found is not None), None)
+    return None
+
+
+def with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same thing with its first tensor changed: the one that `first_tensor` finds."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if first_tensor(value) is None:
+        return value
+    parts = dict(value if isinstance(value, Mapping) else enumerate(value))
+    holding = (name for name, part in parts.items() if first_tensor(part) is not None)
+    name = "logits" if "logits" in parts else next(holding)
+    parts[name] = with_first(parts[name], change)
+    if isinstance(value, Mapping):
+        return type(value)(**parts)
+    return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())

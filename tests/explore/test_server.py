@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from clearhead.errors import StorageError
-from clearhead.explore.server import Patient, secret_of
+from clearhead.explore.desk import Desk, Job
+from clearhead.explore.server import Patient, Place, app, secret_of
 
 MASK = {"expression": "causal() & window(2, 0)", "n": 5}
 
@@ -154,6 +155,35 @@ def test_who_never_finishes_a_head_is_left(monkeypatch):
     whole, begun, nothing = asyncio.run(run())
     assert whole.endswith(b"ok")
     assert (begun, nothing) == (b"", b"")
+
+
+@pytest.mark.parametrize("told", [[], [("progress", b"1")]])
+def test_a_client_that_goes_gives_its_job_up(told, monkeypatch):
+    job, sent = Job("mask", {}), []
+    desk, place = Desk([]), Place(port=80)
+    monkeypatch.setattr(desk, "put", lambda action, ask: job)
+    scope = {"type": "http", "method": "POST", "path": f"/{place.secret}/api/mask", "asgi": {"spec_version": "2.3"}}
+    scope |= {"headers": [(b"host", b"127.0.0.1:80"), (b"content-type", b"application/json")]}
+
+    async def run():
+        for event in told:
+            job.events.put_nowait(event)
+        body = iter([{"type": "http.request", "body": b"{}"}])
+
+        async def receive():
+            given = next(body, None)
+            while given is None and told and not any(message.get("body") for message in sent):
+                await asyncio.sleep(0)
+            return given or {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        await app(place, desk)(scope, receive, send)
+        return job.given_up.is_set()
+
+    assert asyncio.run(run())
+    assert b"".join(message.get("body", b"") for message in sent) == b"".join(b'{"progress":1}\n' for _ in told)
 
 
 def test_the_secret_of_a_file(tmp_path):

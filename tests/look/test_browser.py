@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from clearhead.look.album import Album
-from clearhead.look.labels import Places
 from clearhead.look.measures import contributions
 from clearhead.look.page import page
-from clearhead.look.picture import Picture
+from clearhead.look.picture import Picture, Places
 from clearhead.masks import causal
 from tests.look.test_views import softmax
 

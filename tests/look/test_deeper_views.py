@@ -14,7 +14,8 @@ from clearhead import look, pretrained
 from clearhead.attention import attend
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import figures
-from clearhead.look.chart import Chart, bars, chart_page, shortened
+from clearhead.look.chart import Chart, bars, shortened
+from clearhead.look.page import chart_page
 from clearhead.models import Decoder, DecoderConfig
 
 V = 31

@@ -14,14 +14,11 @@ import torch
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
-from clearhead.look import packing as packing_module
 from clearhead.look import picture as picture_module
 from clearhead.look.album import Album, album, pictures
-from clearhead.look.labels import Places
 from clearhead.look.measures import rollout
-from clearhead.look.packing import Plan, packing, plan, quantise
-from clearhead.look.page import page, save_page
-from clearhead.look.picture import Picture
+from clearhead.look.page import BUDGET, Plan, packing, page, plan, quantise, save_page
+from clearhead.look.picture import Picture, Places
 from clearhead.look.trace import trace
 from clearhead.masks import causal
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
@@ -108,7 +105,7 @@ class TestPacking:
             how = of(T, layers, H)
             assert how.side is not None
             heads = layers * (H + 1)
-            assert heads * (2 * how.side**2 + 3 * T * how.kept) <= packing_module.BUDGET
+            assert heads * (2 * how.side**2 + 3 * T * how.kept) <= BUDGET
             assert how.side >= 64
             assert how.kept >= 8
 

@@ -14,7 +14,7 @@ from clearhead import look
 from clearhead.attention import Additive, MultiHeadAttention, multihead
 from clearhead.attention.cache import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.look.patterns import matches
+from clearhead.look.record import matches
 from clearhead.masks import causal, padding
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal

@@ -10,9 +10,8 @@ import torch
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import picture as picture_module
-from clearhead.look.labels import Places, is_punctuation, label
 from clearhead.look.measures import contributions, distance, entropy, lengths_written, rollout
-from clearhead.look.picture import Picture
+from clearhead.look.picture import Picture, Places, is_punctuation, label
 from clearhead.masks import causal
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.generation import Greedy, Sample
 from clearhead.look.album import Album
-from clearhead.look.labels import named
+from clearhead.look.picture import named
 from clearhead.look.trained import of_text, translation
 from clearhead.pretrained import Trained, load
 from clearhead.pretrained.speak import generate
