@@ -8,14 +8,11 @@ overtakes another is solved for n.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clearhead.costs.predict import cost
-from clearhead.costs.subjects import AttentionSizes
 from clearhead.errors import ConfigError
-from clearhead.masks import Mask, causal, every, full, window
 from clearhead.values import whole
 
 FIELDS = ("order", "mixing", "operations", "sequential", "path", "memory", "parameters")
@@ -154,58 +151,3 @@ def _number(value: Any) -> float:
         return float("inf")
     number = float(value)
     return int(number) if number.is_integer() else number
-
-
-# ---------------------------------------------------------------------- inside self-attention
-
-
-def changeover(*, feed_forward: float = 0.0) -> Any:
-    """The length beyond which scores cost more than everything that does not mix tokens, as an expression in d.
-
-    2d against the projections alone; 6d in a block whose feed-forward is the usual 4 times as wide as the model."""
-    import sympy
-
-    n, d = _letters()[:2]
-    others = 8 * n * d**2 + 4 * sympy.nsimplify(feed_forward) * n * d**2
-    return next(x for x in sympy.solve(sympy.Eq(4 * n**2 * d, others), n) if x != 0)
-
-
-def heads(d_model: int, tokens: int, n_heads: int, *, batch: int = 1) -> list[dict[str, Any]]:
-    """One head, many heads, grouped-query and multi-query attention at the same width: what changes, what does not."""
-    kinds = [("single-head", 1, None), ("multi-head", n_heads, None), ("multi-query", n_heads, 1)]
-    groups = next((g for g in (4, 2, 3) if n_heads % g == 0 and n_heads > g), None)
-    if groups is not None:
-        kinds.insert(2, ("grouped-query", n_heads, n_heads // groups))
-    found = [
-        (name, H, K or H, cost(AttentionSizes(d_model, H, n_kv_heads=K), tokens=tokens, batch=batch))
-        for name, H, K in kinds
-    ]
-    names = ("kind", "heads", "key/value heads", "parameters", "operations", "weights", "cache_bytes")
-    return [
-        dict(zip(names, (*about, c.parameters.value, c.forward.value, c.memory.attention_reference.value // 4,
-                         c.memory.cache.value), strict=True))
-        for *about, c in found
-    ]  # fmt: skip
-
-
-def patterns(
-    d_model: int, tokens: int, n_heads: int, masks: Sequence[Mask] | None = None, *, batch: int = 1
-) -> list[dict[str, Any]]:
-    """Full, causal, local and sparse attention: pairs allowed, pairs that a plan computes, and their operations."""
-    if masks is None:
-        w = max(1, min(256, tokens // 8))
-        masks = (full(), causal(), causal() & window(w, 0), causal() & (window(w, 0) | every(w)))
-    rows = []
-    for mask in masks:
-        c = cost(AttentionSizes(d_model, n_heads), tokens=tokens, batch=batch, mask=mask, impl="reference")
-        assert c.pairs is not None
-        counts = {"dense": c.pairs.dense.value, "allowed": c.pairs.allowed.value, "planned": c.pairs.planned}
-        operations = {f"operations_{name}": 4 * d_model * n for name, n in counts.items()}
-        pairs = {"pairs" if name == "dense" else name: n for name, n in counts.items()}
-        rows.append({"mask": str(mask), **pairs, "density": counts["allowed"] / counts["dense"], **operations})
-    return rows
-
-
-def cache(subject: Any, lengths: Iterable[int], *, batch: int = 1, **how: Any) -> list[tuple[int, int]]:
-    """(length, bytes) of the keys and values that a decoder keeps: it grows by the same amount with every token."""
-    return [(n, cost(subject, tokens=n, batch=batch, **how).memory.cache.value) for n in lengths]
