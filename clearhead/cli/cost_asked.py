@@ -14,8 +14,7 @@ from clearhead import interop, masks, pretrained
 from clearhead.cli.named import imported
 from clearhead.cli.options import device_here, dtype_of
 from clearhead.costs import AttentionSizes, Cost, Machine, preset
-from clearhead.costs.fit import bytes_of, fit
-from clearhead.costs.parallel import link_of, share
+from clearhead.costs.fit import bytes_of, fit, link_of, share
 from clearhead.costs.subjects import built, model_of
 from clearhead.errors import ConfigError
 from clearhead.models import Config

@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.checks.example import Example, Tokens, example
-from clearhead.costs.formulas import Probe, Reader
-from clearhead.costs.letters import letters_of, probe_of, repeats_of
+from clearhead.costs.formulas import Probe, Reader, letters_of, probe_of, repeats_of
 from clearhead.costs.result import Cost
 from clearhead.costs.subjects import AttentionSizes, Model, model_of, on_nothing
 from clearhead.costs.watch import Log, watch
