@@ -1,5 +1,5 @@
-"""How the models of transformers, torch.nn and timm are called. None of them is imported: they are known by
-their names.
+"""How the models of transformers, torch.nn, timm and x-transformers are called. None of them is imported: they are
+known by their names.
 
 B batch   T tokens   S source tokens   M model width
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks import x_transformers
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.masks import Mask, causal, full, window
 
@@ -31,7 +31,7 @@ def guess(module: Any) -> Subject | None:
     picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
     if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
         return _timm(module, picture)
-    return x_transformers.guess(module)
+    return _x_transformers(module) if type(module).__module__.startswith("x_transformers.") else None
 
 
 # ---------------------------------------------------------------------- transformers
@@ -42,8 +42,8 @@ def _transformers(model: Any) -> Subject | None:
     names = set(inspect.signature(model.forward).parameters)
     if "pixel_values" in names and "input_ids" not in names:
         size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return Subject(model, inputs=Values((config.num_channels, height, width)), run=_run_pixels)
+        shape = (config.num_channels, *((size, size) if isinstance(size, int) else size))
+        return Subject(model, inputs=Values(shape), run=lambda model, batch: model(pixel_values=batch.x))
     vocab = getattr(config, "vocab_size", None)
     if vocab is None or "input_ids" not in names:
         return None
@@ -59,27 +59,15 @@ def _transformers(model: Any) -> Subject | None:
     looks_back = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
-    first = _first_place(model) if "position_ids" in names else None
-
-    def run(module: Any, batch: Batch) -> Any:
-        return _run_ids(module, batch, first)
-
+    # What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor.
+    scalar = getattr(config, "query_pre_attn_scalar", None)
     return Subject(
-        model, **reads, run=run, sees=_pattern(config) if looks_back else full(),
-        layers=getattr(config, "num_hidden_layers", None), scale=_declared_scale(config),
+        model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
+        sees=_pattern(config) if looks_back else full(), layers=getattr(config, "num_hidden_layers", None),
+        scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
         pads="attention_mask" in names, left="position_ids" in names,
         caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
     )  # fmt: skip
-
-
-def _declared_scale(config: Any) -> float | None:
-    """What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor."""
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    return getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5
-
-
-def _run_pixels(model: Any, batch: Batch) -> Any:
-    return model(pixel_values=batch.x)
 
 
 def _first_place(model: nn.Module) -> int:
@@ -130,15 +118,12 @@ def _transformers_cache(*, pair: bool) -> Caching:
 
         return EncoderDecoderCache(DynamicCache(), DynamicCache()) if pair else DynamicCache()
 
-    def reorder(cache: Any, rows: Tensor) -> None:
-        cache.reorder_cache(rows)
-
     def truncate(cache: Any, length: int) -> None:
         surplus = cache.get_seq_length() - length
         if surplus > 0:
             cache.crop(-surplus)
 
-    return Caching(new=new, reorder=reorder, truncate=truncate)
+    return Caching(new=new, reorder=lambda cache, rows: cache.reorder_cache(rows), truncate=truncate)
 
 
 # ---------------------------------------------------------------------- torch.nn
@@ -157,14 +142,14 @@ def _torch_encoder(module: nn.Module) -> Subject:
 
 
 def _torch_decoder(module: nn.Module) -> Subject:
-    turn, pair = _turn(module), isinstance(module, nn.Transformer)
+    turn = _turn(module)
 
     def run(model: Any, batch: Batch) -> Any:
         x, source = turn(batch.x), turn(batch.source)
         hidden = _hidden(batch.source_keep, batch.x)
         told = {"memory_key_padding_mask": hidden, "tgt_key_padding_mask": _hidden(batch.keep, batch.x)}
         told["tgt_mask"] = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
-        if pair:
+        if isinstance(module, nn.Transformer):
             return turn(model(source, x, src_key_padding_mask=hidden, **told))
         return turn(model(x, source, **told))
 
@@ -201,6 +186,87 @@ def _timm(module: nn.Module, picture: Any) -> Subject:
     patches: Any = getattr(module, "patch_embed", None)
     own = getattr(patches, "img_size", None)  # the size it was really made for
     if own is not None:
-        channels = patches.proj.in_channels if hasattr(patches, "proj") else size[0]
-        size = (channels, *own)
+        size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *own)
     return Subject(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
+
+
+# ---------------------------------------------------------------------- x-transformers
+
+# Its masks are True where a token is real; `seq_start_pos` says where each row begins. A cache is what the last call
+# returned, and a call that goes on from one says how many of its tokens are new (`cache_age`).
+
+
+def _x_transformers(model: Any) -> Subject | None:
+    """The subject of a wrapper (whole models); None for its parts."""
+    kind = type(model).__name__
+    if kind == "ViTransformerWrapper":
+        places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
+        side = model.patch_size * round(places**0.5)
+        return Subject(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
+    if kind == "XTransformer":
+        net = model.decoder.net
+        return Subject(
+            model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
+            run=_run_x_pair, sees=_sees(net.attn_layers), positions=True, pads=True, pads_target=True,
+            max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+        )  # fmt: skip
+    if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
+        return None
+    layers = model.attn_layers
+    return Subject(
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, sees=_sees(layers),
+        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, pads=True,
+        caching=Caching(new=_Kept) if layers.causal else None, max_len=model.max_seq_len,
+    )  # fmt: skip
+
+
+class _Kept:
+    """What the last call returned: keys and values of every layer."""
+
+    last: Any = None
+
+    def _change(self, change: Any) -> None:
+        for layer in self.last.attn_intermediates:
+            if layer.cached_kv is not None:
+                layer.cached_kv = tuple(change(x) for x in layer.cached_kv)
+
+    def reorder(self, rows: Tensor) -> None:
+        self._change(lambda x: x[rows])
+
+    def truncate(self, length: int) -> None:
+        self._change(lambda x: x[..., :length, :])
+        self.last.cache_length = length
+
+
+def _words(model: Any) -> Ids:
+    return Ids(model.token_emb.emb.num_embeddings)
+
+
+def _sees(layers: Any) -> Mask:
+    if not layers.causal:
+        return full()
+    reach = [getattr(part, "max_attend_past", None) for part in layers.modules()]
+    limits = [n for n in reach if n is not None]
+    return causal() & window(max(limits), 0) if limits else causal()
+
+
+def _padding(keep: Tensor | None) -> dict[str, Any]:
+    if keep is None:
+        return {}
+    first = keep.int().argmax(1)
+    return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
+
+
+def _run_x(model: Any, batch: Batch) -> Any:
+    if batch.cache is None:
+        return model(batch.x, **_padding(batch.keep))
+    last = batch.cache.last
+    new = {} if last is None else {"cache": last, "input_not_include_cache": True, "cache_age": batch.x.shape[1]}
+    out, batch.cache.last = model(batch.x, return_intermediates=True, **new, **_padding(batch.keep))
+    return out
+
+
+def _run_x_pair(model: Any, batch: Batch) -> Any:
+    memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
+    told = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
+    return model.decoder.net(batch.x, context=memory, **told, **_padding(batch.keep))

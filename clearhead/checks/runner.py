@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from itertools import takewhile
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from clearhead.checks.guess import subject_of
-from clearhead.checks.lab import LENGTH, Lab, described, reason
-from clearhead.checks.properties import PROPERTIES, Property, Seen
-from clearhead.checks.properties.base import worst
+from clearhead.checks.lab import LENGTH, Case, Lab, described, reason
+from clearhead.checks.properties import Property, Seen, causality, invariance, numbers, padding, worst
 from clearhead.checks.report import Finding, Report, Verdict
-from clearhead.checks.shrink import shrunk
 from clearhead.errors import ConfigError
 from clearhead.values import checked, whole
 
 LARGE = 10_000_000  # parameters from which on threads are worth a trial
+SECONDS = 4.0  # a shrunk example is a help, not the result: it may not take longer than the check
+PROPERTIES: tuple[Property, ...] = (  # in the order of a report
+    invariance.Determinism(),
+    causality.FutureLeak(),
+    causality.PastReach(),
+    padding.PaddingInvariance(),
+    padding.MaskPolarity(),
+    invariance.BatchInvariance(),
+    invariance.CacheConsistency(),
+    invariance.PermutationEquivariance(),
+    numbers.DtypeAgreement(),
+    numbers.Finiteness(),
+    numbers.GradientsReach(),
+    invariance.TrainIsEval(),
+    numbers.ScoreScale(),
+)
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
@@ -130,3 +145,47 @@ def _finding(prop: Property, lab: Lab) -> Finding:
     example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
     found: dict[str, Any] = {"where": top.where, "cause": cause, "smallest": smallest, "example": example}
     return Finding(property=prop.name, verdict=Verdict.FAIL, **sizes, **found)
+
+
+# ---------------------------------------------------------------------- the smallest input that still fails
+
+
+def shrunk(prop: Property, lab: Lab, case: Case, kind: str) -> Case:
+    """A case as small as can be found on which the same kind of comparison fails."""
+    end = monotonic() + SECONDS
+    while monotonic() < end:
+        trials = takewhile(lambda _: monotonic() <= end, _smaller(lab, case))
+        smaller = next((one for one in trials if _fails(prop, lab, one, kind)), None)
+        if smaller is None:
+            break
+        case = smaller
+    return case
+
+
+def _fails(prop: Property, lab: Lab, case: Case, kind: str) -> bool:
+    try:
+        return any(seen.fails for seen in prop.look(lab, case) if seen.kind == kind)
+    except Exception:
+        return False  # a case that cannot be run shows nothing
+
+
+def _smaller(lab: Lab, case: Case) -> Iterator[Case]:
+    """Smaller cases, the boldest first."""
+    B, T = case.x.shape[:2]
+    if B > 1:
+        yield case.rows(slice(0, 1))
+        yield case.rows(slice(0, B - 1))
+    if lab.subject.is_sequence:
+        for n in sorted({1, 2, T // 2, T - 1}):
+            if 0 < n < T:
+                yield Case(case.x[:, :n], case.source)
+    if case.source is not None:
+        S = case.source.shape[1]
+        for n in sorted({1, S // 2, S - 1}):
+            if 0 < n < S:
+                yield Case(case.x, case.source[:, :n])
+    for n, value in enumerate([] if case.x.is_floating_point() else case.x.flatten().tolist()):
+        if value:  # token by token, 0 in place of an id
+            x = case.x.clone()
+            x.view(-1)[n] = 0
+            yield Case(x, case.source)

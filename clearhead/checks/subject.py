@@ -90,24 +90,18 @@ class TrueIsHidden:
         return ~keep
 
 
-def _reorder(cache: Any, rows: Tensor) -> None:
-    """Row i goes on from what row `rows[i]` was."""
-    cache.reorder(rows)
-
-
-def _truncate(cache: Any, length: int) -> None:
-    """Forgets all but the first `length` tokens."""
-    cache.truncate(length)
+Padding = TrueIsReal | TrueIsHidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
+    """How a cache is made and handled. It is passed as `argument`. After `reorder(cache, rows)` row i goes on from what
+    row `rows[i]` was; `truncate(cache, length)` forgets all but the first tokens, and None says that it cannot."""
 
     new: Callable[[], Any]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = _reorder
-    truncate: Callable[[Any, int], None] | None = _truncate
+    reorder: Callable[[Any, Tensor], None] | None = lambda cache, rows: cache.reorder(rows)
+    truncate: Callable[[Any, int], None] | None = lambda cache, length: cache.truncate(length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +117,6 @@ class Batch:
 
 
 Run = Callable[[Any, Batch], Any]
-
-
-def _as_it_is(module: Any, batch: Batch) -> Any:
-    """Stands for "nobody said how it is called"; a `Subject` puts `direct_run` in its place."""
-    raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +135,7 @@ class Subject:
     module: Callable[..., Any] = field(kw_only=False)
     name: str = ""
     inputs: Inputs
-    run: Run = _as_it_is
+    run: Run = None  # type: ignore[assignment]  # `direct_run`, where nobody said how it is called
     source: Inputs | None = None
     sees: Mask | None = None
     layers: int | None = None
@@ -167,7 +156,7 @@ class Subject:
             raise ConfigError(f"scale is {self.scale!r}; expected what scores are multiplied by, a number above 0")
         if not self.name:
             object.__setattr__(self, "name", str(getattr(self.module, "__name__", type(self.module).__name__)))
-        if self.run is _as_it_is:
+        if self.run is None:
             object.__setattr__(self, "run", direct_run(None, self.caching))
 
     @property
@@ -176,11 +165,7 @@ class Subject:
         return not isinstance(self.inputs, Values)
 
 
-def direct_run(
-    padding: TrueIsReal | TrueIsHidden | None,
-    caching: Caching | None,
-    target_padding: TrueIsReal | TrueIsHidden | None = None,
-) -> Run:
+def direct_run(padding: Padding | None, caching: Caching | None, target_padding: Padding | None = None) -> Run:
     """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
 
     def run(module: Any, batch: Batch) -> Any:
@@ -204,10 +189,9 @@ def tensor_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     parts = list(output.values()) if isinstance(output, Mapping) else output
-    if isinstance(parts, (tuple, list)):
-        for part in parts:
-            if isinstance(part, Tensor) and part.is_floating_point():
-                return part
+    for part in parts if isinstance(parts, (tuple, list)) else ():
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part
     raise DtypeError(
         f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or object that holds one: "
         "give run=, a function of (module, batch) that returns it"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checks.lab import Case, Lab, by_position
-from clearhead.checks.properties.base import Property, Seen
+from clearhead.checks.properties import Property, Seen
 from clearhead.checks.subject import tensor_of
 from clearhead.checks.witness import SEEN
 from clearhead.masks import causal

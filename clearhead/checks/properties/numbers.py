@@ -1,4 +1,5 @@
-"""Numbers: narrow dtypes agree with float64, and finite inputs give finite outputs.
+"""Numbers: narrow dtypes agree with float64, finite inputs give finite outputs, every parameter gets a gradient, and
+scores are scaled by 1/√D, which keeps their variance at 1 for heads D wide.
 
 B batch   T tokens
 """
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 from clearhead.checks.lab import Case, Lab, reason
 from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.properties.base import Property, Seen, compared
-from clearhead.checks.subject import Batch, Ids
+from clearhead.checks.properties import Property, Seen, compared
+from clearhead.checks.subject import Batch, Ids, all_tensors
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
@@ -122,3 +123,78 @@ def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
 
 def _round(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype).double() if x is not None and x.is_floating_point() else x
+
+
+class GradientsReach(Property):
+    """Every parameter that wants a gradient gets one from the outputs."""
+
+    name = "gradients reach every parameter"
+    done = "took the gradient of a random sum of all outputs with respect to every parameter"
+    shrinks = False
+
+    def why_not(self, lab: Lab) -> str | None:
+        if not isinstance(lab.module, nn.Module) or not any(p.requires_grad for p in lab.module.parameters()):
+            return "the module has no parameters to train"
+        return None
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
+            # A single key has weight 1, whatever its score: there would be nothing to learn.
+            case = lab.draw(case.x.shape[0], 2)
+        module = lab.copy()
+        generator = torch.Generator().manual_seed(lab.seed)
+        # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off that point.
+        with torch.no_grad():
+            for p in module.parameters():
+                if p.is_floating_point():
+                    p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.01)
+        idle: set[nn.Parameter] = set()  # of parts that got no token at all, as an expert that none of them picks
+
+        def note(part: nn.Module, given: tuple[Any, ...]) -> None:
+            if given and isinstance(given[0], torch.Tensor) and not given[0].numel():
+                idle.update(part.parameters())
+
+        for part in module.modules():
+            part.register_forward_pre_hook(note)
+        outs = [t for t in all_tensors(lab.raw(case.batch(), module)) if t.requires_grad]
+        if outs:
+            torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
+        wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
+        without = [n for n, p in wanted if p.grad is None or not bool(p.grad.any())]
+        names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
+        yield Seen(difference=float(len(without)), tolerance=0.0, where=f"no gradient at {names}" if without else "")
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        return (
+            "these parameters do not take part, or a detach(), argmax, .data or no_grad() cuts them off from the "
+            "output; a part that is made and never called also shows here"
+        )
+
+
+class ScoreScale(Property):
+    """Scores of heads D wide are scaled by 1/√D, or by what is declared, and not by the model's width. No invariance
+    shows a wrong scale; watching does."""
+
+    name = "score scale"
+    done = "watched the products of queries and keys and the constants that multiply them"
+    shrinks = False
+
+    def why_not(self, lab: Lab) -> str | None:
+        return None if lab.facts.scales else "no product of queries and keys was seen"
+
+    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+        for n, (factor, D, H) in enumerate(lab.facts.scales):
+            M, declared = D * H, lab.subject.scale
+            # Unscaled scores and learned or other constants are choices; the width of all heads together is a slip.
+            slips = [s for s in (M**-0.5, 1.0 / M, D**0.5, M**0.5) if abs(factor / s - 1) < 1e-5]
+            right = D**-0.5 if declared is None else declared
+            wrong = (declared is not None or slips) and abs(factor / right - 1) > 1e-5
+            gap = abs(factor - right) if wrong else 0.0
+            expected = f"1/√{D} is {right:.4g}" if declared is None else f"{right:.4g} is declared"
+            where = f"attention {n}: scores times {factor:.4g}, where {expected} (heads {D} wide, {H} of them)"
+            yield Seen(difference=gap, tolerance=0.0, where=where)
+
+    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+        if lab.subject.scale is not None:
+            return "the scores are scaled by something else than what is declared for this model"
+        return "the scores are scaled by d_model, the width of all heads together: divide by √d_head, the width of one"

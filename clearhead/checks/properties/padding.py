@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.checks.lab import MOST_PADDING, Case, Lab
 from clearhead.checks.noise import difference
-from clearhead.checks.properties.base import Property, Seen, compared
+from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.subject import Batch
 from clearhead.checks.witness import SEEN
 
