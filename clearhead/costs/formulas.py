@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from torch import nn
@@ -144,6 +144,7 @@ class Reader:
         return sympy.Integer(value)
 
 
+@cache
 def normal(path: str) -> str:
     """A module's path with the numbers of layers taken out: blocks.*.attention."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)

@@ -78,20 +78,21 @@ class Log:
 
     def peak(self) -> int:
         """The moment at which most bytes are alive."""
-        return max(enumerate(self._balance(self.storages, self.end)), key=lambda pair: (pair[1], -pair[0]))[0]
+        alive = self._alive(self.end)
+        return alive.index(max(alive))
 
     def peak_of(self, kinds: tuple[str, ...] = (), *, since: int = 0, until: int | None = None) -> int:
         """The most bytes that are alive together, but for storages of some kinds."""
-        those = [storage for storage in self.storages if storage.kind not in kinds]
-        return max(list(self._balance(those, self.end if until is None else until))[since:])
+        return max(self._alive(self.end if until is None else until, kinds)[since:])
 
-    @staticmethod
-    def _balance(storages: list[Storage], end: int) -> Iterator[int]:
+    def _alive(self, end: int, but: tuple[str, ...] = ()) -> list[int]:
+        """Bytes at each moment."""
         changes = [0] * (end + 2)
-        for storage in storages:
-            changes[min(storage.born, end + 1)] += storage.n_bytes
-            changes[end + 1 if storage.died is None else min(storage.died, end + 1)] -= storage.n_bytes
-        return itertools.accumulate(changes[: end + 1])
+        for storage in self.storages:
+            if storage.kind not in but:
+                changes[min(storage.born, end + 1)] += storage.n_bytes
+                changes[end + 1 if storage.died is None else min(storage.died, end + 1)] -= storage.n_bytes
+        return list(itertools.accumulate(changes[: end + 1]))
 
     def shape(self) -> tuple[Any, ...]:
         """What two runs of one module at different sizes have in common."""
@@ -221,13 +222,8 @@ def watch(
         stack.enter_context(watcher.following(model))
         if recompute and training:
             stack.enter_context(_recomputing(model, lambda: ways if watcher.phase == "backward" else nullcontext()))
-        for context in (
-            ways.standing_in(model.modules()),
-            torch.set_grad_enabled(training),
-            _in_words(watcher),
-            ways,
-            watcher,
-        ):
+        stack.enter_context(ways.standing_in(model.modules()))
+        for context in (torch.set_grad_enabled(training), _in_words(watcher), ways, watcher):
             stack.enter_context(context)
         out = run(model)
         middle, log.looks = watcher.events, list(ways.looks)
