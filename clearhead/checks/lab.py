@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +72,8 @@ class Lab:
     # ------------------------------------------------------------------ inputs
 
     def draw(self, batch: int, length: int) -> Case:
-        source = None
-        if self.subject.source is not None:
-            source = self.subject.source.draw(batch, length + 2, self.generator)
+        kind = self.subject.source
+        source = None if kind is None else kind.draw(batch, length + 2, self.generator)
         return Case(self.subject.inputs.draw(batch, length, self.generator), source)
 
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
@@ -90,10 +89,8 @@ class Lab:
 
     def raw(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Any:
         """What the module returns, as it returns it."""
-        module = self.module if module is None else module
-        dtype = self.dtype if dtype is None else dtype
-        x, source = _cast(batch.x, dtype), _cast(batch.source, dtype)
-        return self.subject.run(module, replace(batch, x=x, source=source))
+        x, source = (cast_to(given, dtype or self.dtype) for given in (batch.x, batch.source))
+        return self.subject.run(self.module if module is None else module, replace(batch, x=x, source=source))
 
     def out(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """The module's output, without gradients."""
@@ -106,8 +103,7 @@ class Lab:
             return make()
         if name not in self._made:
             self._made[name] = make()
-        made: Made = self._made[name]
-        return made
+        return cast(Made, self._made[name])
 
     def plain(self, case: Case) -> Tensor:
         """The output for a case: no padding, no cache."""
@@ -163,28 +159,19 @@ class Lab:
         """The modules inside, by their paths; a function has none."""
         return dict(self.module.named_modules()) if isinstance(self.module, nn.Module) else {}
 
-    def copy(self) -> Any:
-        """Another copy of the working module, to be changed."""
-        return copy.deepcopy(self.module)
-
     def own(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
         """A copy in this dtype, or in the one that the module came in: what overflows depends on it."""
         module = self.subject.module
         if not isinstance(module, nn.Module):
             return module, self.dtype if dtype is None else dtype
         made = copy.deepcopy(module).cpu().eval()
-        if dtype is not None:
-            return self._off_zero(made.to(dtype)), dtype
-        own = next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
-        return self._off_zero(made), own
-
-    @torch.no_grad()
-    def _off_zero(self, module: nn.Module) -> nn.Module:
+        made = made if dtype is None else made.to(dtype)
         generator = torch.Generator().manual_seed(self.seed)
-        for p in module.parameters():
-            if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
-                p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-        return module
+        with torch.no_grad():
+            for p in made.parameters():
+                if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
+                    p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        return made, dtype or next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
 
     def _try_out(self) -> None:
         """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
@@ -213,17 +200,15 @@ def described(case: Case, subject: Subject) -> str:
     """An input in words: the ids themselves, or a shape."""
     parts = []
     for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):
-        if x is None:
-            continue
-        if isinstance(kind, Ids) and x.numel() <= 16:
-            parts.append(f"{name}ids {x.tolist()}")
-        else:
-            what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
-            parts.append(f"{name}{what} {' × '.join(map(str, x.shape))}")
+        what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
+        if x is not None:
+            short = what == "ids" and x.numel() <= 16
+            parts.append(f"{name}{what} {x.tolist() if short else ' × '.join(map(str, x.shape))}")
     return ", ".join(parts)
 
 
-def _cast(x: Tensor | None, dtype: torch.dtype) -> Any:
+def cast_to(x: Tensor | None, dtype: torch.dtype) -> Any:
+    """Numbers in this dtype; ids as they are."""
     return x.to(dtype) if x is not None and x.is_floating_point() else x
 
 

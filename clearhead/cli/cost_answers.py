@@ -21,8 +21,8 @@ from clearhead.costs import AttentionSizes, Cost, Machine, preset
 from clearhead.costs.fit import bytes_of, fit, link_of, share
 from clearhead.costs.formulas import Amount
 from clearhead.costs.machine import dtype_name
+from clearhead.costs.predict import built, model_of
 from clearhead.costs.result import Part, readable_bytes, readable_count
-from clearhead.costs.subjects import built, model_of
 from clearhead.errors import ConfigError
 from clearhead.models import Config
 

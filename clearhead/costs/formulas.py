@@ -22,7 +22,6 @@ from typing import Any
 from torch import nn
 
 from clearhead.checks.example import Tokens
-from clearhead.costs.subjects import Model
 from clearhead.costs.watch import Log
 from clearhead.costs.ways import PAIR_LETTERS
 from clearhead.errors import ClearheadError
@@ -165,18 +164,18 @@ _NAMES = {
 _HEAD_NAMES = {"d_model": "M", "n_heads": "H", "n_kv_heads": "K", "d_head": "D"}
 
 
-def letters_of(model: Model, tokens: Tokens, batch: int, source: bool) -> dict[str, int]:
+def letters_of(config: Any, tokens: Tokens, batch: int, source: bool) -> dict[str, int]:
     """The sizes by their letters, as they were asked for."""
     reads, writes = tokens if isinstance(tokens, (tuple, list)) else (tokens, tokens)
     sizes = {"B": batch} | ({} if writes is None else {"T": writes})
     if reads is not None and (source or reads != writes):
         sizes["S"] = reads
     for name, letter in (_HEAD_NAMES | {name: letter for name, (letter, _) in _NAMES.items()}).items():
-        value: Any = getattr(model.config, name, None)
+        value: Any = getattr(config, name, None)
         if _is_whole(value):
             sizes.setdefault(letter, value)
-    if _has_patches(model.config):
-        sizes["N_p"] = model.config.grid[0] * model.config.grid[1]
+    if _has_patches(config):
+        sizes["N_p"] = config.grid[0] * config.grid[1]
     return sizes
 
 
@@ -205,13 +204,12 @@ def repeats_of(model: nn.Module) -> dict[str, tuple[str, int]]:
     return {path: pair for path, pair in found.items() if lengths[pair[0]] == 1}
 
 
-def probe_of(model: Model, tokens: Tokens, max_len: int | None) -> tuple[Model, Tokens, int, dict[int, str]]:
-    """The same model with primes for sizes: it, its tokens and batch, and what each prime stands for."""
+def probe_of(config: Any, tokens: Tokens, max_len: int | None) -> tuple[Any, Tokens, int, dict[int, str]]:
+    """The same model with primes for sizes: its configuration, tokens and batch, and what each prime stands for."""
     letters = {_BATCH: "B", **PAIR_LETTERS}
     longest = max_len or 10**9
-    if model.config is not None:
-        config, own = _config(model.config)
-        model = replace(model, build=config.build, config=config, is_fresh=True)
+    if config is not None:
+        config, own = _config(config)
         letters |= own
         longest = 10**9 if max_len is None else getattr(config, "max_len", longest)
 
@@ -223,7 +221,7 @@ def probe_of(model: Model, tokens: Tokens, max_len: int | None) -> tuple[Model, 
     length: Tokens = None if tokens is None else prime(_TARGETS, "T")
     if isinstance(tokens, (tuple, list)) and isinstance(length, int):
         length = (length if tokens[0] == tokens[1] else prime(_SOURCES, "S"), length)
-    return model, length, _BATCH, dict(sorted(letters.items(), reverse=True))
+    return config, length, _BATCH, dict(sorted(letters.items(), reverse=True))
 
 
 def _config(config: Any) -> tuple[Any, dict[int, str]]:

@@ -6,6 +6,8 @@ B batch   T tokens
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +22,10 @@ from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.properties.causality import TIME_FIRST, takes_time_first
 from clearhead.checks.subject import Batch
 from clearhead.checks.witness import SEEN
+
+
+def _batch_norms(lab: Lab) -> list[str]:
+    return [name for name, part in lab.parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
 class BatchInvariance(Property):
@@ -41,7 +47,7 @@ class BatchInvariance(Property):
         yield compared(lab, lab.out(case.rows(order).batch()), whole[order], "rows in another order", "order")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in lab.parts.values()):
+        if _batch_norms(lab):
             return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
         if takes_time_first(lab):
             return TIME_FIRST
@@ -200,12 +206,9 @@ class CacheConsistency(Property):
 
 
 def _chunks(T: int) -> list[int]:
-    sizes, left = [], T
-    for size in (3, 1, 4, 2):
-        if left:
-            sizes.append(min(size, left))
-            left -= sizes[-1]
-    return [*sizes, left] if left else sizes
+    """3, 1, 4, 2 and the rest, as far as there are tokens."""
+    ends = [min(end, T) for end in (0, 3, 4, 8, 10, T)]
+    return [b - a for a, b in itertools.pairwise(ends) if b > a]
 
 
 def _feed(lab: Lab, case: Case, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
@@ -235,13 +238,12 @@ class TrainIsEval(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        module = lab.copy()
+        module = copy.deepcopy(lab.module)
         without_dropout(module)
         wanted = lab.out(case.batch(), module)
-        module.train()
         with NoDropout():
-            first = lab.out(case.batch(), module)
-        yield compared(lab, first, wanted, "training mode")
+            trained = lab.out(case.batch(), module.train())
+        yield compared(lab, trained, wanted, "training mode")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         for name in _batch_norms(lab):
@@ -252,10 +254,6 @@ class TrainIsEval(Property):
         return (
             "something acts in training that is not dropout with a rate that can be set to 0 (noise, a drop of layers)"
         )
-
-
-def _batch_norms(lab: Lab) -> list[str]:
-    return [name for name, part in lab.parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
 class NoDropout(TorchFunctionMode):

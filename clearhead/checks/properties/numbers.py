@@ -6,21 +6,21 @@ B batch   T tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import Case, Lab, reason
+from clearhead.checks.lab import Case, Lab, cast_to, reason
 from clearhead.checks.noise import SAFETY, difference, noise
 from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.subject import Batch, Ids, all_tensors
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
-
-
 _NOT_FINITE = {  # the usual cause, by what was tried
     "a row that is all padding": "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may "
     "see nothing zeros",
@@ -46,8 +46,8 @@ class DtypeAgreement(Property):
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
         row, exact = lab.first_row(case)
         for name, dtype in NARROW.items():
-            rounded = lab.copy().to(dtype)
-            x, source = (_round(t, dtype) for t in (row.x, row.source))
+            rounded = copy.deepcopy(lab.module).to(dtype)
+            x, source = (cast_to(cast_to(t, dtype), torch.float64) for t in (row.x, row.source))
             batch = Batch(x=x, source=source)
             try:
                 out = lab.out(batch, rounded, dtype).double()
@@ -78,27 +78,21 @@ class Finiteness(Property):
     done = "ran one token, a row that is all padding, and the largest and smallest inputs"
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        module, dtype = lab.own()
-
-        def out(batch: Batch) -> Tensor:
-            return lab.out(batch, module, dtype)
-
-        yield self._finite("the input itself", lambda: out(case.batch()))
+        own = lab.own()
+        tried = {"the input itself": case.batch()}
         if lab.subject.is_sequence:
-            yield self._finite("one token", lambda: out(Case(case.x[:, :1], case.source).batch()))
+            tried["one token"] = Case(case.x[:, :1], case.source).batch()
             if lab.subject.pads:
-                yield self._finite("a row that is all padding", lambda: out(case.hiding(-1)))
-        for name, x in _extremes(lab, case):
-            yield self._finite(name, lambda x=x: out(Case(x, case.source).batch()))  # type: ignore[misc]
-
-    def _finite(self, what: str, run: Callable[[], Tensor]) -> Seen:
-        try:
-            out = run()
-        except Exception as error:
-            return Seen(difference=float("inf"), tolerance=0.0, where=f"{what}: {reason(error)}", kind=what)
-        bad = int((~out.isfinite()).sum())
-        where = f"{what}: {bad} of {out.numel()} numbers are not finite"
-        return Seen(difference=float("inf") if bad else 0.0, tolerance=0.0, where=where, kind=what)
+                tried["a row that is all padding"] = case.hiding(-1)
+        tried |= {name: Case(x, case.source).batch() for name, x in _extremes(lab, case)}
+        for what, batch in tried.items():
+            try:
+                out = lab.out(batch, *own)
+                bad = int((~out.isfinite()).sum())
+                found = f"{bad} of {out.numel()} numbers are not finite"
+            except Exception as error:
+                bad, found = 1, reason(error)
+            yield Seen(difference=math.inf if bad else 0.0, tolerance=0.0, where=f"{what}: {found}", kind=what)
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         kind = failed[0].kind
@@ -121,10 +115,6 @@ def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
     yield "zeros", torch.zeros_like(case.x)
 
 
-def _round(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype).double() if x is not None and x.is_floating_point() else x
-
-
 class GradientsReach(Property):
     """Every parameter that wants a gradient gets one from the outputs."""
 
@@ -141,7 +131,7 @@ class GradientsReach(Property):
         if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
             # A single key has weight 1, whatever its score: there would be nothing to learn.
             case = lab.draw(case.x.shape[0], 2)
-        module = lab.copy()
+        module = copy.deepcopy(lab.module)
         generator = torch.Generator().manual_seed(lab.seed)
         # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off that point.
         with torch.no_grad():
