@@ -31,7 +31,6 @@ class Ids:
         whole(self.vocab_size, "vocab_size", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Token numbers of shape (batch, length)."""
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
 
@@ -45,7 +44,6 @@ class Embeddings:
         whole(self.width, "width", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, length, width)."""
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
 
@@ -60,7 +58,6 @@ class Values:
             whole(size, "a size of shape", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, *shape)."""
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
 
 
@@ -75,7 +72,6 @@ class TrueIsReal:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is real."""
         return keep
 
 
@@ -86,7 +82,6 @@ class TrueIsHidden:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is padding."""
         return ~keep
 
 

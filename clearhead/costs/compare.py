@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import sympy
+
 from clearhead.errors import ConfigError
 from clearhead.values import whole
 
+LETTERS = sympy.symbols("n d k r h", positive=True, integer=True)
 FIELDS = ("order", "mixing", "operations", "sequential", "path", "memory", "parameters")
 
 
@@ -30,10 +33,6 @@ class Layer:
     path: Any  # the longest way between two tokens
     memory: Any  # numbers kept for backward beyond the n·d that come in
     parameters: Any
-
-    def at(self, sizes: Mapping[Any, int]) -> dict[str, float]:
-        """The numbers at these sizes."""
-        return {name: _number(getattr(self, name).subs(sizes)) for name in FIELDS}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Comparison:
 
     @property
     def sizes(self) -> dict[Any, int]:
-        return dict(zip(_letters(), (self.n, self.d, self.k, self.window, self.heads), strict=True))
+        return dict(zip(LETTERS, (self.n, self.d, self.k, self.window, self.heads), strict=True))
 
     @property
     def bottleneck(self) -> str:
@@ -74,7 +73,12 @@ class Comparison:
         return "scores" if self.n > 2 * self.d else "projections"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [{"layer": layer.name, **layer.at(self.sizes)} for layer in self.layers]
+        """The numbers at these sizes."""
+        sizes = self.sizes
+        return [
+            {"layer": layer.name, **{name: _number(getattr(layer, name).subs(sizes)) for name in FIELDS}}
+            for layer in self.layers
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         formulas = [{"layer": x.name} | {name: str(getattr(x, name)) for name in FIELDS} for x in self.layers]
@@ -100,23 +104,15 @@ def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int
     if d % heads:
         raise ConfigError(f"d {d} does not divide into {heads} heads; choose a number of heads that divides it")
     layers = _layers()
-    at = dict(zip(_letters(), sizes.values(), strict=True))
+    at = dict(zip(LETTERS, sizes.values(), strict=True))
     attention, local, simple, lstm, convolution = layers
     pairs = [(attention, other) for other in (simple, lstm, convolution, local)] + [(simple, convolution)]
     crossings = [_cross(a, b, of, at) for of in ("order", "mixing", "operations") for a, b in pairs]
     return Comparison(n, d, k, sizes["window"], heads, layers, tuple(crossings))
 
 
-def _letters() -> tuple[Any, ...]:
-    import sympy
-
-    return sympy.symbols("n d k r h", positive=True, integer=True)
-
-
 def _layers() -> tuple[Layer, ...]:
-    import sympy
-
-    n, d, k, r, h = _letters()
+    n, d, k, r, h = LETTERS
     one = sympy.Integer(1)
     all_pairs, near = 4 * n**2 * d, 4 * n * r * d
     projected = 8 * n * d**2  # queries, keys, values, output
@@ -135,15 +131,12 @@ def _layers() -> tuple[Layer, ...]:
 
 def _cross(left: Layer, right: Layer, of: str, at: Mapping[Any, int]) -> Crossing:
     """Solves left = right for n > 0."""
-    import sympy
-
-    n = _letters()[0]
+    n = LETTERS[0]
     free = sympy.Symbol("n", real=True)
     difference = sympy.cancel((getattr(left, of) - getattr(right, of)) / n).subs(n, free)
-    found = [x for x in sympy.solve(difference, free) if x.subs(at).is_positive]
-    if not found:
-        return Crossing(left.name, right.name, of, None, None)
-    return Crossing(left.name, right.name, of, sympy.factor(found[0]), _number(found[0].subs(at)))
+    found = next((x for x in sympy.solve(difference, free) if x.subs(at).is_positive), None)
+    at_n = (None, None) if found is None else (sympy.factor(found), _number(found.subs(at)))
+    return Crossing(left.name, right.name, of, *at_n)
 
 
 def _number(value: Any) -> float:

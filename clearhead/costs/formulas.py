@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
+import sympy
 from torch import nn
 
 from clearhead.checks.example import Tokens
@@ -42,14 +43,10 @@ class Probe:
 
     @cached_property
     def symbols(self) -> dict[str, Any]:
-        import sympy
-
         return {name: sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
 
     def sum(self, select: Select) -> Any:
         """The sum of what is selected: equal terms of equal layers as often as there are layers."""
-        import sympy
-
         terms = []
         for (path, n), count in Counter((normal(path), n) for path, n in select(self.log)).items():
             found = (pair for place, pair in self.repeats.items() if path.startswith(f"{place}.*"))
@@ -60,8 +57,6 @@ class Probe:
 
     def _product(self, n: int) -> Any:
         """A product of sizes, taken apart into its letters."""
-        import sympy
-
         if n not in self._known:
             rest, made = n, sympy.Integer(1)
             for prime, words in self.letters.items():
@@ -89,8 +84,6 @@ class Amount:
     @property
     def formula(self) -> Any:
         """The sympy expression, with common factors taken out; the number itself where there is no formula."""
-        import sympy
-
         if self._reader is None or self._select is None or not self.value:
             return sympy.Integer(self.value)
         return self._reader.formula(self._select, self.value * self._over) / self._over
@@ -102,8 +95,6 @@ class Amount:
     @property
     def latex(self) -> str:
         """The formula for TeX."""
-        import sympy
-
         return str(sympy.latex(self.formula))
 
 
@@ -132,8 +123,6 @@ class Reader:
         return None
 
     def formula(self, select: Select, value: int) -> Any:
-        import sympy
-
         if self.probe is None:
             return sympy.Integer(value)
         found = sympy.factor_terms(sympy.expand(self.probe.sum(select)))

@@ -153,7 +153,7 @@ class PastReach(Property):
         return None
 
     def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        blind, where = lab.once("blind", case, lambda: _blind(lab, case)), ""
+        blind, where = _blind(lab, case), ""
         if bool(blind.any()):
             i, j = (int(n) for n in blind.nonzero()[0])
             where = f"output {i} does not notice the token at {j} ({int(blind.sum())} such pairs)"
@@ -161,12 +161,11 @@ class PastReach(Property):
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         T = case.length
-        blind = lab.once("blind", case, lambda: _blind(lab, case))
+        blind = _blind(lab, case)
         i, j = torch.arange(T)[:, None], torch.arange(T)
-        if bool(blind[j < i].all()) and takes_time_first(lab):
-            return TIME_FIRST
         if bool(blind[j < i].all()):
-            return "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
+            nothing = "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
+            return time_first(lab) or nothing
         if bool((blind == (blind & (i == j))).all()):
             return "an output does not see its own token: the mask hides the diagonal (off by one), without a residual"
         if bool((blind & (j == 0))[1:].all()):
@@ -176,21 +175,24 @@ class PastReach(Property):
 
 def _blind(lab: Lab, case: Case) -> Tensor:
     """(T, T) bool: output i may depend on the token at j, and does not."""
-    blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
-    if bool(blind.any()) and not case.x.is_floating_point():
-        blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
-    return blind
+
+    def look() -> Tensor:
+        blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
+        if bool(blind.any()) and not case.x.is_floating_point():
+            blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
+        return blind
+
+    return lab.once("blind", case, look)
 
 
-TIME_FIRST = (
-    "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
-    "make it with batch_first=True"
-)
-
-
-def takes_time_first(lab: Lab) -> bool:
-    """Whether a torch module inside wants (time, batch, width)."""
-    return any(getattr(part, "batch_first", True) is False for part in lab.parts.values())
+def time_first(lab: Lab) -> str:
+    """The cause, where a torch module inside wants (time, batch, width)."""
+    if all(getattr(part, "batch_first", True) is not False for part in lab.parts.values()):
+        return ""
+    return (
+        "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
+        "make it with batch_first=True"
+    )
 
 
 def _largest(size: Tensor, hidden: Tensor, tolerance: float, kind: str) -> Seen:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead.checks.lab import Case, Lab, by_position, reason
 from clearhead.checks.noise import difference
 from clearhead.checks.properties import Property, Seen, compared
-from clearhead.checks.properties.causality import TIME_FIRST, takes_time_first
+from clearhead.checks.properties.causality import time_first
 from clearhead.checks.subject import Batch
 from clearhead.checks.witness import SEEN
 
@@ -49,11 +49,10 @@ class BatchInvariance(Property):
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
         if _batch_norms(lab):
             return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
-        if takes_time_first(lab):
-            return TIME_FIRST
-        return (
+        mixed = (
             "rows are mixed: a reshape or softmax runs over the batch axis, or something is normalised over the batch"
         )
+        return time_first(lab) or mixed
 
 
 class PermutationEquivariance(Property):
@@ -83,10 +82,8 @@ class PermutationEquivariance(Property):
         yield compared(lab, out, base[:, order] if lab.per_token else base, f"order {order.tolist()}")
 
     def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
-        for fact in ("split_by_view", "wrong_axis"):
-            if getattr(lab.facts, fact):
-                return SEEN[fact]
-        return "something knows the order: positions are added somewhere, or a reshape mixes the positions"
+        usual = "something knows the order: positions are added somewhere, or a reshape mixes the positions"
+        return next((SEEN[fact] for fact in ("split_by_view", "wrong_axis") if getattr(lab.facts, fact)), usual)
 
 
 class Determinism(Property):
