@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -30,30 +30,6 @@ MOST_PADDING = 5  # how much longer than LENGTH a padded input gets
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True)
-class Case:
-    """One input: x (B, T, …), and the source (B, S, …) of an encoder-decoder."""
-
-    x: Tensor
-    source: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.x.shape[1]
-
-    def batch(self, **changes: Any) -> Batch:
-        return Batch(x=self.x, source=self.source, **changes)
-
-    def hiding(self, *place: Any) -> Batch:
-        """The case with the tokens at this place (of its source, where it has one) called padding."""
-        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
-        keep[place] = False
-        return self.batch(**{"keep" if self.source is None else "source_keep": keep})
-
-    def rows(self, rows: Tensor | slice) -> Case:
-        return Case(self.x[rows], None if self.source is None else self.source[rows])
-
-
 class Lab:
     """A subject, ready to be tried."""
 
@@ -71,10 +47,10 @@ class Lab:
 
     # ------------------------------------------------------------------ inputs
 
-    def draw(self, batch: int, length: int) -> Case:
+    def draw(self, batch: int, length: int) -> Batch:
         kind = self.subject.source
         source = None if kind is None else kind.draw(batch, length + 2, self.generator)
-        return Case(self.subject.inputs.draw(batch, length, self.generator), source)
+        return Batch(x=self.subject.inputs.draw(batch, length, self.generator), source=source)
 
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
         """Other tokens of the same shape, each different from what stood there."""
@@ -97,7 +73,7 @@ class Lab:
         with torch.no_grad():
             return tensor_of(self.raw(batch, module, dtype)).detach()
 
-    def once(self, name: str, case: Case, make: Callable[[], Made]) -> Made:
+    def once(self, name: str, case: Batch, make: Callable[[], Made]) -> Made:
         """What `make` makes of the lab's own case, made once; of another case, made anew."""
         if case is not self.case:
             return make()
@@ -105,14 +81,14 @@ class Lab:
             self._made[name] = make()
         return cast(Made, self._made[name])
 
-    def plain(self, case: Case) -> Tensor:
+    def plain(self, case: Batch) -> Tensor:
         """The output for a case: no padding, no cache."""
-        return self.once("plain", case, lambda: self.out(case.batch()))
+        return self.once("plain", case, lambda: self.out(case))
 
-    def first_row(self, case: Case) -> tuple[Case, Tensor]:
+    def first_row(self, case: Batch) -> tuple[Batch, Tensor]:
         """The case's first row alone, and its output."""
         row = case.rows(slice(0, 1))
-        return self.once("first row", case, lambda: (row, self.out(row.batch())))
+        return self.once("first row", case, lambda: (row, self.out(row)))
 
     @property
     def exact(self) -> Tensor:
@@ -127,7 +103,7 @@ class Lab:
     @cached_property
     def tolerance(self) -> float:
         """What rounding can change in an output, with room to spare."""
-        measured = noise(lambda: self.out(self.case.batch()), self.exact)
+        measured = noise(lambda: self.out(self.case), self.exact)
         return SAFETY * max(measured, torch.finfo(self.dtype).eps * self.largest)
 
     @cached_property
@@ -143,13 +119,13 @@ class Lab:
         if not self.subject.is_sequence or len(shape) < 2 or shape[1] != self.length:
             return False
         other = self.draw(BATCH, self.length - 1 or 2)
-        return self.out(other.batch()).shape[1] == other.length
+        return self.out(other).shape[1] == other.length
 
     @cached_property
     def facts(self) -> Facts:
         """What the module was seen doing; with padding, so that its masks can be told from nothing."""
         with Witness(BATCH, self.length) as witness:
-            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case.batch())
+            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case)
         return witness.facts
 
     # ------------------------------------------------------------------ the copy
@@ -176,14 +152,14 @@ class Lab:
     def _try_out(self) -> None:
         """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
         try:
-            self.out(self.case.batch())
+            self.out(self.case)
             return
         except Exception as error:
             first = error
         self.dtype = torch.float32
         self.module, self.dtype = self.own()
         try:
-            self.out(self.case.batch())
+            self.out(self.case)
         except Exception as second:
             raise ConfigError(
                 f"{self.subject.name} could not be called with {described(self.case, self.subject)}: {reason(second)} "
@@ -196,7 +172,7 @@ def by_position(out: Tensor) -> Tensor:
     return out.reshape(*out.shape[:2], -1)
 
 
-def described(case: Case, subject: Subject) -> str:
+def described(case: Batch, subject: Subject) -> str:
     """An input in words: the ids themselves, or a shape."""
     parts = []
     for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):

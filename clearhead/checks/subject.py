@@ -10,7 +10,7 @@ the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,7 +101,8 @@ class Caching:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One call: what goes in, which of it is real (True), and the cache with the `start` tokens that it has seen."""
+    """One call: what goes in, x (B, T, …) and an encoder-decoder's source (B, S, …), which of it is real (True), and
+    the cache with the `start` tokens that it has seen."""
 
     x: Tensor
     keep: Tensor | None = None
@@ -109,6 +110,20 @@ class Batch:
     source_keep: Tensor | None = None
     cache: Any = None
     start: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.x.shape[1]
+
+    def rows(self, rows: Tensor | slice) -> Batch:
+        """These rows of what goes in."""
+        return replace(self, x=self.x[rows], source=None if self.source is None else self.source[rows])
+
+    def hiding(self, *place: Any) -> Batch:
+        """The same with the tokens at this place (of its source, where it has one) called padding."""
+        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
+        keep[place] = False
+        return replace(self, keep=keep) if self.source is None else replace(self, source_keep=keep)
 
 
 Run = Callable[[Any, Batch], Any]

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clearhead.checks.lab import Case, Lab
+from clearhead.checks.lab import Lab
 from clearhead.checks.noise import difference
+from clearhead.checks.subject import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +50,11 @@ class Property(ABC):
         return None
 
     @abstractmethod
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         """Everything that was compared on this case."""
 
     @abstractmethod
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         """What usually causes this, from all that failed on `case`."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from clearhead.checks.lab import Case, Lab, by_position, reason
+from clearhead.checks.lab import Lab, by_position, reason
 from clearhead.checks.noise import difference
 from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.properties.causality import time_first
@@ -34,19 +35,19 @@ class BatchInvariance(Property):
     name = "batch invariance"
     done = "ran each row alone and all rows in another order, and compared with the batch"
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         whole = lab.plain(case)
         B = case.x.shape[0]
         if B < 2:
             return
         for row in range(B):
             one = slice(row, row + 1)
-            alone = lab.first_row(case)[1] if row == 0 else lab.out(case.rows(one).batch())
+            alone = lab.first_row(case)[1] if row == 0 else lab.out(case.rows(one))
             yield compared(lab, alone, whole[one], f"row {row} alone against in the batch", "alone")
         order = torch.arange(B).roll(1)
-        yield compared(lab, lab.out(case.rows(order).batch()), whole[order], "rows in another order", "order")
+        yield compared(lab, lab.out(case.rows(order)), whole[order], "rows in another order", "order")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         if _batch_norms(lab):
             return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
         mixed = (
@@ -74,14 +75,14 @@ class PermutationEquivariance(Property):
             return "its mask gives the tokens an order"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         order = torch.randperm(case.length, generator=lab.generator)
         if case.length > 1 and bool((order == torch.arange(case.length)).all()):
             order = order.roll(1)
-        base, out = lab.plain(case), lab.out(Case(case.x[:, order]).batch())
+        base, out = lab.plain(case), lab.out(replace(case, x=case.x[:, order]))
         yield compared(lab, out, base[:, order] if lab.per_token else base, f"order {order.tolist()}")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         usual = "something knows the order: positions are added somewhere, or a reshape mixes the positions"
         return next((SEEN[fact] for fact in ("split_by_view", "wrong_axis") if getattr(lab.facts, fact)), usual)
 
@@ -92,13 +93,13 @@ class Determinism(Property):
     name = "determinism"
     done = "ran the same input three times in evaluation mode"
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         # Where the module itself is random, its noise cannot be told from rounding by trying: no measured tolerance.
         tolerance = 64 * torch.finfo(lab.dtype).eps * max(1.0, lab.largest)
         for again in (2, 3):
-            yield compared(lab, lab.out(case.batch()), lab.plain(case), f"run {again}", tolerance=tolerance)
+            yield compared(lab, lab.out(case), lab.plain(case), f"run {again}", tolerance=tolerance)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         if lab.facts.random:
             return (
                 f"dropout (or other noise: {lab.facts.random[0]}) acts in evaluation: F.dropout(x, p) is on unless it "
@@ -128,12 +129,12 @@ class CacheConsistency(Property):
             return "there is no output for each token"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         caching = lab.subject.caching
         assert caching is not None
         T = case.length
         whole, half = lab.plain(case), T // 2
-        first, rest = Case(case.x[:, :half], case.source), Case(case.x[:, half:], case.source)
+        first, rest = replace(case, x=case.x[:, :half]), replace(case, x=case.x[:, half:])
         one_by_one = [1] * (T - half)
         reorder: Any = caching.reorder
         truncate: Any = caching.truncate
@@ -144,7 +145,7 @@ class CacheConsistency(Property):
             return _feed(lab, rest.rows(rows), cache, one_by_one, half)
 
         def truncated(cache: Any) -> Tensor:
-            junk = Case(torch.cat((first.x, lab.another(rest.x)), 1), case.source)
+            junk = replace(case, x=torch.cat((first.x, lab.another(rest.x)), 1))
             _feed(lab, junk, cache, [half, T - half])
             truncate(cache, half)
             return _feed(lab, rest, cache, one_by_one, half)
@@ -173,7 +174,7 @@ class CacheConsistency(Property):
             where = f"{kind}: differs from output {start + (int(over[0]) if len(over) else 0)}"
         return Seen(difference=difference(out, wanted), tolerance=lab.tolerance, where=where, kind=kind)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         if "prefill" in kinds and "Error: " in failed[0].where:
             return "the module cannot be called with a cache in this way: it raises an error at the first call"
@@ -208,12 +209,11 @@ def _chunks(T: int) -> list[int]:
     return [b - a for a, b in itertools.pairwise(ends) if b > a]
 
 
-def _feed(lab: Lab, case: Case, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
+def _feed(lab: Lab, case: Batch, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
     """The outputs of the case's tokens, given in pieces that follow `start` cached ones."""
     outs, at = [], 0
     for size in sizes:
-        piece = case.x[:, at : at + size]
-        outs.append(lab.out(Batch(x=piece, source=case.source, cache=cache, start=start + at)))
+        outs.append(lab.out(replace(case, x=case.x[:, at : at + size], cache=cache, start=start + at)))
         at += size
     return torch.cat(outs, dim=1)
 
@@ -234,15 +234,15 @@ class TrainIsEval(Property):
             return "batch-norm over blocks of numbers takes other statistics in training, by design"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         module = copy.deepcopy(lab.module)
         without_dropout(module)
-        wanted = lab.out(case.batch(), module)
+        wanted = lab.out(case, module)
         with NoDropout():
-            trained = lab.out(case.batch(), module.train())
+            trained = lab.out(case, module.train())
         yield compared(lab, trained, wanted, "training mode")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         for name in _batch_norms(lab):
             return (
                 f"batch-norm ({name}) takes its statistics from the batch in training: over other sequences and, "

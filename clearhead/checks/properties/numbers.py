@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import Case, Lab, cast_to, reason
+from clearhead.checks.lab import Lab, cast_to, reason
 from clearhead.checks.noise import SAFETY, difference, noise
 from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.subject import Batch, Ids, all_tensors
@@ -43,12 +44,12 @@ class DtypeAgreement(Property):
             return f"the module runs in {lab.dtype} alone"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         row, exact = lab.first_row(case)
         for name, dtype in NARROW.items():
             rounded = copy.deepcopy(lab.module).to(dtype)
             x, source = (cast_to(cast_to(t, dtype), torch.float64) for t in (row.x, row.source))
-            batch = Batch(x=x, source=source)
+            batch = replace(row, x=x, source=source)
             try:
                 out = lab.out(batch, rounded, dtype).double()
             except Exception as error:
@@ -62,7 +63,7 @@ class DtypeAgreement(Property):
             tolerance = SAFETY * max(blur, lab.tolerance / SAFETY) + difference(base, exact)
             yield compared(lab, out, exact, name, name, tolerance)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         if any("without overflow" in seen.where for seen in failed):
             return "a constant such as −1e9 does not fit float16 (least: −65504): use −inf, or torch.finfo(dtype).min"
@@ -77,14 +78,14 @@ class Finiteness(Property):
     name = "finiteness"
     done = "ran one token, a row that is all padding, and the largest and smallest inputs"
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         own = lab.own()
-        tried = {"the input itself": case.batch()}
+        tried = {"the input itself": case}
         if lab.subject.is_sequence:
-            tried["one token"] = Case(case.x[:, :1], case.source).batch()
+            tried["one token"] = replace(case, x=case.x[:, :1])
             if lab.subject.pads:
                 tried["a row that is all padding"] = case.hiding(-1)
-        tried |= {name: Case(x, case.source).batch() for name, x in _extremes(lab, case)}
+        tried |= {name: replace(case, x=x) for name, x in _extremes(lab, case)}
         for what, batch in tried.items():
             try:
                 out = lab.out(batch, *own)
@@ -94,7 +95,7 @@ class Finiteness(Property):
                 bad, found = 1, reason(error)
             yield Seen(difference=math.inf if bad else 0.0, tolerance=0.0, where=f"{what}: {found}", kind=what)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kind = failed[0].kind
         if not failed[0].where.endswith("not finite"):
             return f"the module does not take this input ({kind}): it raises an error where it should answer"
@@ -102,7 +103,7 @@ class Finiteness(Property):
         return _NOT_FINITE.get(kind, overflows)
 
 
-def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
+def _extremes(lab: Lab, case: Batch) -> Iterator[tuple[str, Tensor]]:
     """The ends of the vocabulary; or numbers whose fourth power is still a float32, which a score and its
     square are."""
     if isinstance(lab.subject.inputs, Ids):
@@ -127,7 +128,7 @@ class GradientsReach(Property):
             return "the module has no parameters to train"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
             # A single key has weight 1, whatever its score: there would be nothing to learn.
             case = lab.draw(case.x.shape[0], 2)
@@ -146,7 +147,7 @@ class GradientsReach(Property):
 
         for part in module.modules():
             part.register_forward_pre_hook(note)
-        outs = [t for t in all_tensors(lab.raw(case.batch(), module)) if t.requires_grad]
+        outs = [t for t in all_tensors(lab.raw(case, module)) if t.requires_grad]
         if outs:
             torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
         wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
@@ -154,7 +155,7 @@ class GradientsReach(Property):
         names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
         yield Seen(difference=float(len(without)), tolerance=0.0, where=f"no gradient at {names}" if without else "")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         return (
             "these parameters do not take part, or a detach(), argmax, .data or no_grad() cuts them off from the "
             "output; a part that is made and never called also shows here"
@@ -172,7 +173,7 @@ class ScoreScale(Property):
     def why_not(self, lab: Lab) -> str | None:
         return None if lab.facts.scales else "no product of queries and keys was seen"
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         for n, (factor, D, H) in enumerate(lab.facts.scales):
             M, declared = D * H, lab.subject.scale
             # Unscaled scores and learned or other constants are choices; the width of all heads together is a slip.
@@ -184,7 +185,7 @@ class ScoreScale(Property):
             where = f"attention {n}: scores times {factor:.4g}, where {expected} (heads {D} wide, {H} of them)"
             yield Seen(difference=gap, tolerance=0.0, where=where)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         if lab.subject.scale is not None:
             return "the scores are scaled by something else than what is declared for this model"
         return "the scores are scaled by d_model, the width of all heads together: divide by √d_head, the width of one"
