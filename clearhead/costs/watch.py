@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import clearhead
-from clearhead.costs.operators import Kernel, kernels_of, scratch_of, tensors_in
+from clearhead.costs.operators import Call, Kernel, kernels_of, scratch_of
 from clearhead.costs.ways import Look, Ways
 from clearhead.errors import ClearheadError, ConfigError
 
@@ -141,17 +141,17 @@ class Watch(TorchDispatchMode):
         if phase != "backward" and (not self._numbers or number > self._numbers[-1]):
             self._numbers.append(number)
             self._paths.append(path)
-        kernels, known = kernels_of(func, args, kwargs, out, backward=phase == "backward", plans=self.plans)
-        name = func._schema.name.removeprefix("aten::")
+        call = Call(func, args, kwargs, out, phase == "backward", self.plans)
+        kernels, known = kernels_of(call)
         if not known:
-            self.log.unknown[name] = self.log.unknown.get(name, 0) + 1
+            self.log.unknown[call.name] = self.log.unknown.get(call.name, 0) + 1
         if kernels:
-            self.log.steps.append(Step(name, path, phase, kernels))
-            self.log.moments.append((self.events + 1, f"{phase}, {path}: {name}"))
-        for tensor in tensors_in((out, args, kwargs)):
-            self.saw(tensor, path, "passing", name)
-        if self._gpu and (scratch := scratch_of(func, args)):
-            self.log.storages.append(Storage(scratch, path, "workspace", name, self.events + 1, self.events + 2))
+            self.log.steps.append(Step(call.name, path, phase, kernels))
+            self.log.moments.append((self.events + 1, f"{phase}, {path}: {call.name}"))
+        for tensor in (*call.outputs, *call.inputs):
+            self.saw(tensor, path, "passing", call.name)
+        if self._gpu and (scratch := scratch_of(call)):
+            self.log.storages.append(Storage(scratch, path, "workspace", call.name, self.events + 1, self.events + 2))
             self.events += 2
         return out
 

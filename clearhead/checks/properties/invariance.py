@@ -256,9 +256,7 @@ class TrainIsEval(Property):
 class NoDropout(TorchFunctionMode):
     """Inside of it, dropout that is called as a function drops nothing, wherever its rate comes from."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             x = args[0] if args else kwargs["input"]
