@@ -7,7 +7,6 @@ B batch   T tokens   S source tokens   M model width
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,10 +23,8 @@ def guess(module: Any) -> Subject | None:
         return None
     if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return _transformers(module)
-    if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)):
-        return _torch_encoder(module)
-    if isinstance(module, (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)):
-        return _torch_decoder(module)
+    if isinstance(module, (*_READERS, *_WRITERS)):
+        return _torch(module)
     picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
     if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
         return _timm(module, picture)
@@ -129,51 +126,41 @@ def _transformers_cache(*, pair: bool) -> Caching:
 # ---------------------------------------------------------------------- torch.nn
 
 
-def _torch_encoder(module: nn.Module) -> Subject:
-    turn = _turn(module)
+_READERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+_WRITERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
-    def run(model: Any, batch: Batch) -> Any:
+
+def _torch(module: nn.Module) -> Subject:
+    width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+
+    def turn(x: Any) -> Any:
+        return x if batch_first else x.transpose(0, 1)
+
+    def read(model: Any, batch: Batch) -> Any:
         hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return turn(model(x, src_key_padding_mask=hidden))
 
-    return _torch(module, run, sees=full())
-
-
-def _torch_decoder(module: nn.Module) -> Subject:
-    turn = _turn(module)
-
-    def run(model: Any, batch: Batch) -> Any:
+    def write(model: Any, batch: Batch) -> Any:
+        # Padding as numbers: torch wants the two masks of a call in one dtype.
+        told, hidden = (
+            None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+            for keep in (batch.keep, batch.source_keep)
+        )
+        future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
+        how = {"tgt_mask": future, "tgt_key_padding_mask": told, "memory_key_padding_mask": hidden}
         x, source = turn(batch.x), turn(batch.source)
-        hidden = _hidden(batch.source_keep, batch.x)
-        told = {"memory_key_padding_mask": hidden, "tgt_key_padding_mask": _hidden(batch.keep, batch.x)}
-        told["tgt_mask"] = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
         if isinstance(module, nn.Transformer):
-            return turn(model(source, x, src_key_padding_mask=hidden, **told))
-        return turn(model(x, source, **told))
+            return turn(model(source, x, src_key_padding_mask=hidden, **how))
+        return turn(model(x, source, **how))
 
-    return _torch(module, run, source=Embeddings(_width(module)), sees=causal(), pads_target=True)
-
-
-def _torch(module: nn.Module, run: Any, **how: Any) -> Subject:
-    name = f"torch.nn.{type(module).__name__}"
-    return Subject(module, name=name, inputs=Embeddings(_width(module)), run=run, positions=False, pads=True, **how)
-
-
-def _width(module: nn.Module) -> int:
-    return next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
-
-
-def _turn(module: nn.Module) -> Callable[[Any], Any]:
-    """Batch first, whatever the module was made for."""
-    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
-    return (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
-
-
-def _hidden(keep: Tensor | None, x: Tensor) -> Tensor | None:
-    """Padding as numbers: torch wants the two masks of a call in one dtype."""
-    return None if keep is None else x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+    name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
+    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "pads": True}
+    if isinstance(module, _WRITERS):
+        return Subject(module, **about, run=write, source=vectors, sees=causal(), pads_target=True)
+    return Subject(module, **about, run=read, sees=full())
 
 
 # ---------------------------------------------------------------------- timm

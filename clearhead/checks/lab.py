@@ -107,12 +107,6 @@ class Lab:
         return SAFETY * max(measured, torch.finfo(self.dtype).eps * self.largest)
 
     @cached_property
-    def is_too_rough(self) -> bool:
-        """Whether rounding alone moves the output so much that differences mean nothing (dropout, a coin that
-        is tossed)."""
-        return self.tolerance > 0.05 * self.largest
-
-    @cached_property
     def per_token(self) -> bool:
         """Whether there is an output for each token, (B, T, …)."""
         shape = self.exact.shape

@@ -129,14 +129,10 @@ _OTHER_PRODUCTS = ("linalg_", "_linalg", "fft_", "_fft", "_trilinear", "_cdist",
 # ---------------------------------------------------------------------- products
 
 
-def _leading(x: Tensor) -> int:
-    """Elements from one row (or column) of a matrix to the next."""
-    return max(x.stride()[-2:])
-
-
 def _matrix(call: Call, a: Tensor, b: Tensor, *, odd: bool) -> tuple[Kernel, ...]:
     ceiling = Ceiling.ORDINARY
-    if odd and any(_leading(x) % _ALIGNED for x in (a, b, call.out)):
+    # The larger stride: elements from one row (or column) of a matrix to the next.
+    if odd and any(max(x.stride()[-2:]) % _ALIGNED for x in (a, b, call.out)):
         ceiling = Ceiling.ODD_BACKWARD if call.backward else Ceiling.ODD
     return (Kernel(sizes(a, b, call.out), (2 * call.out.numel() * a.shape[-1],), ceiling),)
 

@@ -176,15 +176,15 @@ class Cost:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What each module takes of the whole, in the order in which they ran."""
-        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
-        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
-    def _part(self, name: str) -> Part:
-        def own(select: Select) -> Amount:
+        def own(name: str, select: Select) -> Amount:
             return self.reader.amount(lambda log: ((path, n) for path, n in select(log) if normal(path) == name))
 
-        kernels = sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name)
-        return Part(name, own(_learnt), own(_FORWARD), own(_BACKWARD), own(_TRAFFIC), own(_kept), kernels)
+        kernels = dict.fromkeys((normal(p.path) for p in (*self.log.steps, *self.log.parameters.values())), 0)
+        for step in self.log.steps:
+            kernels[normal(step.path)] += len(step.kernels)
+        sums = (_learnt, _FORWARD, _BACKWARD, _TRAFFIC, _kept)
+        return tuple(Part(name, *(own(name, select) for select in sums), n) for name, n in kernels.items())
 
     @property
     def total(self) -> Part:
