@@ -25,7 +25,7 @@ import torch
 from clearhead.bench.results import versions
 from clearhead.bench.trial import beside, measure
 from clearhead.costs import Machine, cost, preset
-from clearhead.costs.subjects import Model
+from clearhead.costs.predict import Model
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 from clearhead.models import VisionConfig

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.bench.machine import measure_machine, one_thread, time_of
 from clearhead.costs import AttentionSizes, Machine, cost
-from clearhead.costs.subjects import set_impl
+from clearhead.costs.predict import set_impl
 from clearhead.errors import ConfigError
 from clearhead.training.figure import new_figure, save_figure
 

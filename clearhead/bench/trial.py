@@ -16,7 +16,7 @@ from torch import nn
 from clearhead.bench.machine import one_thread, synchronise, time_of
 from clearhead.checks.example import Example, Tokens, example
 from clearhead.costs import Cost, Machine
-from clearhead.costs.subjects import built, model_of, set_impl
+from clearhead.costs.predict import built, model_of, set_impl
 from clearhead.costs.watch import Watch
 from clearhead.masks import Mask
 

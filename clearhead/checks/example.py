@@ -21,8 +21,6 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.values import whole
 
-__all__ = ["Example", "Tokens", "example"]
-
 Tokens = int | tuple[int, int] | None
 
 
@@ -71,7 +69,12 @@ def example(
         return x.requires_grad_(isinstance(what, Embeddings))  # something before it learns
 
     x = draw(subject.inputs, target)
-    extra: dict[str, Any] = {} if mask is None else {_mask_name(model, label): mask}
+    extra: dict[str, Any] = {}
+    if mask is not None:
+        name = next((n for n in ("mask", "target_mask") if n in _arguments(model)), None)
+        if name is None:
+            raise ConfigError(f"{label} takes no mask; leave it out")
+        extra[name] = mask
     other, reads_memory = subject.source, _reads_memory(model)
     if other is None and source != target:
         other = subject.inputs  # an attention layer that looks elsewhere
@@ -118,13 +121,12 @@ def _subject(model: Any, label: str, inputs: Any) -> Subject:
 def _listener(model: Any, label: str) -> Subject:
     """Sound in, text out: the mel features of a whole window, as Whisper takes them, and the tokens of its text."""
     config = model.config
-    sound = Values((config.num_mel_bins, 2 * config.max_source_positions))
 
     def run(module: nn.Module, given: Batch) -> Any:
         return module(input_features=given.source, decoder_input_ids=given.x, use_cache=False)
 
-    words = Ids(config.vocab_size)
-    return Subject(model, name=label, run=run, inputs=words, source=sound, caching=Caching(new=dict))
+    sound = Values((config.num_mel_bins, 2 * config.max_source_positions))
+    return Subject(model, name=label, inputs=Ids(config.vocab_size), source=sound, run=run, caching=Caching(new=dict))
 
 
 def _reads_memory(model: nn.Module) -> bool:
@@ -134,13 +136,6 @@ def _reads_memory(model: nn.Module) -> bool:
 
 def _arguments(model: nn.Module) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
-
-
-def _mask_name(model: nn.Module, label: str) -> str:
-    name = next((n for n in ("mask", "target_mask") if n in _arguments(model)), None)
-    if name is None:
-        raise ConfigError(f"{label} takes no mask; leave it out")
-    return name
 
 
 def _targets(model: nn.Module, subject: Subject, batch: int, length: int, device: Any) -> Tensor | None:

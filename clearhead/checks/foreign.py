@@ -1,5 +1,5 @@
-"""How the models of transformers, torch.nn and timm are called. None of them is imported: they are known by
-their names.
+"""How the models of transformers, torch.nn, timm and x-transformers are called. None of them is imported: they are
+known by their names.
 
 B batch   T tokens   S source tokens   M model width
 """
@@ -7,13 +7,12 @@ B batch   T tokens   S source tokens   M model width
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks import x_transformers
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.masks import Mask, causal, full, window
 
@@ -24,14 +23,12 @@ def guess(module: Any) -> Subject | None:
         return None
     if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return _transformers(module)
-    if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)):
-        return _torch_encoder(module)
-    if isinstance(module, (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)):
-        return _torch_decoder(module)
+    if isinstance(module, (*_READERS, *_WRITERS)):
+        return _torch(module)
     picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
     if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
         return _timm(module, picture)
-    return x_transformers.guess(module)
+    return _x_transformers(module) if type(module).__module__.startswith("x_transformers.") else None
 
 
 # ---------------------------------------------------------------------- transformers
@@ -42,8 +39,8 @@ def _transformers(model: Any) -> Subject | None:
     names = set(inspect.signature(model.forward).parameters)
     if "pixel_values" in names and "input_ids" not in names:
         size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return Subject(model, inputs=Values((config.num_channels, height, width)), run=_run_pixels)
+        shape = (config.num_channels, *((size, size) if isinstance(size, int) else size))
+        return Subject(model, inputs=Values(shape), run=lambda model, batch: model(pixel_values=batch.x))
     vocab = getattr(config, "vocab_size", None)
     if vocab is None or "input_ids" not in names:
         return None
@@ -59,27 +56,15 @@ def _transformers(model: Any) -> Subject | None:
     looks_back = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
-    first = _first_place(model) if "position_ids" in names else None
-
-    def run(module: Any, batch: Batch) -> Any:
-        return _run_ids(module, batch, first)
-
+    # What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor.
+    scalar = getattr(config, "query_pre_attn_scalar", None)
     return Subject(
-        model, **reads, run=run, sees=_pattern(config) if looks_back else full(),
-        layers=getattr(config, "num_hidden_layers", None), scale=_declared_scale(config),
+        model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
+        sees=_pattern(config) if looks_back else full(), layers=getattr(config, "num_hidden_layers", None),
+        scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
         pads="attention_mask" in names, left="position_ids" in names,
         caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
     )  # fmt: skip
-
-
-def _declared_scale(config: Any) -> float | None:
-    """What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor."""
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    return getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5
-
-
-def _run_pixels(model: Any, batch: Batch) -> Any:
-    return model(pixel_values=batch.x)
 
 
 def _first_place(model: nn.Module) -> int:
@@ -130,65 +115,52 @@ def _transformers_cache(*, pair: bool) -> Caching:
 
         return EncoderDecoderCache(DynamicCache(), DynamicCache()) if pair else DynamicCache()
 
-    def reorder(cache: Any, rows: Tensor) -> None:
-        cache.reorder_cache(rows)
-
     def truncate(cache: Any, length: int) -> None:
         surplus = cache.get_seq_length() - length
         if surplus > 0:
             cache.crop(-surplus)
 
-    return Caching(new=new, reorder=reorder, truncate=truncate)
+    return Caching(new=new, reorder=lambda cache, rows: cache.reorder_cache(rows), truncate=truncate)
 
 
 # ---------------------------------------------------------------------- torch.nn
 
 
-def _torch_encoder(module: nn.Module) -> Subject:
-    turn = _turn(module)
+_READERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+_WRITERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
-    def run(model: Any, batch: Batch) -> Any:
+
+def _torch(module: nn.Module) -> Subject:
+    width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+
+    def turn(x: Any) -> Any:
+        return x if batch_first else x.transpose(0, 1)
+
+    def read(model: Any, batch: Batch) -> Any:
         hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return turn(model(x, src_key_padding_mask=hidden))
 
-    return _torch(module, run, sees=full())
-
-
-def _torch_decoder(module: nn.Module) -> Subject:
-    turn, pair = _turn(module), isinstance(module, nn.Transformer)
-
-    def run(model: Any, batch: Batch) -> Any:
+    def write(model: Any, batch: Batch) -> Any:
+        # Padding as numbers: torch wants the two masks of a call in one dtype.
+        told, hidden = (
+            None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+            for keep in (batch.keep, batch.source_keep)
+        )
+        future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
+        how = {"tgt_mask": future, "tgt_key_padding_mask": told, "memory_key_padding_mask": hidden}
         x, source = turn(batch.x), turn(batch.source)
-        hidden = _hidden(batch.source_keep, batch.x)
-        told = {"memory_key_padding_mask": hidden, "tgt_key_padding_mask": _hidden(batch.keep, batch.x)}
-        told["tgt_mask"] = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
-        if pair:
-            return turn(model(source, x, src_key_padding_mask=hidden, **told))
-        return turn(model(x, source, **told))
+        if isinstance(module, nn.Transformer):
+            return turn(model(source, x, src_key_padding_mask=hidden, **how))
+        return turn(model(x, source, **how))
 
-    return _torch(module, run, source=Embeddings(_width(module)), sees=causal(), pads_target=True)
-
-
-def _torch(module: nn.Module, run: Any, **how: Any) -> Subject:
-    name = f"torch.nn.{type(module).__name__}"
-    return Subject(module, name=name, inputs=Embeddings(_width(module)), run=run, positions=False, pads=True, **how)
-
-
-def _width(module: nn.Module) -> int:
-    return next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
-
-
-def _turn(module: nn.Module) -> Callable[[Any], Any]:
-    """Batch first, whatever the module was made for."""
-    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
-    return (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
-
-
-def _hidden(keep: Tensor | None, x: Tensor) -> Tensor | None:
-    """Padding as numbers: torch wants the two masks of a call in one dtype."""
-    return None if keep is None else x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+    name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
+    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "pads": True}
+    if isinstance(module, _WRITERS):
+        return Subject(module, **about, run=write, source=vectors, sees=causal(), pads_target=True)
+    return Subject(module, **about, run=read, sees=full())
 
 
 # ---------------------------------------------------------------------- timm
@@ -201,6 +173,87 @@ def _timm(module: nn.Module, picture: Any) -> Subject:
     patches: Any = getattr(module, "patch_embed", None)
     own = getattr(patches, "img_size", None)  # the size it was really made for
     if own is not None:
-        channels = patches.proj.in_channels if hasattr(patches, "proj") else size[0]
-        size = (channels, *own)
+        size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *own)
     return Subject(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
+
+
+# ---------------------------------------------------------------------- x-transformers
+
+# Its masks are True where a token is real; `seq_start_pos` says where each row begins. A cache is what the last call
+# returned, and a call that goes on from one says how many of its tokens are new (`cache_age`).
+
+
+def _x_transformers(model: Any) -> Subject | None:
+    """The subject of a wrapper (whole models); None for its parts."""
+    kind = type(model).__name__
+    if kind == "ViTransformerWrapper":
+        places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
+        side = model.patch_size * round(places**0.5)
+        return Subject(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
+    if kind == "XTransformer":
+        net = model.decoder.net
+        return Subject(
+            model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
+            run=_run_x_pair, sees=_sees(net.attn_layers), positions=True, pads=True, pads_target=True,
+            max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+        )  # fmt: skip
+    if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
+        return None
+    layers = model.attn_layers
+    return Subject(
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, sees=_sees(layers),
+        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, pads=True,
+        caching=Caching(new=_Kept) if layers.causal else None, max_len=model.max_seq_len,
+    )  # fmt: skip
+
+
+class _Kept:
+    """What the last call returned: keys and values of every layer."""
+
+    last: Any = None
+
+    def _change(self, change: Any) -> None:
+        for layer in self.last.attn_intermediates:
+            if layer.cached_kv is not None:
+                layer.cached_kv = tuple(change(x) for x in layer.cached_kv)
+
+    def reorder(self, rows: Tensor) -> None:
+        self._change(lambda x: x[rows])
+
+    def truncate(self, length: int) -> None:
+        self._change(lambda x: x[..., :length, :])
+        self.last.cache_length = length
+
+
+def _words(model: Any) -> Ids:
+    return Ids(model.token_emb.emb.num_embeddings)
+
+
+def _sees(layers: Any) -> Mask:
+    if not layers.causal:
+        return full()
+    reach = [getattr(part, "max_attend_past", None) for part in layers.modules()]
+    limits = [n for n in reach if n is not None]
+    return causal() & window(max(limits), 0) if limits else causal()
+
+
+def _padding(keep: Tensor | None) -> dict[str, Any]:
+    if keep is None:
+        return {}
+    first = keep.int().argmax(1)
+    return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
+
+
+def _run_x(model: Any, batch: Batch) -> Any:
+    if batch.cache is None:
+        return model(batch.x, **_padding(batch.keep))
+    last = batch.cache.last
+    new = {} if last is None else {"cache": last, "input_not_include_cache": True, "cache_age": batch.x.shape[1]}
+    out, batch.cache.last = model(batch.x, return_intermediates=True, **new, **_padding(batch.keep))
+    return out
+
+
+def _run_x_pair(model: Any, batch: Batch) -> Any:
+    memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
+    told = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
+    return model.decoder.net(batch.x, context=memory, **told, **_padding(batch.keep))

@@ -49,6 +49,8 @@ class Bug:
 
 # ---------------------------------------------------------------------- a specimen, as it is or with a method changed
 
+Make = Callable[[], Subject]
+
 
 def _changed(kind: type, changes: dict[str, Any]) -> Any:
     return type(kind.__name__, (kind,), changes)
@@ -56,37 +58,37 @@ def _changed(kind: type, changes: dict[str, Any]) -> Any:
 
 def _language(
     kind: type[Language] = Language, *, sees: int | None = None, caching: Caching | None = None, **changes: Any
-) -> Subject:
+) -> Make:
     mask = causal() if sees is None else causal() & window(sees, 0)
     how = {"inputs": Ids(V), "sees": mask, "layers": 2, "padding": _KEEP, "caching": caching or Caching(new=KVCache)}
-    return subject_of(_changed(kind, changes)(), positions=True, max_len=ROOM, **how)
+    return lambda: subject_of(_changed(kind, changes)(), positions=True, max_len=ROOM, **how)
 
 
-def _attention(**changes: Any) -> Subject:
+def _attention(**changes: Any) -> Make:
     """The language model, its attention changed."""
     return _language(layer=lambda self: _changed(Attention, changes)())
 
 
-def _reader(kind: type[nn.Module] = Reader, *, padding: TrueIsReal | None = _KEEP, **changes: Any) -> Subject:
-    made = _changed(kind, changes)()
-    return subject_of(made, inputs=Embeddings(M), causal=False, positions=False, layers=1, padding=padding)
+def _reader(kind: type[nn.Module] = Reader, *, padding: TrueIsReal | None = _KEEP, **changes: Any) -> Make:
+    how = {"inputs": Embeddings(M), "causal": False, "positions": False, "layers": 1, "padding": padding}
+    return lambda: subject_of(_changed(kind, changes)(), **how)
 
 
-def _reader_attention(**changes: Any) -> Subject:
+def _reader_attention(**changes: Any) -> Make:
     return _reader(layer=lambda self: _changed(Attention, changes)())
 
 
-def _pair(**changes: Any) -> Subject:
+def _pair(**changes: Any) -> Make:
     how = {"padding": _KEEP, "target_padding": TrueIsReal("target_keep"), "max_len": ROOM, "positions": True}
-    return subject_of(_changed(Pair, changes)(), inputs=Ids(V), source=Ids(V), causal=True, **how)
+    return lambda: subject_of(_changed(Pair, changes)(), inputs=Ids(V), source=Ids(V), causal=True, **how)
 
 
-CORRECT: dict[str, Callable[[], Subject]] = {
-    "language model": _language,
-    "windowed language model": lambda: _language(Windowed, sees=3),
-    "reader": _reader,
-    "summary": lambda: _reader(Summary),
-    "encoder-decoder": _pair,
+CORRECT: dict[str, Make] = {
+    "language model": _language(),
+    "windowed language model": _language(Windowed, sees=3),
+    "reader": _reader(),
+    "summary": _reader(Summary),
+    "encoder-decoder": _pair(),
 }
 
 # ---------------------------------------------------------------------- parts that are wrong
@@ -148,121 +150,107 @@ def _by_view(self: Attention, x: Tensor) -> Tensor:
     return x.view(x.shape[0], H, x.shape[1], M // H)
 
 
-def _handled(**how: Any) -> Subject:
-    return _language(caching=Caching(new=KVCache, **how))
-
-
 # ---------------------------------------------------------------------- the list: mask, attention, padding, cache
 
 GALLERY: dict[str, Bug] = {
     "inverted padding mask": Bug(
-        lambda: _language(padding=lambda self, keep: keep[:, None, None, :]), "mask polarity", "inverted"
+        _language(padding=lambda self, keep: keep[:, None, None, :]), "mask polarity", "inverted"
     ),
     "inverted causal mask": Bug(  # True was meant as "may see"
-        lambda: _language(hidden=lambda self, T, start, keep: _square(T).tril()), "future leak", "inverted"
+        _language(hidden=lambda self, T, start, keep: _square(T).tril()), "future leak", "inverted"
     ),
     "causal mask off by one": Bug(
-        lambda: _language(hidden=lambda self, T, start, keep: _square(T).triu(2)), "future leak", "off by one"
+        _language(hidden=lambda self, T, start, keep: _square(T).triu(2)), "future leak", "off by one"
     ),
-    "no causal mask": Bug(lambda: _language(NoMask), "future leak", "no causal mask"),
+    "no causal mask": Bug(_language(NoMask), "future leak", "no causal mask"),
     "mask added as 0/1": Bug(
-        lambda: _attention(weights=lambda self, scores, hidden: (scores + (~hidden).to(scores.dtype)).softmax(-1)),
+        _attention(weights=lambda self, scores, hidden: (scores + (~hidden).to(scores.dtype)).softmax(-1)),
         "future leak", "a 0/1 mask is added",
     ),
     "bool mask added to soft-capped scores": Bug(
-        lambda: _attention(weights=lambda self, scores, hidden: (30 * torch.tanh(scores / 30) + ~hidden).softmax(-1)),
+        _attention(weights=lambda self, scores, hidden: (30 * torch.tanh(scores / 30) + ~hidden).softmax(-1)),
         "future leak", "soft-capped scores and then a bool mask",
     ),
     "mask after the softmax": Bug(
-        lambda: _attention(weights=lambda self, scores, hidden: scores.softmax(-1) * ~hidden),
+        _attention(weights=lambda self, scores, hidden: scores.softmax(-1) * ~hidden),
         "future leak", "after the softmax",
     ),
     "softmax over the wrong axis": Bug(
-        lambda: _attention(
+        _attention(
             weights=lambda self, scores, hidden: scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-2)
         ),
         "future leak", "the wrong axis",
     ),
     "NaN from an empty row": Bug(
-        lambda: _reader_attention(weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
+        _reader_attention(weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
     ),
-    "−1e9 in float16": Bug(
-        lambda: _attention(weights=_filled_with(-1e9)), "dtype agreement", "does not fit float16"
-    ),
-    "window one too narrow": Bug(  # "a window of 3" that counts the token itself
-        lambda: _language(sees=3, before=2), "past reach", "narrower than it is said"
-    ),
-    "heads split by view": Bug(lambda: _attention(split=_by_view), "future leak", "without a transpose"),
+    "−1e9 in float16": Bug(_attention(weights=_filled_with(-1e9)), "dtype agreement", "does not fit float16"),
+    # "A window of 3" that counts the token itself.
+    "window one too narrow": Bug(_language(sees=3, before=2), "past reach", "narrower than it is said"),
+    "heads split by view": Bug(_attention(split=_by_view), "future leak", "without a transpose"),
     "heads split by view, both ways": Bug(
-        lambda: _reader_attention(split=_by_view), "permutation equivariance", "without a transpose"
+        _reader_attention(split=_by_view), "permutation equivariance", "without a transpose"
     ),
     "scaled by d_model": Bug(
-        lambda: _attention(scores=lambda self, q, k: q @ k.transpose(-2, -1) / math.sqrt(M)),
+        _attention(scores=lambda self, q, k: q @ k.transpose(-2, -1) / math.sqrt(M)),
         "score scale", "scaled by d_model",
     ),
     "dropout in evaluation": Bug(
-        lambda: _attention(
-            weights=lambda self, scores, hidden: F.dropout(Attention.weights(self, scores, hidden), 0.1)
-        ),
+        _attention(weights=lambda self, scores, hidden: F.dropout(Attention.weights(self, scores, hidden), 0.1)),
         "determinism", "dropout",
     ),
     "batch-norm in a decoder": Bug(
-        lambda: _language(norm=lambda self: OverTime(nn.BatchNorm1d(M))), "train = eval without dropout", "batch-norm"
+        _language(norm=lambda self: OverTime(nn.BatchNorm1d(M))), "train = eval without dropout", "batch-norm"
     ),
     "norm over time": Bug(  # what BatchNorm1d without running statistics does to one row
-        lambda: _language(norm=lambda self: OverTime(nn.InstanceNorm1d(M, affine=True))),
-        "future leak", "over the time axis",
+        _language(norm=lambda self: OverTime(nn.InstanceNorm1d(M, affine=True))), "future leak", "over the time axis"
     ),
     "detached output": Bug(
-        lambda: _language(last=lambda self, x: x.detach()), "gradients reach every parameter", "detach()"
+        _language(last=lambda self, x: x.detach()), "gradients reach every parameter", "detach()"
     ),
-    "batch taken for time": Bug(lambda: _reader(TimeFirst, padding=None), "batch invariance", "batch_first"),
+    "batch taken for time": Bug(_reader(TimeFirst, padding=None), "batch invariance", "batch_first"),
     "padding ignored": Bug(
-        lambda: _language(padding=lambda self, keep: torch.zeros_like(keep)[:, None, None, :]),
+        _language(padding=lambda self, keep: torch.zeros_like(keep)[:, None, None, :]),
         "padding invariance", "does not reach the self-attention",
     ),
     "left padding with absolute positions": Bug(
-        lambda: _language(positions=lambda self, ids, keep, start: Language.positions(self, ids, None, start)),
+        _language(positions=lambda self, ids, keep, start: Language.positions(self, ids, None, start)),
         "padding invariance", "counted from the padding",
     ),
     "padding ignored in cross-attention": Bug(
-        lambda: _pair(cross_hidden=lambda self, keep: None), "padding invariance", "ignored in cross-attention"
+        _pair(cross_hidden=lambda self, keep: None), "padding invariance", "ignored in cross-attention"
     ),
     "padding ignored in the target": Bug(
-        lambda: _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None)),
+        _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None)),
         "padding invariance", "the target's padding is seen",
     ),
     "padding mask in place of the causal mask": Bug(
-        lambda: _pair(
-            hidden=lambda self, T, keep: Pair.hidden(self, T, None) if keep is None else ~keep[:, None, None, :]
-        ),
+        _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None) if keep is None else ~keep[:, None, None, :]),
         "padding invariance", "takes the place of the causal mask",
     ),
     "inverted padding mask of the target": Bug(
-        lambda: _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None if keep is None else ~keep)),
+        _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None if keep is None else ~keep)),
         "mask polarity", "inverted",
     ),
     "mean over the padding": Bug(
-        lambda: _reader(Summary, mean=lambda self, y, keep: (y * keep[..., None]).sum(1) / y.shape[1]),
+        _reader(Summary, mean=lambda self, y, keep: (y * keep[..., None]).sum(1) / y.shape[1]),
         "padding invariance", "a mean",
     ),
     "cache positions restart": Bug(
-        lambda: _language(positions=lambda self, ids, keep, start: Language.positions(self, ids, keep, 0)),
+        _language(positions=lambda self, ids, keep, start: Language.positions(self, ids, keep, 0)),
         "cache = no cache", "positions restart",
     ),
-    "chunk masked without offset": Bug(
-        lambda: _language(hidden=_decoded_without_offset), "cache = no cache", "offset"
-    ),
+    "chunk masked without offset": Bug(_language(hidden=_decoded_without_offset), "cache = no cache", "offset"),
     "window ignored when decoding": Bug(
-        lambda: _language(Windowed, sees=3, hidden=_decoded_without_window),
+        _language(Windowed, sees=3, hidden=_decoded_without_window),
         "cache = no cache", "a window is ignored when decoding",
     ),
-    "cache not reordered for beams": Bug(
-        lambda: _handled(reorder=lambda cache, rows: cache.at(0).reorder(rows)),  # of the first layer alone
+    "cache not reordered for beams": Bug(  # of the first layer alone
+        _language(caching=Caching(new=KVCache, reorder=lambda cache, rows: cache.at(0).reorder(rows))),
         "cache = no cache", "not reordered for beams",
     ),
     "cache not truncated": Bug(
-        lambda: _handled(truncate=lambda cache, length: cache.at(0).truncate(length)),
+        _language(caching=Caching(new=KVCache, truncate=lambda cache, length: cache.at(0).truncate(length))),
         "cache = no cache", "truncating leaves something behind",
     ),
 }  # fmt: skip

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,30 +28,6 @@ BATCH = 3
 MOST_PADDING = 5  # how much longer than LENGTH a padded input gets
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One input: x (B, T, …), and the source (B, S, …) of an encoder-decoder."""
-
-    x: Tensor
-    source: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.x.shape[1]
-
-    def batch(self, **changes: Any) -> Batch:
-        return Batch(x=self.x, source=self.source, **changes)
-
-    def hiding(self, *place: Any) -> Batch:
-        """The case with the tokens at this place (of its source, where it has one) called padding."""
-        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
-        keep[place] = False
-        return self.batch(**{"keep" if self.source is None else "source_keep": keep})
-
-    def rows(self, rows: Tensor | slice) -> Case:
-        return Case(self.x[rows], None if self.source is None else self.source[rows])
 
 
 class Lab:
@@ -71,11 +47,10 @@ class Lab:
 
     # ------------------------------------------------------------------ inputs
 
-    def draw(self, batch: int, length: int) -> Case:
-        source = None
-        if self.subject.source is not None:
-            source = self.subject.source.draw(batch, length + 2, self.generator)
-        return Case(self.subject.inputs.draw(batch, length, self.generator), source)
+    def draw(self, batch: int, length: int) -> Batch:
+        kind = self.subject.source
+        source = None if kind is None else kind.draw(batch, length + 2, self.generator)
+        return Batch(x=self.subject.inputs.draw(batch, length, self.generator), source=source)
 
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
         """Other tokens of the same shape, each different from what stood there."""
@@ -90,33 +65,30 @@ class Lab:
 
     def raw(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Any:
         """What the module returns, as it returns it."""
-        module = self.module if module is None else module
-        dtype = self.dtype if dtype is None else dtype
-        x, source = _cast(batch.x, dtype), _cast(batch.source, dtype)
-        return self.subject.run(module, replace(batch, x=x, source=source))
+        x, source = (cast_to(given, dtype or self.dtype) for given in (batch.x, batch.source))
+        return self.subject.run(self.module if module is None else module, replace(batch, x=x, source=source))
 
     def out(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """The module's output, without gradients."""
         with torch.no_grad():
             return tensor_of(self.raw(batch, module, dtype)).detach()
 
-    def once(self, name: str, case: Case, make: Callable[[], Made]) -> Made:
+    def once(self, name: str, case: Batch, make: Callable[[], Made]) -> Made:
         """What `make` makes of the lab's own case, made once; of another case, made anew."""
         if case is not self.case:
             return make()
         if name not in self._made:
             self._made[name] = make()
-        made: Made = self._made[name]
-        return made
+        return cast(Made, self._made[name])
 
-    def plain(self, case: Case) -> Tensor:
+    def plain(self, case: Batch) -> Tensor:
         """The output for a case: no padding, no cache."""
-        return self.once("plain", case, lambda: self.out(case.batch()))
+        return self.once("plain", case, lambda: self.out(case))
 
-    def first_row(self, case: Case) -> tuple[Case, Tensor]:
+    def first_row(self, case: Batch) -> tuple[Batch, Tensor]:
         """The case's first row alone, and its output."""
         row = case.rows(slice(0, 1))
-        return self.once("first row", case, lambda: (row, self.out(row.batch())))
+        return self.once("first row", case, lambda: (row, self.out(row)))
 
     @property
     def exact(self) -> Tensor:
@@ -131,14 +103,8 @@ class Lab:
     @cached_property
     def tolerance(self) -> float:
         """What rounding can change in an output, with room to spare."""
-        measured = noise(lambda: self.out(self.case.batch()), self.exact)
+        measured = noise(lambda: self.out(self.case), self.exact)
         return SAFETY * max(measured, torch.finfo(self.dtype).eps * self.largest)
-
-    @cached_property
-    def is_too_rough(self) -> bool:
-        """Whether rounding alone moves the output so much that differences mean nothing (dropout, a coin that
-        is tossed)."""
-        return self.tolerance > 0.05 * self.largest
 
     @cached_property
     def per_token(self) -> bool:
@@ -147,13 +113,13 @@ class Lab:
         if not self.subject.is_sequence or len(shape) < 2 or shape[1] != self.length:
             return False
         other = self.draw(BATCH, self.length - 1 or 2)
-        return self.out(other.batch()).shape[1] == other.length
+        return self.out(other).shape[1] == other.length
 
     @cached_property
     def facts(self) -> Facts:
         """What the module was seen doing; with padding, so that its masks can be told from nothing."""
         with Witness(BATCH, self.length) as witness:
-            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case.batch())
+            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case)
         return witness.facts
 
     # ------------------------------------------------------------------ the copy
@@ -163,40 +129,31 @@ class Lab:
         """The modules inside, by their paths; a function has none."""
         return dict(self.module.named_modules()) if isinstance(self.module, nn.Module) else {}
 
-    def copy(self) -> Any:
-        """Another copy of the working module, to be changed."""
-        return copy.deepcopy(self.module)
-
     def own(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
         """A copy in this dtype, or in the one that the module came in: what overflows depends on it."""
         module = self.subject.module
         if not isinstance(module, nn.Module):
             return module, self.dtype if dtype is None else dtype
         made = copy.deepcopy(module).cpu().eval()
-        if dtype is not None:
-            return self._off_zero(made.to(dtype)), dtype
-        own = next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
-        return self._off_zero(made), own
-
-    @torch.no_grad()
-    def _off_zero(self, module: nn.Module) -> nn.Module:
+        made = made if dtype is None else made.to(dtype)
         generator = torch.Generator().manual_seed(self.seed)
-        for p in module.parameters():
-            if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
-                p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-        return module
+        with torch.no_grad():
+            for p in made.parameters():
+                if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
+                    p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        return made, dtype or next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
 
     def _try_out(self) -> None:
         """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
         try:
-            self.out(self.case.batch())
+            self.out(self.case)
             return
         except Exception as error:
             first = error
         self.dtype = torch.float32
         self.module, self.dtype = self.own()
         try:
-            self.out(self.case.batch())
+            self.out(self.case)
         except Exception as second:
             raise ConfigError(
                 f"{self.subject.name} could not be called with {described(self.case, self.subject)}: {reason(second)} "
@@ -209,21 +166,19 @@ def by_position(out: Tensor) -> Tensor:
     return out.reshape(*out.shape[:2], -1)
 
 
-def described(case: Case, subject: Subject) -> str:
+def described(case: Batch, subject: Subject) -> str:
     """An input in words: the ids themselves, or a shape."""
     parts = []
     for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):
-        if x is None:
-            continue
-        if isinstance(kind, Ids) and x.numel() <= 16:
-            parts.append(f"{name}ids {x.tolist()}")
-        else:
-            what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
-            parts.append(f"{name}{what} {' × '.join(map(str, x.shape))}")
+        what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
+        if x is not None:
+            short = what == "ids" and x.numel() <= 16
+            parts.append(f"{name}{what} {x.tolist() if short else ' × '.join(map(str, x.shape))}")
     return ", ".join(parts)
 
 
-def _cast(x: Tensor | None, dtype: torch.dtype) -> Any:
+def cast_to(x: Tensor | None, dtype: torch.dtype) -> Any:
+    """Numbers in this dtype; ids as they are."""
     return x.to(dtype) if x is not None and x.is_floating_point() else x
 
 

@@ -7,7 +7,7 @@ number is guessed: float32 steps inside a float64 module count as float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,9 +26,7 @@ class Rounding(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
         self._eps = eps
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         # A view or an in-place result is somebody else's memory: what was rounded there has been rounded already.
         if any(returned.alias_info is not None for returned in func._schema.returns):

@@ -9,22 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead import models
 from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding, window
-from clearhead.models.autoencoder import Autoencoder
-from clearhead.models.convnet import ConvNet
-from clearhead.models.decoder import Decoder
-from clearhead.models.dual_encoder import DualEncoder
-from clearhead.models.encoder import Encoder
-from clearhead.models.encoder_decoder import EncoderDecoder
-from clearhead.models.linear import LogisticRegression
-from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
-from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
-from clearhead.models.speech import SpeechEncoder
-from clearhead.models.vision import VisionTransformer
+from clearhead.models.recurrent import NextToken, RecurrentCache
 from clearhead.positions import Learned, NoPositions
 
 
@@ -61,18 +52,13 @@ def _run_encoder_decoder(model: Any, batch: Batch) -> Any:
     return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **told)
 
 
-def _run_recurrent(model: Any, batch: Batch) -> Any:
-    return model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
-
-
 def _run_recurrent_pair(model: Any, batch: Batch) -> Any:
     mask = _hidden(batch.source_keep)
-    memory = model.encode(batch.source, mask=mask)
-    return model.decode(batch.x, memory, memory_mask=mask, cache=batch.cache)
+    return model.decode(batch.x, model.encode(batch.source, mask=mask), memory_mask=mask, cache=batch.cache)
 
 
 def _run_masked(model: Any, batch: Batch) -> Any:
-    return model(batch.x, mask=_hidden(batch.keep))
+    return model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
 
 
 def _run_dual(model: Any, batch: Batch) -> Tensor:
@@ -82,8 +68,7 @@ def _run_dual(model: Any, batch: Batch) -> Tensor:
 
 
 def _run_speech(model: Any, batch: Batch) -> Any:
-    n_mels = model.config.mel.n_mels
-    return model(batch.x.unflatten(-1, (-1, n_mels)).flatten(1, 2), cache=batch.cache)
+    return model(batch.x.unflatten(-1, (-1, model.config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
 
 def _room(config: Any) -> int | None:
@@ -95,7 +80,7 @@ def _kept(mask: Mask, **how: Any) -> Caching | None:
     return None if looks_ahead(mask, 1, 16) else Caching(new=KVCache, **how)
 
 
-def _encoder(model: Encoder | Decoder) -> Subject:
+def _encoder(model: models.Encoder | models.Decoder) -> Subject:
     config = model.config
     mask = config.seen(config.mask)
     return Subject(
@@ -105,13 +90,13 @@ def _encoder(model: Encoder | Decoder) -> Subject:
     )  # fmt: skip
 
 
-def _decoder(model: Decoder) -> Subject | None:
+def _decoder(model: models.Decoder) -> Subject | None:
     if model.config.cross_attention:
         return None  # it is half of a model: check the EncoderDecoder
     return replace(_encoder(model), caching=_kept(model.config.seen(model.config.mask)))
 
 
-def _encoder_decoder(model: EncoderDecoder) -> Subject:
+def _encoder_decoder(model: models.EncoderDecoder) -> Subject:
     config = model.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
     reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
@@ -125,11 +110,11 @@ def _encoder_decoder(model: EncoderDecoder) -> Subject:
     )  # fmt: skip
 
 
-def _pictures(model: VisionTransformer | ConvNet) -> Subject:
+def _pictures(model: models.VisionTransformer | models.ConvNet) -> Subject:
     return Subject(model, inputs=Values((model.config.n_channels, *model.config.image_size)))
 
 
-def _speech(model: SpeechEncoder) -> Subject:
+def _speech(model: models.SpeechEncoder) -> Subject:
     """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
     config = model.config
     earlier = window(-(-config.n_earlier // config.n_stacked), 0)
@@ -140,20 +125,20 @@ def _speech(model: SpeechEncoder) -> Subject:
     )  # fmt: skip
 
 
-def _dual(model: DualEncoder) -> Subject:
+def _dual(model: models.DualEncoder) -> Subject:
     text, image = model.config.text, model.config.image
     source = Values((image.n_channels, *image.image_size))
     return Subject(model, inputs=Ids(text.vocab_size), source=source, run=_run_dual, max_len=_room(text))
 
 
-def _recurrent(model: Recurrent) -> Subject:
-    read = Subject(model, inputs=Ids(model.config.vocab_size), run=_run_recurrent, positions=True, pads=True)
+def _recurrent(model: models.Recurrent) -> Subject:
+    read = Subject(model, inputs=Ids(model.config.vocab_size), run=_run_masked, positions=True, pads=True)
     if not isinstance(model.config.task, NextToken):
         return read
     return replace(read, sees=causal(), caching=Caching(new=RecurrentCache, truncate=None))
 
 
-def _recurrent_pair(model: RecurrentSeq2Seq) -> Subject:
+def _recurrent_pair(model: models.RecurrentSeq2Seq) -> Subject:
     config = model.config
     return Subject(
         model, inputs=Ids(config.vocab_size), source=Ids(config.source_vocab_size or config.vocab_size),
@@ -162,7 +147,7 @@ def _recurrent_pair(model: RecurrentSeq2Seq) -> Subject:
     )  # fmt: skip
 
 
-def _features(model: LogisticRegression | Autoencoder) -> Subject:
+def _features(model: models.LogisticRegression | models.Autoencoder) -> Subject:
     return Subject(model, inputs=Values((model.config.n_features,)))
 
 
@@ -178,17 +163,17 @@ def _block(model: Block) -> Subject | None:
 
 
 _KNOWN: dict[type, Callable[[Any], Subject | None]] = {
-    Encoder: _encoder,
-    Decoder: _decoder,
-    EncoderDecoder: _encoder_decoder,
-    VisionTransformer: _pictures,
-    SpeechEncoder: _speech,
-    DualEncoder: _dual,
-    ConvNet: _pictures,
-    Recurrent: _recurrent,
-    RecurrentSeq2Seq: _recurrent_pair,
-    LogisticRegression: _features,
-    Autoencoder: _features,
+    models.Encoder: _encoder,
+    models.Decoder: _decoder,
+    models.EncoderDecoder: _encoder_decoder,
+    models.VisionTransformer: _pictures,
+    models.SpeechEncoder: _speech,
+    models.DualEncoder: _dual,
+    models.ConvNet: _pictures,
+    models.Recurrent: _recurrent,
+    models.RecurrentSeq2Seq: _recurrent_pair,
+    models.LogisticRegression: _features,
+    models.Autoencoder: _features,
     MultiHeadAttention: _attention,
     Block: _block,
 }

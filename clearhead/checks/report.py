@@ -48,9 +48,10 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; a difference that is no number (NaN, infinite) is written as text."""
-        sizes = {"difference": _plain(self.difference), "tolerance": _plain(self.tolerance)}
+        found = {"difference": self.difference, "tolerance": self.tolerance}
+        sizes = {name: n if n is None or math.isfinite(n) else str(n) for name, n in found.items()}
         words = {name: getattr(self, name) for name in ("where", "cause", "done", "smallest")}
-        return {"property": self.property, "verdict": self.verdict.value} | sizes | words
+        return {"property": self.property, "verdict": self.verdict.value, **sizes, **words}
 
     def __str__(self) -> str:
         mark = _MARKS[self.verdict]
@@ -123,7 +124,3 @@ class Report:
 def number(value: float | None) -> str:
     """A difference for people; nothing where none was measured."""
     return "" if value is None else f"{value:.3g}"
-
-
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from dataclasses import replace
+from itertools import takewhile
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -12,14 +14,29 @@ from torch.nn.parameter import is_lazy
 
 from clearhead.checks.guess import subject_of
 from clearhead.checks.lab import LENGTH, Lab, described, reason
-from clearhead.checks.properties import PROPERTIES, Property, Seen
-from clearhead.checks.properties.base import worst
+from clearhead.checks.properties import Property, causality, invariance, numbers, padding, worst
 from clearhead.checks.report import Finding, Report, Verdict
-from clearhead.checks.shrink import shrunk
+from clearhead.checks.subject import Batch
 from clearhead.errors import ConfigError
 from clearhead.values import checked, whole
 
 LARGE = 10_000_000  # parameters from which on threads are worth a trial
+SECONDS = 4.0  # a shrunk example is a help, not the result: it may not take longer than the check
+PROPERTIES: tuple[Property, ...] = (  # in the order of a report
+    invariance.Determinism(),
+    causality.FutureLeak(),
+    causality.PastReach(),
+    padding.PaddingInvariance(),
+    padding.MaskPolarity(),
+    invariance.BatchInvariance(),
+    invariance.CacheConsistency(),
+    invariance.PermutationEquivariance(),
+    numbers.DtypeAgreement(),
+    numbers.Finiteness(),
+    numbers.GradientsReach(),
+    invariance.TrainIsEval(),
+    numbers.ScoreScale(),
+)
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
@@ -76,7 +93,7 @@ def _quickest_threads(lab: Lab) -> Iterator[None]:
     def seconds(threads: int) -> float:
         torch.set_num_threads(threads)
         start = perf_counter()
-        lab.out(lab.case.batch())
+        lab.out(lab.case)
         return perf_counter() - start
 
     try:
@@ -99,34 +116,76 @@ def _chosen(only: str | Sequence[str] | None) -> list[Property]:
     return [prop for prop in PROPERTIES if prop.name in names]
 
 
-def _cause(prop: Property, lab: Lab, failed: Sequence[Seen]) -> str:
-    try:
-        return prop.cause(lab, lab.case, failed)
-    except Exception as error:  # a module that is wrong may break while it is watched; what was found stays found
-        return f"not narrowed down, because another run of the module failed: {reason(error)}"
-
-
 def _finding(prop: Property, lab: Lab) -> Finding:
+    found: dict[str, Any] = {"property": prop.name}
     try:
         why_not = prop.why_not(lab)
         seen = [] if why_not else list(prop.look(lab, lab.case))
     except Exception as error:
         why_not, seen = f"the module refused: {reason(error)}", []
-    if why_not or not seen:
+    if not seen:
         cause = why_not or "the input is too short to show anything"
-        return Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+        return Finding(**found, verdict=Verdict.NOT_APPLICABLE, cause=cause)
     top = worst(seen)
-    if not top.fails and top.tolerance == lab.tolerance and lab.is_too_rough:
+    # Where rounding alone moves the output so much (dropout, a coin that is tossed) differences mean nothing.
+    if not top.fails and top.tolerance == lab.tolerance > 0.05 * lab.largest:
         cause = f"the output moves by {lab.tolerance:.3g} by itself, so that no difference could be told from it"
-        return Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE, cause=cause)
-    sizes: dict[str, Any] = {"done": prop.done, "difference": top.difference, "tolerance": top.tolerance}
+        return Finding(**found, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    found |= {"done": prop.done, "difference": top.difference, "tolerance": top.tolerance}
     if not top.fails:
-        return Finding(property=prop.name, verdict=Verdict.PASS, **sizes)
+        return Finding(**found, verdict=Verdict.PASS)
+    found["where"] = top.where
     if undecided := prop.undecided(lab):
-        return Finding(property=prop.name, verdict=Verdict.UNDECIDED, **sizes, where=top.where, cause=undecided)
-    cause = _cause(prop, lab, [one for one in seen if one.fails])
+        return Finding(**found, verdict=Verdict.UNDECIDED, cause=undecided)
+    try:
+        found["cause"] = prop.cause(lab, lab.case, [one for one in seen if one.fails])
+    except Exception as error:  # a module that is wrong may break while it is watched; what was found stays found
+        found["cause"] = f"not narrowed down, because another run of the module failed: {reason(error)}"
     case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case
-    smallest = described(case, lab.subject) if prop.shrinks else "any input"
+    found["smallest"] = described(case, lab.subject) if prop.shrinks else "any input"
     example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
-    found: dict[str, Any] = {"where": top.where, "cause": cause, "smallest": smallest, "example": example}
-    return Finding(property=prop.name, verdict=Verdict.FAIL, **sizes, **found)
+    return Finding(**found, verdict=Verdict.FAIL, example=example)
+
+
+# ---------------------------------------------------------------------- the smallest input that still fails
+
+
+def shrunk(prop: Property, lab: Lab, case: Batch, kind: str) -> Batch:
+    """A case as small as can be found on which the same kind of comparison fails."""
+    end = monotonic() + SECONDS
+
+    def fails(trial: Batch) -> bool:
+        try:
+            return any(seen.fails for seen in prop.look(lab, trial) if seen.kind == kind)
+        except Exception:
+            return False  # a case that cannot be run shows nothing
+
+    while monotonic() < end:
+        trials = takewhile(lambda _: monotonic() <= end, _smaller(lab, case))
+        smaller = next(filter(fails, trials), None)
+        if smaller is None:
+            break
+        case = smaller
+    return case
+
+
+def _smaller(lab: Lab, case: Batch) -> Iterator[Batch]:
+    """Smaller cases, the boldest first."""
+    B, T = case.x.shape[:2]
+    if B > 1:
+        yield case.rows(slice(0, 1))
+        yield case.rows(slice(0, B - 1))
+    if lab.subject.is_sequence:
+        for n in sorted({1, 2, T // 2, T - 1}):
+            if 0 < n < T:
+                yield replace(case, x=case.x[:, :n])
+    if case.source is not None:
+        S = case.source.shape[1]
+        for n in sorted({1, S // 2, S - 1}):
+            if 0 < n < S:
+                yield replace(case, source=case.source[:, :n])
+    for n, value in enumerate([] if case.x.is_floating_point() else case.x.flatten().tolist()):
+        if value:  # token by token, 0 in place of an id
+            x = case.x.clone()
+            x.view(-1)[n] = 0
+            yield replace(case, x=x)

@@ -10,7 +10,7 @@ the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ class Ids:
         whole(self.vocab_size, "vocab_size", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Token numbers of shape (batch, length)."""
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
 
@@ -45,7 +44,6 @@ class Embeddings:
         whole(self.width, "width", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, length, width)."""
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
 
@@ -60,7 +58,6 @@ class Values:
             whole(size, "a size of shape", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, *shape)."""
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
 
 
@@ -75,7 +72,6 @@ class TrueIsReal:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is real."""
         return keep
 
 
@@ -86,33 +82,27 @@ class TrueIsHidden:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is padding."""
         return ~keep
 
 
-def _reorder(cache: Any, rows: Tensor) -> None:
-    """Row i goes on from what row `rows[i]` was."""
-    cache.reorder(rows)
-
-
-def _truncate(cache: Any, length: int) -> None:
-    """Forgets all but the first `length` tokens."""
-    cache.truncate(length)
+Padding = TrueIsReal | TrueIsHidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
+    """How a cache is made and handled. It is passed as `argument`. After `reorder(cache, rows)` row i goes on from what
+    row `rows[i]` was; `truncate(cache, length)` forgets all but the first tokens, and None says that it cannot."""
 
     new: Callable[[], Any]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = _reorder
-    truncate: Callable[[Any, int], None] | None = _truncate
+    reorder: Callable[[Any, Tensor], None] | None = lambda cache, rows: cache.reorder(rows)
+    truncate: Callable[[Any, int], None] | None = lambda cache, length: cache.truncate(length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One call: what goes in, which of it is real (True), and the cache with the `start` tokens that it has seen."""
+    """One call: what goes in, x (B, T, …) and an encoder-decoder's source (B, S, …), which of it is real (True), and
+    the cache with the `start` tokens that it has seen."""
 
     x: Tensor
     keep: Tensor | None = None
@@ -121,13 +111,22 @@ class Batch:
     cache: Any = None
     start: int = 0
 
+    @property
+    def length(self) -> int:
+        return self.x.shape[1]
+
+    def rows(self, rows: Tensor | slice) -> Batch:
+        """These rows of what goes in."""
+        return replace(self, x=self.x[rows], source=None if self.source is None else self.source[rows])
+
+    def hiding(self, *place: Any) -> Batch:
+        """The same with the tokens at this place (of its source, where it has one) called padding."""
+        keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
+        keep[place] = False
+        return replace(self, keep=keep) if self.source is None else replace(self, source_keep=keep)
+
 
 Run = Callable[[Any, Batch], Any]
-
-
-def _as_it_is(module: Any, batch: Batch) -> Any:
-    """Stands for "nobody said how it is called"; a `Subject` puts `direct_run` in its place."""
-    raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ class Subject:
     module: Callable[..., Any] = field(kw_only=False)
     name: str = ""
     inputs: Inputs
-    run: Run = _as_it_is
+    run: Run = None  # type: ignore[assignment]  # `direct_run`, where nobody said how it is called
     source: Inputs | None = None
     sees: Mask | None = None
     layers: int | None = None
@@ -167,7 +166,7 @@ class Subject:
             raise ConfigError(f"scale is {self.scale!r}; expected what scores are multiplied by, a number above 0")
         if not self.name:
             object.__setattr__(self, "name", str(getattr(self.module, "__name__", type(self.module).__name__)))
-        if self.run is _as_it_is:
+        if self.run is None:
             object.__setattr__(self, "run", direct_run(None, self.caching))
 
     @property
@@ -176,11 +175,7 @@ class Subject:
         return not isinstance(self.inputs, Values)
 
 
-def direct_run(
-    padding: TrueIsReal | TrueIsHidden | None,
-    caching: Caching | None,
-    target_padding: TrueIsReal | TrueIsHidden | None = None,
-) -> Run:
+def direct_run(padding: Padding | None, caching: Caching | None, target_padding: Padding | None = None) -> Run:
     """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
 
     def run(module: Any, batch: Batch) -> Any:
@@ -204,10 +199,9 @@ def tensor_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     parts = list(output.values()) if isinstance(output, Mapping) else output
-    if isinstance(parts, (tuple, list)):
-        for part in parts:
-            if isinstance(part, Tensor) and part.is_floating_point():
-                return part
+    for part in parts if isinstance(parts, (tuple, list)) else ():
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part
     raise DtypeError(
         f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or object that holds one: "
         "give run=, a function of (module, batch) that returns it"

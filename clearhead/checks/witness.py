@@ -59,9 +59,7 @@ class Witness(TorchDispatchMode):
         self._width: dict[int, int] = {}  # by memory: D, for what comes from a product of queries and keys
         self._weights: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::").rstrip("_")

@@ -9,7 +9,7 @@ import typer
 from clearhead.cli.app import app
 from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, inputs_of, named
 from clearhead.cli.options import A_FACTORY, Device, Dtype, Json, argument, option, placed
-from clearhead.cli.output import console, say, show_json, table
+from clearhead.cli.output import console, progress, say, show_json, table
 
 if TYPE_CHECKING:
     from clearhead.checks import Report
@@ -37,17 +37,14 @@ def check(
     an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
     module, or a clearhead.checks.Subject that says how it is called; a module itself may be named too. Its code is
     imported only then, from the folder you are in."""
-    from rich.progress import Progress
-
     from clearhead.checks import check as run
 
     how = {"causal": causal, **inputs_of(ids, embeddings, values)}
     module = named(model, **placed(device, dtype))
-    with Progress(console=console, transient=True, disable=json) as progress:
-        task = progress.add_task("preparing", total=None)
+    with progress("preparing", hidden=json) as advance:
 
         def starts(name: str, done: int, total: int) -> None:
-            progress.update(task, description=name, completed=done, total=total)
+            advance(done, total, name)
 
         report = run(module, only=only or None, seed=seed, length=length, on_start=starts, **how)
     if json:

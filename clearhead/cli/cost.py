@@ -53,8 +53,7 @@ def cost(
     """Parameters, operations, bytes, memory and kernels of any module, before anything is computed.
 
     Operations are those of the matrix products, two for each multiplication with its addition."""
-    from clearhead.cli import cost_asked as asked
-    from clearhead.cli import cost_text as text
+    from clearhead.cli import cost_answers as answers
     from clearhead.costs import cost as predict
 
     alone = model is None and d_model is None and n_heads is None and tokens is None
@@ -73,24 +72,23 @@ def cost(
         return _measure_everything(device, out, json)
     if source is not None and tokens is None:
         raise ConfigError("--source is the length of what is read; give --tokens, that of what is written, too")
-    subject = asked.subject_of(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
-    how, machine = asked.how_of(dtype, train, mask, impl, device, measure)
+    subject = answers.subject_of(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
+    how, machine = answers.how_of(dtype, train, mask, impl, device, measure)
     length: Any = tokens if source is None or tokens is None else (source, tokens)
     found = predict(subject, tokens=length, batch=batch, recompute=recompute, **how)
     document = found.to_dict(formulas=formulas or json)
     if machine is not None:
-        document["time"] = asked.time_of(found, machine)
+        document["time"] = answers.time_of(found, machine)
     if gpus is not None or parallel is not None:
-        document["share"] = asked.share_of(found, gpus, parallel, link, machine)
+        document["share"] = answers.share_of(found, gpus, parallel, link, machine)
     if fit is not None:
-        document["fit"] = asked.fit_of(subject, fit, length, batch, how | {"recompute": recompute})
+        document["fit"] = answers.fit_of(subject, fit, length, batch, how | {"recompute": recompute})
     if measure:
-        document["measure"] = asked.measured(subject, found, length, batch, how)
+        document["measure"] = answers.measured(subject, found, length, batch, how)
     if json:
         return show_json(document)
-    text.show(found, model or "one attention layer", formulas, is_layer=model is None)
-    shows = {"time": text.show_time, "share": text.show_share, "fit": text.show_fit, "measure": text.show_measured}
-    for key, show in shows.items():
+    answers.show(found, model or "one attention layer", formulas, is_layer=model is None)
+    for key, show in answers.SHOWN.items():
         if key in document:
             console.print()
             show(document[key])

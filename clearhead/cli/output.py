@@ -95,16 +95,14 @@ def colour() -> bool:
 
 
 @contextmanager
-def progress(
-    what: str, *columns: Any, hidden: bool, transient: bool = True
-) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar while something is done; yields what is told how much is done, of how much."""
+def progress(what: str, *columns: Any, hidden: bool, transient: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar while something is done; yields what is told how much is done, of how much, and what comes next."""
     from rich.progress import Progress
 
     shown = (*Progress.get_default_columns(), *columns)
     with Progress(*shown, console=console, transient=transient, disable=hidden) as bars:
         bar = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
+        yield lambda done, total, what=None: bars.update(bar, completed=done, total=total, description=what)
 
 
 def fits(rows: Table) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from clearhead.costs.compare import compare
 from clearhead.costs.machine import Machine
-from clearhead.costs.predict import cost
+from clearhead.costs.predict import AttentionSizes, cost, preset
 from clearhead.costs.result import Cost
-from clearhead.costs.subjects import AttentionSizes, preset
 
 __all__ = ["AttentionSizes", "Cost", "Machine", "compare", "cost", "preset"]

@@ -8,16 +8,16 @@ overtakes another is solved for n.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clearhead.costs.predict import cost
-from clearhead.costs.subjects import AttentionSizes
+import sympy
+
 from clearhead.errors import ConfigError
-from clearhead.masks import Mask, causal, every, full, window
 from clearhead.values import whole
 
+LETTERS = sympy.symbols("n d k r h", positive=True, integer=True)
 FIELDS = ("order", "mixing", "operations", "sequential", "path", "memory", "parameters")
 
 
@@ -33,10 +33,6 @@ class Layer:
     path: Any  # the longest way between two tokens
     memory: Any  # numbers kept for backward beyond the n·d that come in
     parameters: Any
-
-    def at(self, sizes: Mapping[Any, int]) -> dict[str, float]:
-        """The numbers at these sizes."""
-        return {name: _number(getattr(self, name).subs(sizes)) for name in FIELDS}
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Comparison:
 
     @property
     def sizes(self) -> dict[Any, int]:
-        return dict(zip(_letters(), (self.n, self.d, self.k, self.window, self.heads), strict=True))
+        return dict(zip(LETTERS, (self.n, self.d, self.k, self.window, self.heads), strict=True))
 
     @property
     def bottleneck(self) -> str:
@@ -77,7 +73,12 @@ class Comparison:
         return "scores" if self.n > 2 * self.d else "projections"
 
     def rows(self) -> list[dict[str, Any]]:
-        return [{"layer": layer.name, **layer.at(self.sizes)} for layer in self.layers]
+        """The numbers at these sizes."""
+        sizes = self.sizes
+        return [
+            {"layer": layer.name, **{name: _number(getattr(layer, name).subs(sizes)) for name in FIELDS}}
+            for layer in self.layers
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         formulas = [{"layer": x.name} | {name: str(getattr(x, name)) for name in FIELDS} for x in self.layers]
@@ -103,23 +104,15 @@ def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int
     if d % heads:
         raise ConfigError(f"d {d} does not divide into {heads} heads; choose a number of heads that divides it")
     layers = _layers()
-    at = dict(zip(_letters(), sizes.values(), strict=True))
+    at = dict(zip(LETTERS, sizes.values(), strict=True))
     attention, local, simple, lstm, convolution = layers
     pairs = [(attention, other) for other in (simple, lstm, convolution, local)] + [(simple, convolution)]
     crossings = [_cross(a, b, of, at) for of in ("order", "mixing", "operations") for a, b in pairs]
     return Comparison(n, d, k, sizes["window"], heads, layers, tuple(crossings))
 
 
-def _letters() -> tuple[Any, ...]:
-    import sympy
-
-    return sympy.symbols("n d k r h", positive=True, integer=True)
-
-
 def _layers() -> tuple[Layer, ...]:
-    import sympy
-
-    n, d, k, r, h = _letters()
+    n, d, k, r, h = LETTERS
     one = sympy.Integer(1)
     all_pairs, near = 4 * n**2 * d, 4 * n * r * d
     projected = 8 * n * d**2  # queries, keys, values, output
@@ -138,15 +131,12 @@ def _layers() -> tuple[Layer, ...]:
 
 def _cross(left: Layer, right: Layer, of: str, at: Mapping[Any, int]) -> Crossing:
     """Solves left = right for n > 0."""
-    import sympy
-
-    n = _letters()[0]
+    n = LETTERS[0]
     free = sympy.Symbol("n", real=True)
     difference = sympy.cancel((getattr(left, of) - getattr(right, of)) / n).subs(n, free)
-    found = [x for x in sympy.solve(difference, free) if x.subs(at).is_positive]
-    if not found:
-        return Crossing(left.name, right.name, of, None, None)
-    return Crossing(left.name, right.name, of, sympy.factor(found[0]), _number(found[0].subs(at)))
+    found = next((x for x in sympy.solve(difference, free) if x.subs(at).is_positive), None)
+    at_n = (None, None) if found is None else (sympy.factor(found), _number(found.subs(at)))
+    return Crossing(left.name, right.name, of, *at_n)
 
 
 def _number(value: Any) -> float:
@@ -154,58 +144,3 @@ def _number(value: Any) -> float:
         return float("inf")
     number = float(value)
     return int(number) if number.is_integer() else number
-
-
-# ---------------------------------------------------------------------- inside self-attention
-
-
-def changeover(*, feed_forward: float = 0.0) -> Any:
-    """The length beyond which scores cost more than everything that does not mix tokens, as an expression in d.
-
-    2d against the projections alone; 6d in a block whose feed-forward is the usual 4 times as wide as the model."""
-    import sympy
-
-    n, d = _letters()[:2]
-    others = 8 * n * d**2 + 4 * sympy.nsimplify(feed_forward) * n * d**2
-    return next(x for x in sympy.solve(sympy.Eq(4 * n**2 * d, others), n) if x != 0)
-
-
-def heads(d_model: int, tokens: int, n_heads: int, *, batch: int = 1) -> list[dict[str, Any]]:
-    """One head, many heads, grouped-query and multi-query attention at the same width: what changes, what does not."""
-    kinds = [("single-head", 1, None), ("multi-head", n_heads, None), ("multi-query", n_heads, 1)]
-    groups = next((g for g in (4, 2, 3) if n_heads % g == 0 and n_heads > g), None)
-    if groups is not None:
-        kinds.insert(2, ("grouped-query", n_heads, n_heads // groups))
-    found = [
-        (name, H, K or H, cost(AttentionSizes(d_model, H, n_kv_heads=K), tokens=tokens, batch=batch))
-        for name, H, K in kinds
-    ]
-    names = ("kind", "heads", "key/value heads", "parameters", "operations", "weights", "cache_bytes")
-    return [
-        dict(zip(names, (*about, c.parameters.value, c.forward.value, c.memory.attention_reference.value // 4,
-                         c.memory.cache.value), strict=True))
-        for *about, c in found
-    ]  # fmt: skip
-
-
-def patterns(
-    d_model: int, tokens: int, n_heads: int, masks: Sequence[Mask] | None = None, *, batch: int = 1
-) -> list[dict[str, Any]]:
-    """Full, causal, local and sparse attention: pairs allowed, pairs that a plan computes, and their operations."""
-    if masks is None:
-        w = max(1, min(256, tokens // 8))
-        masks = (full(), causal(), causal() & window(w, 0), causal() & (window(w, 0) | every(w)))
-    rows = []
-    for mask in masks:
-        c = cost(AttentionSizes(d_model, n_heads), tokens=tokens, batch=batch, mask=mask, impl="reference")
-        assert c.pairs is not None
-        counts = {"dense": c.pairs.dense.value, "allowed": c.pairs.allowed.value, "planned": c.pairs.planned}
-        operations = {f"operations_{name}": 4 * d_model * n for name, n in counts.items()}
-        pairs = {"pairs" if name == "dense" else name: n for name, n in counts.items()}
-        rows.append({"mask": str(mask), **pairs, "density": counts["allowed"] / counts["dense"], **operations})
-    return rows
-
-
-def cache(subject: Any, lengths: Iterable[int], *, batch: int = 1, **how: Any) -> list[tuple[int, int]]:
-    """(length, bytes) of the keys and values that a decoder keeps: it grows by the same amount with every token."""
-    return [(n, cost(subject, tokens=n, batch=batch, **how).memory.cache.value) for n in lengths]

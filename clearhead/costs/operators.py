@@ -55,25 +55,24 @@ class Kernel:
         return sum(self.products)
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def bytes_of_tensor(x: Tensor) -> int:
     """What reading it takes: an expanded dimension is read once."""
     return math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step) * x.element_size()
 
 
 class Call:
-    """One operator with what it was given, by the names of its schema, and what it gave back."""
+    """One operator with what it was given, by the names of its schema, and what it gave back. `plans` are the pairs
+    that each plan of gathered attention computes for one head."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool, plans: Mapping[int, int]) -> None:
-        self.func, self.out, self.backward, self.plans = func, out, backward, plans
+        self.func, self.args, self.kwargs, self.out = func, args, kwargs, out
+        self.backward, self.plans = backward, plans
         self.name: str = func._schema.name.removeprefix("aten::")
         names = (argument.name for argument in func._schema.arguments)
         self.given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
         self.first = list(self.given.values())
-        self.inputs, self.outputs = tensors_in((args, kwargs)), tensors_in(out)
+        leaves = tree_leaves((args, kwargs)), tree_leaves(out)
+        self.inputs, self.outputs = ([x for x in tree if isinstance(x, Tensor)] for tree in leaves)
 
     def __getitem__(self, name: str) -> Any:
         return self.given.get(name)
@@ -88,27 +87,23 @@ def sizes(*tensors: Tensor | None) -> Terms:
     return tuple(bytes_of_tensor(x) for x in tensors if x is not None)
 
 
-def kernels_of(
-    func: Any, args: Any, kwargs: Any, out: Any, *, backward: bool, plans: Mapping[int, int]
-) -> tuple[tuple[Kernel, ...], bool]:
-    """The kernels of one call, and whether all of its operations are known. `plans` are the pairs that each plan
-    computes for one head."""
-    call = Call(func, args, kwargs, out, backward, plans)
+def kernels_of(call: Call) -> tuple[tuple[Kernel, ...], bool]:
+    """The kernels of one call, and whether all of its operations are known."""
     if call.name.startswith(_NOTHING) or _is_view(call):
         return (), True
     if call.name in _RULES:
         return _RULES[call.name](call), True
-    formula = flop_registry.get(func._overloadpacket)
+    formula = flop_registry.get(call.func._overloadpacket)
     if formula is not None:
-        return (Kernel(call.moved(), (int(formula(*args, **kwargs, out_val=out)),)),), True
+        return (Kernel(call.moved(), (int(formula(*call.args, **call.kwargs, out_val=call.out)),)),), True
     product = call.name.startswith(_OTHER_PRODUCTS) and call.name != "linalg_vector_norm"
-    return (Kernel(call.moved()),), func.namespace in ("aten", "prims") and not product
+    return (Kernel(call.moved()),), call.func.namespace in ("aten", "prims") and not product
 
 
-def scratch_of(func: Any, args: Any) -> int:
+def scratch_of(call: Call) -> int:
     """Bytes that a GPU's kernel needs beside its results: sums in float32 of queries' gradients in half precision."""
-    if func._schema.name.startswith("aten::_scaled_dot_product") and func._schema.name.endswith("_backward"):
-        q: Tensor = args[1]
+    if call.name.startswith("_scaled_dot_product") and call.name.endswith("_backward"):
+        q: Tensor = call.args[1]
         return q.numel() * _WIDE if q.element_size() < _WIDE else 0
     return 0
 
@@ -134,14 +129,10 @@ _OTHER_PRODUCTS = ("linalg_", "_linalg", "fft_", "_fft", "_trilinear", "_cdist",
 # ---------------------------------------------------------------------- products
 
 
-def _leading(x: Tensor) -> int:
-    """Elements from one row (or column) of a matrix to the next."""
-    return max(x.stride()[-2:])
-
-
 def _matrix(call: Call, a: Tensor, b: Tensor, *, odd: bool) -> tuple[Kernel, ...]:
     ceiling = Ceiling.ORDINARY
-    if odd and any(_leading(x) % _ALIGNED for x in (a, b, call.out)):
+    # The larger stride: elements from one row (or column) of a matrix to the next.
+    if odd and any(max(x.stride()[-2:]) % _ALIGNED for x in (a, b, call.out)):
         ceiling = Ceiling.ODD_BACKWARD if call.backward else Ceiling.ODD
     return (Kernel(sizes(a, b, call.out), (2 * call.out.numel() * a.shape[-1],), ceiling),)
 

@@ -3,19 +3,18 @@ with its formula. A part is a module, by its path; the layers of a list are one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from clearhead.costs.formulas import Amount, Reader, normal
+from clearhead.costs.formulas import Amount, Reader, Select, normal
 from clearhead.costs.machine import Machine, dtype_name
 from clearhead.costs.operators import Ceiling, Kernel
 from clearhead.costs.watch import Log
 from clearhead.costs.ways import Look, plan_on
-from clearhead.masks import Mask
 from clearhead.tables import html_table, table
 
 ADAM = 2  # numbers that AdamW keeps for each parameter
@@ -46,15 +45,6 @@ class Pairs:
     computed: Amount
     look: Look = field(repr=False)
     planned: int  # what the mask's plan computes: the pairs allowed, and those beside them in a tile
-
-    @property
-    def mask(self) -> Mask | None:
-        return self.look.mask
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the plan is what runs."""
-        return self.look.plan is not None
 
 
 @dataclass(frozen=True)
@@ -107,11 +97,43 @@ class Time:
         return words.get(most, most)
 
 
-def _amount(says: str, what: str, *phases: str) -> Any:
-    """A property of `Cost`: this amount of all kernels of these phases."""
-    made = cached_property(lambda self: self._steps(what, *phases))
+def _steps(what: str, *phases: str) -> Select:
+    """What kernels of these phases move, or multiply."""
+
+    def select(log: Log) -> Terms:
+        for step in log.steps:
+            if step.phase in phases:
+                yield from ((step.path, n) for kernel in step.kernels for n in getattr(kernel, what))
+
+    return select
+
+
+_FORWARD = _steps("products", "forward")
+_BACKWARD = _steps("products", "backward", "recompute")
+_TRAFFIC = _steps("moved", "forward")
+
+
+def _amount(says: str, select: Select) -> Any:
+    """A property of `Cost`: the sum of what is selected."""
+    made = cached_property(lambda self: self.reader.amount(select))
     made.__doc__ = says
     return made
+
+
+def _learnt(log: Log) -> Terms:
+    return ((p.path, p.elements) for p in log.parameters.values())
+
+
+def _states(log: Log, times: int) -> Terms:
+    return ((p.path, times * p.n_bytes) for p in log.parameters.values())
+
+
+def _kept(log: Log) -> Terms:
+    return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
+
+
+def _alive(log: Log, at: int, kind: str | None = None) -> Terms:
+    return ((s.path, s.n_bytes) for s in log.storages if s.lives(at) and kind in (None, s.kind))
 
 
 @dataclass(frozen=True)
@@ -134,24 +156,12 @@ class Cost:
 
     # ------------------------------------------------------------------ totals and parts
 
-    def _steps(self, what: str, *phases: str, name: str | None = None) -> Amount:
-        def select(log: Log) -> Terms:
-            for step in log.steps:
-                if step.phase in phases and (name is None or normal(step.path) == name):
-                    yield from ((step.path, n) for kernel in step.kernels for n in getattr(kernel, what))
-
-        return self.reader.amount(select)
-
-    @cached_property
-    def parameters(self) -> Amount:
-        """How many numbers the module learns."""
-        return self.reader.amount(_learnt)
-
-    forward = _amount("Operations of the forward pass.", "products", "forward")
-    backward = _amount("Operations of the way back, with what is run again.", "products", "backward", "recompute")
-    recomputed = _amount("Operations of what is run again on the way back.", "products", "recompute")
-    operations = _amount("All operations.", "products", "forward", "backward", "recompute")
-    traffic = _amount("Bytes that the forward pass moves.", "moved", "forward")
+    parameters = _amount("How many numbers the module learns.", _learnt)
+    forward = _amount("Operations of the forward pass.", _FORWARD)
+    backward = _amount("Operations of the way back, with what is run again.", _BACKWARD)
+    recomputed = _amount("Operations of what is run again on the way back.", _steps("products", "recompute"))
+    operations = _amount("All operations.", _steps("products", "forward", "backward", "recompute"))
+    traffic = _amount("Bytes that the forward pass moves.", _TRAFFIC)
 
     @property
     def unknown(self) -> dict[str, int]:
@@ -166,22 +176,15 @@ class Cost:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What each module takes of the whole, in the order in which they ran."""
-        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
-        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
-    def _part(self, name: str) -> Part:
-        def own(select: Callable[[Log], Terms]) -> Amount:
+        def own(name: str, select: Select) -> Amount:
             return self.reader.amount(lambda log: ((path, n) for path, n in select(log) if normal(path) == name))
 
-        return Part(
-            name,
-            own(_learnt),
-            self._steps("products", "forward", name=name),
-            self._steps("products", "backward", "recompute", name=name),
-            self._steps("moved", "forward", name=name),
-            own(_kept),
-            sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name),
-        )
+        kernels = dict.fromkeys((normal(p.path) for p in (*self.log.steps, *self.log.parameters.values())), 0)
+        for step in self.log.steps:
+            kernels[normal(step.path)] += len(step.kernels)
+        sums = (_learnt, _FORWARD, _BACKWARD, _TRAFFIC, _kept)
+        return tuple(Part(name, *(own(name, select) for select in sums), n) for name, n in kernels.items())
 
     @property
     def total(self) -> Part:
@@ -259,20 +262,18 @@ class Cost:
         """How long it takes on this machine: every kernel its arithmetic, traffic and launch, one after the other as
         the host issues them."""
         mode = "training" if self.training else "forward"
-        issue = machine.issue.get(mode, 0.0)
-        issued = machine.begin.get(mode, 0.0)  # when the host has issued all so far; below, when they are done
+        issued = machine.begin.get(mode, 0.0)  # when the host has issued all so far; `done`: when they are done
         done = 0.0
         spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
-        by_limit = [0.0, 0.0, 0.0]
+        limits = {"arithmetic": 0.0, "traffic": 0.0, "launches": 0.0}
         for phase, _, kernel in self.in_order():
             parts = machine.seconds(kernel, self.dtype)
-            issued += issue
+            issued += machine.issue.get(mode, 0.0)
             done = max(done, issued) + sum(parts)
             spent[phase] += sum(parts)
-            by_limit = [before + more for before, more in zip(by_limit, parts, strict=True)]
-        arithmetic, traffic, launches = by_limit
-        waiting = max(0.0, done - sum(spent.values()))
-        return Time(**spent, arithmetic=arithmetic, traffic=traffic, launches=launches, waiting=waiting)
+            for limit, seconds in zip(limits, parts, strict=True):
+                limits[limit] += seconds
+        return Time(**spent, **limits, waiting=max(0.0, done - sum(spent.values())))
 
     def ceilings(self, machine: Machine) -> dict[str, tuple[float, str]]:
         """Of each part the seconds it takes, and which ceiling of the machine binds it."""
@@ -360,22 +361,6 @@ class Cost:
     def _repr_html_(self) -> str:
         parts = html_table(self._rows(), right=(1, 2, 3), caption=self._title)
         return parts + html_table(self._memory(), right=(1,))
-
-
-def _learnt(log: Log) -> Terms:
-    return ((p.path, p.elements) for p in log.parameters.values())
-
-
-def _kept(log: Log) -> Terms:
-    return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
-
-
-def _alive(log: Log, at: int, kind: str | None = None) -> Terms:
-    return ((s.path, s.n_bytes) for s in log.storages if s.lives(at) and kind in (None, s.kind))
-
-
-def _states(log: Log, times: int) -> Terms:
-    return ((p.path, times * p.n_bytes) for p in log.parameters.values())
 
 
 def readable_bytes(n: float) -> str:

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import clearhead
-from clearhead.costs.operators import Kernel, kernels_of, scratch_of, tensors_in
+from clearhead.costs.operators import Call, Kernel, kernels_of, scratch_of
 from clearhead.costs.ways import Look, Ways
 from clearhead.errors import ClearheadError, ConfigError
 
@@ -78,20 +78,21 @@ class Log:
 
     def peak(self) -> int:
         """The moment at which most bytes are alive."""
-        return max(enumerate(self._balance(self.storages, self.end)), key=lambda pair: (pair[1], -pair[0]))[0]
+        alive = self._alive(self.end)
+        return alive.index(max(alive))
 
     def peak_of(self, kinds: tuple[str, ...] = (), *, since: int = 0, until: int | None = None) -> int:
         """The most bytes that are alive together, but for storages of some kinds."""
-        those = [storage for storage in self.storages if storage.kind not in kinds]
-        return max(list(self._balance(those, self.end if until is None else until))[since:])
+        return max(self._alive(self.end if until is None else until, kinds)[since:])
 
-    @staticmethod
-    def _balance(storages: list[Storage], end: int) -> Iterator[int]:
+    def _alive(self, end: int, but: tuple[str, ...] = ()) -> list[int]:
+        """Bytes at each moment."""
         changes = [0] * (end + 2)
-        for storage in storages:
-            changes[min(storage.born, end + 1)] += storage.n_bytes
-            changes[end + 1 if storage.died is None else min(storage.died, end + 1)] -= storage.n_bytes
-        return itertools.accumulate(changes[: end + 1])
+        for storage in self.storages:
+            if storage.kind not in but:
+                changes[min(storage.born, end + 1)] += storage.n_bytes
+                changes[end + 1 if storage.died is None else min(storage.died, end + 1)] -= storage.n_bytes
+        return list(itertools.accumulate(changes[: end + 1]))
 
     def shape(self) -> tuple[Any, ...]:
         """What two runs of one module at different sizes have in common."""
@@ -140,17 +141,17 @@ class Watch(TorchDispatchMode):
         if phase != "backward" and (not self._numbers or number > self._numbers[-1]):
             self._numbers.append(number)
             self._paths.append(path)
-        kernels, known = kernels_of(func, args, kwargs, out, backward=phase == "backward", plans=self.plans)
-        name = func._schema.name.removeprefix("aten::")
+        call = Call(func, args, kwargs, out, phase == "backward", self.plans)
+        kernels, known = kernels_of(call)
         if not known:
-            self.log.unknown[name] = self.log.unknown.get(name, 0) + 1
+            self.log.unknown[call.name] = self.log.unknown.get(call.name, 0) + 1
         if kernels:
-            self.log.steps.append(Step(name, path, phase, kernels))
-            self.log.moments.append((self.events + 1, f"{phase}, {path}: {name}"))
-        for tensor in tensors_in((out, args, kwargs)):
-            self.saw(tensor, path, "passing", name)
-        if self._gpu and (scratch := scratch_of(func, args)):
-            self.log.storages.append(Storage(scratch, path, "workspace", name, self.events + 1, self.events + 2))
+            self.log.steps.append(Step(call.name, path, phase, kernels))
+            self.log.moments.append((self.events + 1, f"{phase}, {path}: {call.name}"))
+        for tensor in (*call.outputs, *call.inputs):
+            self.saw(tensor, path, "passing", call.name)
+        if self._gpu and (scratch := scratch_of(call)):
+            self.log.storages.append(Storage(scratch, path, "workspace", call.name, self.events + 1, self.events + 2))
             self.events += 2
         return out
 
@@ -221,13 +222,8 @@ def watch(
         stack.enter_context(watcher.following(model))
         if recompute and training:
             stack.enter_context(_recomputing(model, lambda: ways if watcher.phase == "backward" else nullcontext()))
-        for context in (
-            ways.standing_in(model.modules()),
-            torch.set_grad_enabled(training),
-            _in_words(watcher),
-            ways,
-            watcher,
-        ):
+        stack.enter_context(ways.standing_in(model.modules()))
+        for context in (torch.set_grad_enabled(training), _in_words(watcher), ways, watcher):
             stack.enter_context(context)
         out = run(model)
         middle, log.looks = watcher.events, list(ways.looks)

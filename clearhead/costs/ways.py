@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,14 +111,11 @@ class Ways(TorchFunctionMode):
         places += [
             (sys.modules[file], name, told) for file, name, told in _TOLD if hasattr(sys.modules.get(file), name)
         ]
-        before = [getattr(file, name) for file, name, _ in places]
-        for file, name, stand_in in places:
-            setattr(file, name, stand_in)
-        try:
+        with ExitStack() as stack:
+            for file, name, stand_in in places:
+                stack.callback(setattr, file, name, getattr(file, name))
+                setattr(file, name, stand_in)
             yield
-        finally:
-            for (file, name, _), value in zip(places, before, strict=True):
-                setattr(file, name, value)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, **how: Any) -> Tensor:
         mask = None if mask is None or isinstance(mask, Full) else as_mask(mask)

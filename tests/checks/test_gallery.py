@@ -12,7 +12,7 @@ from clearhead.checks.gallery import CORRECT, GALLERY
 @pytest.fixture
 def unshrunk(monkeypatch):
     """For tests that do not look at the example."""
-    monkeypatch.setattr("clearhead.checks.shrink.SECONDS", 0.0)
+    monkeypatch.setattr("clearhead.checks.runner.SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", CORRECT)

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.bench.growth import growth, plot_growth
 from clearhead.costs import AttentionSizes, compare, cost
-from clearhead.costs.compare import cache, changeover, heads, patterns
 from clearhead.costs.machine import Machine
 from clearhead.errors import ConfigError
 from clearhead.masks import causal, every, full, window
@@ -87,8 +86,6 @@ def test_the_table_of_2017():
 
 
 def test_the_bottleneck_changes_over_at_2d():
-    assert str(changeover()) == "2*d"
-    assert str(changeover(feed_forward=4)) == "6*d"
     for n, part in ((2 * 512 - 1, "projections"), (2 * 512 + 1, "scores")):
         assert compare(n, 512).bottleneck == part
         found = cost(AttentionSizes(512, 8), tokens=n)
@@ -97,24 +94,26 @@ def test_the_bottleneck_changes_over_at_2d():
 
 
 def test_heads_share_the_width():
-    rows = {row["kind"]: row for row in heads(24, N, 12)}
-    assert rows["single-head"]["operations"] == rows["multi-head"]["operations"]
-    assert rows["single-head"]["parameters"] == rows["multi-head"]["parameters"]
-    assert rows["multi-head"]["weights"] == 12 * rows["single-head"]["weights"] == 12 * N * N
-    assert rows["multi-head"]["cache_bytes"] == 12 * rows["multi-query"]["cache_bytes"]
-    for kind in ("grouped-query", "multi-query"):
-        layer = MultiHeadAttention(24, 12, n_kv_heads=rows[kind]["key/value heads"])
-        assert rows[kind]["parameters"] == sum(p.numel() for p in layer.parameters())
+    single, multi = cost(AttentionSizes(24, 1), tokens=N), cost(AttentionSizes(24, 12), tokens=N)
+    assert single.forward.value == multi.forward.value
+    assert single.parameters.value == multi.parameters.value
+    matrices = [c.memory.attention_reference.value // 4 for c in (single, multi)]
+    assert matrices == [N * N, 12 * N * N]
+    for key_heads in (3, 1):  # grouped-query, multi-query
+        shared = cost(AttentionSizes(24, 12, n_kv_heads=key_heads), tokens=N)
+        assert multi.memory.cache.value * key_heads == 12 * shared.memory.cache.value
+        layer = MultiHeadAttention(24, 12, n_kv_heads=key_heads)
+        assert shared.parameters.value == sum(p.numel() for p in layer.parameters())
 
 
 def test_patterns_count_their_pairs():
     masks = (full(), causal(), causal() & window(3, 0), causal() & (window(3, 0) | every(5)))
-    for row, mask in zip(patterns(24, N, 12, masks, batch=2), masks, strict=True):
+    for mask in masks:
+        pairs = cost(AttentionSizes(24, 12), tokens=N, batch=2, mask=mask, impl="reference").pairs
         allowed = int(mask.dense(N).sum())
-        assert row["allowed"] == 2 * allowed
-        assert row["operations_allowed"] == 2 * allowed * 4 * 24
-        assert 2 * allowed <= row["planned"]
-        assert row["pairs"] == 2 * N * N
+        assert pairs.allowed.value == 2 * allowed
+        assert 2 * allowed <= pairs.planned
+        assert pairs.dense.value == 2 * N * N
 
 
 def test_the_cache_holds_what_a_real_one_does():
@@ -123,8 +122,8 @@ def test_the_cache_holds_what_a_real_one_does():
     with torch.no_grad():
         layer(torch.randn(2, N, 24), mask=causal(), cache=held)
     assert cost(layer, tokens=N, batch=2).memory.cache.value == held.n_bytes
-    sizes = cache("gpt2", (1, 10, 100))
-    assert [b for _, b in sizes] == [2 * 12 * 768 * 4 * n for n, _ in sizes]
+    for n in (1, 10, 100):
+        assert cost("gpt2", tokens=n).memory.cache.value == 2 * 12 * 768 * 4 * n
 
 
 def test_growth_is_quadratic_linear_linear():

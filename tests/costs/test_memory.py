@@ -10,7 +10,7 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.bench.trial import measure
 from clearhead.checks.example import example
 from clearhead.costs import cost
-from clearhead.costs.subjects import set_impl
+from clearhead.costs.predict import set_impl
 from clearhead.masks import causal, window
 from clearhead.models.recurrent import LSTM
 from clearhead.positions import RelativeBias

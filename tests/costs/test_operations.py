@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clearhead.attention import MultiHeadAttention
 from clearhead.checks.example import example
 from clearhead.costs import AttentionSizes, cost
-from clearhead.costs.subjects import set_impl
+from clearhead.costs.predict import set_impl
 from clearhead.models import PRESETS
 from clearhead.models.recurrent import LSTM
 from tests.costs.subjects import SUBJECTS, TRANSFORMERS, reads_a_sequence, reads_two

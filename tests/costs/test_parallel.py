@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from clearhead.costs import Machine, cost
-from clearhead.costs.parallel import link_of, share
+from clearhead.costs.fit import link_of, share
 from clearhead.errors import ConfigError
 
 MACHINE = Machine("a", "cuda", {"float32": 1e9}, 1e12, 0.0)

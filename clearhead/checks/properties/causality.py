@@ -10,39 +10,39 @@ away, and a gradient can be cut by an argmax.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import Case, Lab, by_position
-from clearhead.checks.properties.base import Property, Seen
-from clearhead.checks.subject import tensor_of
+from clearhead.checks.lab import Lab, by_position
+from clearhead.checks.properties import Property, Seen
+from clearhead.checks.subject import Batch, tensor_of
 from clearhead.checks.witness import SEEN
 from clearhead.masks import causal
 
 
-def influence(lab: Lab, case: Case) -> Tensor:
+def influence(lab: Lab, case: Batch) -> Tensor:
     """(T, T): how much output i changes when the token at j is another. One row of the batch at a time, never mixed."""
     case, base = lab.first_row(case)
     columns = []
     for j in range(case.length):
         x = case.x.clone()
         x[:, j] = lab.another(x[:, j])
-        change = by_position((lab.out(Case(x, case.source).batch()) - base).abs()).amax(2)[0]  # (T,)
+        change = by_position((lab.out(replace(case, x=x)) - base).abs()).amax(2)[0]  # (T,)
         columns.append(change.double().nan_to_num(float("inf")))
     return torch.stack(columns, dim=1)
 
 
-def gradient(lab: Lab, case: Case) -> Tensor | None:
+def gradient(lab: Lab, case: Batch) -> Tensor | None:
     """(T, T): the size of output i's gradient at input j; None where no embedding can be found to differentiate."""
     case = case.rows(slice(0, 1))
     leaf: list[Tensor] = []
-    batch = case.batch()
     tables = [part for part in lab.parts.values() if type(part).__name__.endswith("Embedding")]
     if case.x.is_floating_point():
         leaf.append(case.x.to(lab.dtype).requires_grad_())
-        batch, tables = Case(leaf[0], case.source).batch(), []
+        case, tables = replace(case, x=leaf[0]), []
 
     def start(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         ids = args[0] if args else None
@@ -56,7 +56,7 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
 
     handles = [table.register_forward_hook(start) for table in tables]
     try:
-        out = by_position(tensor_of(lab.raw(batch)))[0]  # (T, outputs)
+        out = by_position(tensor_of(lab.raw(case)))[0]  # (T, outputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -71,7 +71,7 @@ def gradient(lab: Lab, case: Case) -> Tensor | None:
     return torch.stack(rows)
 
 
-def _influence_once(lab: Lab, case: Case) -> Tensor:
+def _influence_once(lab: Lab, case: Batch) -> Tensor:
     """The influence that two properties and their causes look at; a run for each token, for all of them together."""
     return lab.once("influence", case, lambda: influence(lab, case))
 
@@ -110,7 +110,7 @@ class FutureLeak(Property):
             "if it may, say causal=False (--not-causal)"
         )
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         hidden = ~reach(lab, case.length)
         yield _largest(_influence_once(lab, case), hidden, lab.tolerance, "by change")
         slope = gradient(lab, case)
@@ -118,7 +118,7 @@ class FutureLeak(Property):
             scale = float(slope.masked_fill(hidden, 0.0).nan_to_num(0, 0, 0).max())
             yield _largest(slope, hidden, lab.tolerance * max(1.0, scale), "by gradient")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         T = case.length
         if _inverted(lab):
             return "the mask's polarity is inverted: it hides what may be seen, and shows what must not be"
@@ -152,21 +152,20 @@ class PastReach(Property):
             return "it is not said what the module should see: give causal=True, or sees= with its mask"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        blind, where = lab.once("blind", case, lambda: _blind(lab, case)), ""
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
+        blind, where = _blind(lab, case), ""
         if bool(blind.any()):
             i, j = (int(n) for n in blind.nonzero()[0])
             where = f"output {i} does not notice the token at {j} ({int(blind.sum())} such pairs)"
         yield Seen(difference=float(blind.sum()), tolerance=0.0, where=where)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         T = case.length
-        blind = lab.once("blind", case, lambda: _blind(lab, case))
+        blind = _blind(lab, case)
         i, j = torch.arange(T)[:, None], torch.arange(T)
-        if bool(blind[j < i].all()) and takes_time_first(lab):
-            return TIME_FIRST
         if bool(blind[j < i].all()):
-            return "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
+            nothing = "no output sees any earlier token: the mask's polarity is inverted, or attention has no effect"
+            return time_first(lab) or nothing
         if bool((blind == (blind & (i == j))).all()):
             return "an output does not see its own token: the mask hides the diagonal (off by one), without a residual"
         if bool((blind & (j == 0))[1:].all()):
@@ -174,23 +173,26 @@ class PastReach(Property):
         return "the mask hides more than it should: a window or block is narrower than it is said to be"
 
 
-def _blind(lab: Lab, case: Case) -> Tensor:
+def _blind(lab: Lab, case: Batch) -> Tensor:
     """(T, T) bool: output i may depend on the token at j, and does not."""
-    blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
-    if bool(blind.any()) and not case.x.is_floating_point():
-        blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
-    return blind
+
+    def look() -> Tensor:
+        blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
+        if bool(blind.any()) and not case.x.is_floating_point():
+            blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
+        return blind
+
+    return lab.once("blind", case, look)
 
 
-TIME_FIRST = (
-    "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
-    "make it with batch_first=True"
-)
-
-
-def takes_time_first(lab: Lab) -> bool:
-    """Whether a torch module inside wants (time, batch, width)."""
-    return any(getattr(part, "batch_first", True) is False for part in lab.parts.values())
+def time_first(lab: Lab) -> str:
+    """The cause, where a torch module inside wants (time, batch, width)."""
+    if all(getattr(part, "batch_first", True) is not False for part in lab.parts.values()):
+        return ""
+    return (
+        "the batch axis is taken for time: a torch module with batch_first=False is given (batch, time, width); "
+        "make it with batch_first=True"
+    )
 
 
 def _largest(size: Tensor, hidden: Tensor, tolerance: float, kind: str) -> Seen:

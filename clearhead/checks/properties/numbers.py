@@ -1,25 +1,27 @@
-"""Numbers: narrow dtypes agree with float64, and finite inputs give finite outputs.
+"""Numbers: narrow dtypes agree with float64, finite inputs give finite outputs, every parameter gets a gradient, and
+scores are scaled by 1/√D, which keeps their variance at 1 for heads D wide.
 
 B batch   T tokens
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import Case, Lab, reason
+from clearhead.checks.lab import Lab, cast_to, reason
 from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.properties.base import Property, Seen, compared
-from clearhead.checks.subject import Batch, Ids
+from clearhead.checks.properties import Property, Seen, compared
+from clearhead.checks.subject import Batch, Ids, all_tensors
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
-
-
 _NOT_FINITE = {  # the usual cause, by what was tried
     "a row that is all padding": "NaN from an empty row: a softmax over nothing but −inf is 0/0; give rows that may "
     "see nothing zeros",
@@ -42,12 +44,12 @@ class DtypeAgreement(Property):
             return f"the module runs in {lab.dtype} alone"
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         row, exact = lab.first_row(case)
         for name, dtype in NARROW.items():
-            rounded = lab.copy().to(dtype)
-            x, source = (_round(t, dtype) for t in (row.x, row.source))
-            batch = Batch(x=x, source=source)
+            rounded = copy.deepcopy(lab.module).to(dtype)
+            x, source = (cast_to(cast_to(t, dtype), torch.float64) for t in (row.x, row.source))
+            batch = replace(row, x=x, source=source)
             try:
                 out = lab.out(batch, rounded, dtype).double()
             except Exception as error:
@@ -61,7 +63,7 @@ class DtypeAgreement(Property):
             tolerance = SAFETY * max(blur, lab.tolerance / SAFETY) + difference(base, exact)
             yield compared(lab, out, exact, name, name, tolerance)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         if any("without overflow" in seen.where for seen in failed):
             return "a constant such as −1e9 does not fit float16 (least: −65504): use −inf, or torch.finfo(dtype).min"
@@ -76,30 +78,24 @@ class Finiteness(Property):
     name = "finiteness"
     done = "ran one token, a row that is all padding, and the largest and smallest inputs"
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
-        module, dtype = lab.own()
-
-        def out(batch: Batch) -> Tensor:
-            return lab.out(batch, module, dtype)
-
-        yield self._finite("the input itself", lambda: out(case.batch()))
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
+        own = lab.own()
+        tried = {"the input itself": case}
         if lab.subject.is_sequence:
-            yield self._finite("one token", lambda: out(Case(case.x[:, :1], case.source).batch()))
+            tried["one token"] = replace(case, x=case.x[:, :1])
             if lab.subject.pads:
-                yield self._finite("a row that is all padding", lambda: out(case.hiding(-1)))
-        for name, x in _extremes(lab, case):
-            yield self._finite(name, lambda x=x: out(Case(x, case.source).batch()))  # type: ignore[misc]
+                tried["a row that is all padding"] = case.hiding(-1)
+        tried |= {name: replace(case, x=x) for name, x in _extremes(lab, case)}
+        for what, batch in tried.items():
+            try:
+                out = lab.out(batch, *own)
+                bad = int((~out.isfinite()).sum())
+                found = f"{bad} of {out.numel()} numbers are not finite"
+            except Exception as error:
+                bad, found = 1, reason(error)
+            yield Seen(difference=math.inf if bad else 0.0, tolerance=0.0, where=f"{what}: {found}", kind=what)
 
-    def _finite(self, what: str, run: Callable[[], Tensor]) -> Seen:
-        try:
-            out = run()
-        except Exception as error:
-            return Seen(difference=float("inf"), tolerance=0.0, where=f"{what}: {reason(error)}", kind=what)
-        bad = int((~out.isfinite()).sum())
-        where = f"{what}: {bad} of {out.numel()} numbers are not finite"
-        return Seen(difference=float("inf") if bad else 0.0, tolerance=0.0, where=where, kind=what)
-
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kind = failed[0].kind
         if not failed[0].where.endswith("not finite"):
             return f"the module does not take this input ({kind}): it raises an error where it should answer"
@@ -107,7 +103,7 @@ class Finiteness(Property):
         return _NOT_FINITE.get(kind, overflows)
 
 
-def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
+def _extremes(lab: Lab, case: Batch) -> Iterator[tuple[str, Tensor]]:
     """The ends of the vocabulary; or numbers whose fourth power is still a float32, which a score and its
     square are."""
     if isinstance(lab.subject.inputs, Ids):
@@ -120,5 +116,76 @@ def _extremes(lab: Lab, case: Case) -> Iterator[tuple[str, Tensor]]:
     yield "zeros", torch.zeros_like(case.x)
 
 
-def _round(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype).double() if x is not None and x.is_floating_point() else x
+class GradientsReach(Property):
+    """Every parameter that wants a gradient gets one from the outputs."""
+
+    name = "gradients reach every parameter"
+    done = "took the gradient of a random sum of all outputs with respect to every parameter"
+    shrinks = False
+
+    def why_not(self, lab: Lab) -> str | None:
+        if not isinstance(lab.module, nn.Module) or not any(p.requires_grad for p in lab.module.parameters()):
+            return "the module has no parameters to train"
+        return None
+
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
+        if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
+            # A single key has weight 1, whatever its score: there would be nothing to learn.
+            case = lab.draw(case.x.shape[0], 2)
+        module = copy.deepcopy(lab.module)
+        generator = torch.Generator().manual_seed(lab.seed)
+        # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off that point.
+        with torch.no_grad():
+            for p in module.parameters():
+                if p.is_floating_point():
+                    p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.01)
+        idle: set[nn.Parameter] = set()  # of parts that got no token at all, as an expert that none of them picks
+
+        def note(part: nn.Module, given: tuple[Any, ...]) -> None:
+            if given and isinstance(given[0], torch.Tensor) and not given[0].numel():
+                idle.update(part.parameters())
+
+        for part in module.modules():
+            part.register_forward_pre_hook(note)
+        outs = [t for t in all_tensors(lab.raw(case, module)) if t.requires_grad]
+        if outs:
+            torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
+        wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
+        without = [n for n, p in wanted if p.grad is None or not bool(p.grad.any())]
+        names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
+        yield Seen(difference=float(len(without)), tolerance=0.0, where=f"no gradient at {names}" if without else "")
+
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+        return (
+            "these parameters do not take part, or a detach(), argmax, .data or no_grad() cuts them off from the "
+            "output; a part that is made and never called also shows here"
+        )
+
+
+class ScoreScale(Property):
+    """Scores of heads D wide are scaled by 1/√D, or by what is declared, and not by the model's width. No invariance
+    shows a wrong scale; watching does."""
+
+    name = "score scale"
+    done = "watched the products of queries and keys and the constants that multiply them"
+    shrinks = False
+
+    def why_not(self, lab: Lab) -> str | None:
+        return None if lab.facts.scales else "no product of queries and keys was seen"
+
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
+        for n, (factor, D, H) in enumerate(lab.facts.scales):
+            M, declared = D * H, lab.subject.scale
+            # Unscaled scores and learned or other constants are choices; the width of all heads together is a slip.
+            slips = [s for s in (M**-0.5, 1.0 / M, D**0.5, M**0.5) if abs(factor / s - 1) < 1e-5]
+            right = D**-0.5 if declared is None else declared
+            wrong = (declared is not None or slips) and abs(factor / right - 1) > 1e-5
+            gap = abs(factor - right) if wrong else 0.0
+            expected = f"1/√{D} is {right:.4g}" if declared is None else f"{right:.4g} is declared"
+            where = f"attention {n}: scores times {factor:.4g}, where {expected} (heads {D} wide, {H} of them)"
+            yield Seen(difference=gap, tolerance=0.0, where=where)
+
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+        if lab.subject.scale is not None:
+            return "the scores are scaled by something else than what is declared for this model"
+        return "the scores are scaled by d_model, the width of all heads together: divide by √d_head, the width of one"

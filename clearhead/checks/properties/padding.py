@@ -8,14 +8,15 @@ For an encoder-decoder the source is padded, and the target too where there is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import MOST_PADDING, Case, Lab
+from clearhead.checks.lab import MOST_PADDING, Lab
 from clearhead.checks.noise import difference
-from clearhead.checks.properties.base import Property, Seen, compared
+from clearhead.checks.properties import Property, Seen, compared
 from clearhead.checks.subject import Batch
 from clearhead.checks.witness import SEEN
 
@@ -23,7 +24,7 @@ AMOUNTS = (1, 2, MOST_PADDING)
 _NOTHING = "nothing hidden"
 
 
-def padded(lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) -> Batch:
+def padded(lab: Lab, case: Batch, n: int, *, left: bool, target: bool = False) -> Batch:
     """The case with n tokens of random padding in its source (or its `target`), and which tokens are real."""
     x, kind = _padded_input(lab, case, target)
     extra = kind.draw(x.shape[0], n, lab.generator)
@@ -33,16 +34,16 @@ def padded(lab: Lab, case: Case, n: int, *, left: bool, target: bool = False) ->
     return _told(case, longer, torch.cat((none, real) if left else (real, none), dim=1), target)
 
 
-def _padded_input(lab: Lab, case: Case, target: bool) -> tuple[Tensor, Any]:
+def _padded_input(lab: Lab, case: Batch, target: bool) -> tuple[Tensor, Any]:
     """What is padded, and what it consists of: the source, or the `target` or only input."""
     return (case.x, lab.subject.inputs) if target or case.source is None else (case.source, lab.subject.source)
 
 
-def _told(case: Case, tokens: Tensor, keep: Tensor, target: bool) -> Batch:
+def _told(case: Batch, tokens: Tensor, keep: Tensor, target: bool) -> Batch:
     """The case with these tokens in place of its own, and which of them are real."""
     if target or case.source is None:
-        return Batch(x=tokens, keep=keep, source=case.source)
-    return Batch(x=case.x, source=tokens, source_keep=keep)
+        return replace(case, x=tokens, keep=keep)
+    return replace(case, source=tokens, source_keep=keep)
 
 
 class PaddingInvariance(Property):
@@ -62,14 +63,14 @@ class PaddingInvariance(Property):
             )
         return None
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         base = lab.plain(case)
         for target in targets(lab):
             yield from self._end(lab, case, base, left=False, target=target)
             if lab.subject.left_target if target else lab.subject.left:
                 yield from self._end(lab, case, base, left=True, target=target)
 
-    def _end(self, lab: Lab, case: Case, base: Tensor, *, left: bool, target: bool) -> Iterator[Seen]:
+    def _end(self, lab: Lab, case: Batch, base: Tensor, *, left: bool, target: bool) -> Iterator[Seen]:
         """One end of one input: a mask without padding, more and more padding, other padding."""
         side = ("target, " if target else "") + ("left" if left else "right")
 
@@ -86,7 +87,7 @@ class PaddingInvariance(Property):
             yield compared(lab, longer, base, f"{n} on the {side} against none", f"{side}, amount")
         yield compared(lab, out(n), longer, f"other tokens in the padding on the {side}", f"{side}, content")
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         kinds = {seen.kind for seen in failed}
         target = all(kind.startswith("target") for kind in kinds)
         content = any("content" in kind for kind in kinds)
@@ -131,7 +132,7 @@ class MaskPolarity(Property):
     def why_not(self, lab: Lab) -> str | None:
         return PaddingInvariance().why_not(lab)
 
-    def look(self, lab: Lab, case: Case) -> Iterator[Seen]:
+    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         if case.length < 3:
             return
         for target in targets(lab):
@@ -141,11 +142,11 @@ class MaskPolarity(Property):
             gap = hidden if hidden > lab.tolerance >= shown else 0.0
             yield Seen(difference=gap, tolerance=lab.tolerance, where=where)
 
-    def cause(self, lab: Lab, case: Case, failed: Sequence[Seen]) -> str:
+    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
         return "the padding mask's polarity is inverted: it hides the real tokens and shows the padding (pass ~mask)"
 
 
-def _polarity(lab: Lab, case: Case, target: bool) -> tuple[float, float]:
+def _polarity(lab: Lab, case: Batch, target: bool) -> tuple[float, float]:
     """How much a hidden token, and a shown one, change the last output."""
     case = case.rows(slice(0, 1))
     x, kind = _padded_input(lab, case, target)
@@ -156,13 +157,13 @@ def _polarity(lab: Lab, case: Case, target: bool) -> tuple[float, float]:
         result = lab.out(_told(case, tokens, keep, target))
         return result[:, -1] if lab.per_token and x is case.x else result
 
-    base = out(x)
-    sizes = []
-    for j in (0, 1):
+    def effect(j: int) -> float:
         changed = x.clone()
         changed[:, j] = lab.another(x[:, j], kind)
-        sizes.append(difference(out(changed), base))
-    return sizes[0], sizes[1]
+        return difference(out(changed), base)
+
+    base = out(x)
+    return effect(0), effect(1)
 
 
 def _seen_cause(lab: Lab, target: bool) -> str:
@@ -178,7 +179,7 @@ def _seen_cause(lab: Lab, target: bool) -> str:
     return "padding is seen: the padding mask does not reach the self-attention (of every layer)"
 
 
-def _source_cause(lab: Lab, case: Case) -> str:
+def _source_cause(lab: Lab, case: Batch) -> str:
     """Whether the encoder or the cross-attention sees the source's padding."""
     encoder = getattr(lab.module, "encoder", None)
     if not isinstance(encoder, nn.Module):
@@ -191,7 +192,7 @@ def _source_cause(lab: Lab, case: Case) -> str:
 
     handle = encoder.register_forward_hook(keep_memory)
     try:
-        for batch in (case.batch(), padded(lab, case, AMOUNTS[-1], left=False)):
+        for batch in (case, padded(lab, case, AMOUNTS[-1], left=False)):
             lab.out(batch)
     finally:
         handle.remove()

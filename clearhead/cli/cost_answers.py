@@ -1,24 +1,97 @@
-"""How `clearhead cost` speaks to people: a tree of parts with what each takes, memory, and what else was asked."""
+"""What `clearhead cost` makes of its options, and how it tells people: which module, a tree of parts with what each
+takes, memory; and what follows for a machine, for several GPUs, for a memory, and for a run here."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from torch import nn
 
+from clearhead import interop, masks, pretrained
+from clearhead.cli.named import imported
+from clearhead.cli.options import device_here, dtype_of
 from clearhead.cli.output import console, fits, say, table
-from clearhead.costs import Cost
+from clearhead.costs import AttentionSizes, Cost, Machine, preset
+from clearhead.costs.fit import bytes_of, fit, link_of, share
 from clearhead.costs.formulas import Amount
+from clearhead.costs.machine import dtype_name
+from clearhead.costs.predict import built, model_of
 from clearhead.costs.result import Part, readable_bytes, readable_count
+from clearhead.errors import ConfigError
+from clearhead.models import Config
+
+
+def subject_of(model: str | None, d_model: int | None, n_heads: int | None, others: dict[str, Any]) -> Any:
+    """A model's name, or one attention layer by its sizes."""
+    if model is not None:
+        if d_model is not None or n_heads is not None or any(others.values()):
+            raise ConfigError("got a model and the sizes of a layer; give one of them")
+        return _named(model)
+    if d_model is None or n_heads is None:
+        raise ConfigError("give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8")
+    return AttentionSizes(d_model, n_heads, **others)
+
+
+def _named(name: str) -> Any:
+    """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
+    path = Path(name) if name not in pretrained.names() else pretrained.BOX / name
+    if interop.is_foreign(name):
+        return interop.config_of(name)
+    if ":" in name and not path.exists():
+        return _made(name)
+    if path.is_dir():
+        files = [path / place for place in ("config.toml", "model/config.toml", "train.toml")]
+        path = next((file for file in files if file.exists()), path)
+        if path.is_dir():
+            raise ConfigError(
+                f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run"
+            )
+    if not path.is_file():
+        return preset(name)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    return Config.from_dict(data["model"] if "type" not in data and "model" in data else data)
+
+
+def _made(name: str) -> Any:
+    """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
+    factory = imported(name)
+    made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else built(factory)
+    made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    return replace(model_of(made, inputs), label=name)
+
+
+def how_of(
+    dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool
+) -> tuple[dict[str, Any], Machine | None]:
+    """What `cost` wants beside the sizes, and the machine whose time is wanted."""
+    machine = None if device in (None, "cpu", "cuda") or measure else Machine.read(device or "")
+    how = {
+        "dtype": dtype_of(dtype),
+        "training": train,
+        "mask": None if mask is None else masks.parse(mask),
+        "impl": impl,
+        # Predictions are for a GPU unless said otherwise; what is measured is measured here.
+        "device": machine.device if machine else device_here(device) if measure else device or "cuda",
+    }
+    return how, machine
+
+
+# ---------------------------------------------------------------------- a model, part by part
 
 
 def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     sizes = ", ".join(f"{letter}={value:,}" for letter, value in found.sizes.items())
     what = "training step" if found.training else "forward pass"
-    dtype = str(found.dtype).removeprefix("torch.")
+    dtype = dtype_name(found.dtype)
     say(f"{name}, {what}, {dtype}: {sizes}")
     parts = {part.name: part for part in (_products(found) if is_layer else found.parts)}
 
@@ -109,13 +182,22 @@ def _show_attention(found: Cost) -> None:
     console.print()
     dense = pairs.dense.value
     say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
-    if pairs.mask is not None:
+    if pairs.look.mask is not None:
         how = "by the equation" if found.impl == "reference" else "by the fused kernel"
         say(
-            f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
+            f"{pairs.look.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}"
+            f"{pairs.computed.value:,} computed, {how if pairs.look.plan is None else 'by that plan'}"
         )
+
+
+# ---------------------------------------------------------------------- a machine, several GPUs, a memory, a run here
+
+
+def time_of(found: Cost, machine: Machine) -> dict[str, Any]:
+    took, parts = found.time(machine), found.ceilings(machine).items()
+    told = {"machine": machine.name, "seconds": took.seconds, "limit": took.limit, "waiting": took.waiting}
+    return told | {"parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts]}
 
 
 def show_time(found: dict[str, Any]) -> None:
@@ -131,6 +213,16 @@ def show_time(found: dict[str, Any]) -> None:
         say(f"{1e3 * found['waiting']:.3f} ms of it the device waits for its host")
 
 
+def share_of(
+    found: Cost, gpus: int | None, parallel: str | None, link: str | None, machine: Machine | None
+) -> dict[str, Any]:
+    if gpus is None or parallel is None:
+        raise ConfigError("--gpus and --parallel go together, such as --gpus 64 --parallel fsdp")
+    if link is not None and machine is None:
+        raise ConfigError("--link gives a time, which needs a machine: add --device h200, or a file of --machine-out")
+    return asdict(share(found, gpus, parallel, machine=machine, link=None if link is None else link_of(link)))
+
+
 def show_share(found: dict[str, Any]) -> None:
     kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
     rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
@@ -143,12 +235,27 @@ def show_share(found: dict[str, Any]) -> None:
         )
 
 
+def fit_of(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
+    found = fit(subject, bytes_of(budget), tokens=tokens, batch=batch, **how)
+    batches = {"budget": found.budget, "tokens": tokens, "largest_batch": found.batch, "batch": batch}
+    return batches | {"longest": found.tokens, "longest_is_models": found.at_end}
+
+
 def show_fit(found: dict[str, Any]) -> None:
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
     say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
     if found["longest"] is not None:
         end = ", the model's longest" if found["longest_is_models"] else ""
         say(f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}")
+
+
+def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
+    from clearhead.bench.machine import machine_here
+    from clearhead.bench.trial import beside, measure
+
+    machine = machine_here(how["device"], (how["dtype"],))
+    real = measure(subject, tokens=tokens, batch=batch, **how)
+    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real)).to_dict()}
 
 
 def show_measured(found: dict[str, Any]) -> None:
@@ -158,3 +265,6 @@ def show_measured(found: dict[str, Any]) -> None:
     ratio = found["ratio"]
     rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
     console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))
+
+
+SHOWN = {"time": show_time, "share": show_share, "fit": show_fit, "measure": show_measured}
