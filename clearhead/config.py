@@ -7,6 +7,7 @@ typed choices (`norm: LayerNorm | RMSNorm`). Reading runs no code but the constr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -22,8 +23,7 @@ from torch import nn
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require
 
-# TOML has no null. A field that is None is left out where None is its default, and written as this word where it
-# is not.
+# TOML has no null. A field that is None is left out where None is its default, and else written as this word.
 _NONE = "none"
 
 C = TypeVar("C", bound="Config")  # not Self, which the run-time checks of the tests do not take outside of a class
@@ -121,15 +121,11 @@ class Config(Value):
         return cls.from_dict(data)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass, evaluated (once)."""
-    if cls not in _HINTS:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        _HINTS[cls] = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-    return _HINTS[cls]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _refuse_unknown(keys: Iterable[str], known: Iterable[str], owner: str) -> None:

@@ -14,13 +14,12 @@ from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, V
 from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding, window
-from clearhead.models.autoencoder import Autoencoder
 from clearhead.models.convnet import ConvNet
 from clearhead.models.decoder import Decoder
 from clearhead.models.dual_encoder import DualEncoder
 from clearhead.models.encoder import Encoder
 from clearhead.models.encoder_decoder import EncoderDecoder
-from clearhead.models.linear import LogisticRegression
+from clearhead.models.linear import Autoencoder, LogisticRegression
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
 from clearhead.models.speech import SpeechEncoder

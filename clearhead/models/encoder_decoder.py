@@ -17,7 +17,7 @@ from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
 from clearhead.models.decoder import Decoder, DecoderConfig, WriterConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
-from clearhead.models.sound import SoundConfig, SoundEncoder
+from clearhead.models.speech import SoundConfig, SoundEncoder
 from clearhead.models.stack import TextConfig, TransformerConfig
 from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
