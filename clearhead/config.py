@@ -7,7 +7,6 @@ typed choices (`norm: LayerNorm | RMSNorm`). Reading runs no code but the constr
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import tomllib
@@ -121,11 +120,15 @@ class Config(Value):
         return cls.from_dict(data)
 
 
-@functools.cache
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _hints(cls: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass, evaluated (once)."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    if cls not in _HINTS:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        _HINTS[cls] = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return _HINTS[cls]
 
 
 def _refuse_unknown(keys: Iterable[str], known: Iterable[str], owner: str) -> None:

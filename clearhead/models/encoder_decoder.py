@@ -66,9 +66,8 @@ class EncoderDecoderConfig(WriterConfig):
         own["max_len"] = self.encoder_max_len or self.max_len
         if self.n_features is not None:
             return SoundConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
-        shared = self._shared(TextConfig) | own
-        shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        return EncoderConfig(**shared)
+        own["vocab_size"] = self.source_vocab_size or self.vocab_size
+        return EncoderConfig(**self._shared(TextConfig) | own)
 
     @property
     def decoder(self) -> DecoderConfig:
