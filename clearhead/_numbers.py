@@ -11,15 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-HAS_TRITON = _installed("triton")  # asked once: a compiled graph could not
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiled graph could not
 
 
 def has_numbers(x: Tensor) -> bool:
@@ -28,8 +20,7 @@ def has_numbers(x: Tensor) -> bool:
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or
-    by torch.autograd.forward_ad."""
+    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or by forward_ad."""
     if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return False
     # A transform inside of another one hides the outer one's tangent.

@@ -22,8 +22,7 @@ from torch import nn
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require
 
-# TOML has no null. A field that is None is left out where None is its default, and written as this word where it
-# is not.
+# TOML has no null. A field that is None is left out where None is its default, and else written as this word.
 _NONE = "none"
 
 C = TypeVar("C", bound="Config")  # not Self, which the run-time checks of the tests do not take outside of a class

@@ -111,11 +111,12 @@ def fit(value: Any, hint: Any) -> Any:
         inner = item_hints(hint, len(value)) if isinstance(value, (tuple, list)) else None
         items = (UNFIT,) if inner is None else tuple(map(fit, value, inner))
         return UNFIT if any(item is UNFIT for item in items) else items
-    if hint is int:
-        number = _index(value)
-        return UNFIT if number is None else number
-    if hint is float:
-        return _float(value)
+    if hint is int or hint is float:
+        number = value if hint is float and isinstance(value, float) else _index(value)
+        try:
+            return UNFIT if number is None else hint(number)
+        except OverflowError:  # a whole number that no float reaches
+            return UNFIT
     return value if isinstance(value, origin or hint) else UNFIT
 
 
@@ -147,20 +148,10 @@ def whole(
 def _index(value: Any) -> int | None:
     from torch import Tensor  # here: what only asks for words, as `clearhead models` does, answers without torch
 
-    if isinstance(value, (bool, float, str, Tensor)) or value is None:
-        return None
     try:
-        return operator.index(value)
+        return None if isinstance(value, (bool, Tensor)) else operator.index(value)
     except TypeError:
         return None
-
-
-def _float(value: Any) -> Any:
-    number = value if isinstance(value, float) else _index(value)
-    try:
-        return UNFIT if number is None else float(number)
-    except OverflowError:  # a whole number that no float reaches
-        return UNFIT
 
 
 def require(condition: bool, message: str) -> None:
@@ -170,6 +161,11 @@ def require(condition: bool, message: str) -> None:
 
 
 # ---------------------------------------------------------------------- words for messages
+
+
+def by(sizes: Iterable[int]) -> str:
+    """Sizes as people write them: 6×9."""
+    return "×".join(map(str, sizes))
 
 
 def shown(value: Any, most: int = 60) -> str:

@@ -8,8 +8,7 @@ from clearhead.layers.embeddings import FrameEmbedding, PatchEmbedding, SoundEmb
 from clearhead.layers.experts import Experts, ExpertsFeedForward
 from clearhead.layers.feedforward import GELU, Activation, FeedForward, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.layers.init import DepthScaled, Init, TruncatedNormal, Xavier
-from clearhead.layers.norms import LayerNorm, Norm, RMSNorm
-from clearhead.layers.residual import Parallel, PostNorm, PreNorm, Residual, Sandwich
+from clearhead.layers.norms import LayerNorm, Norm, Parallel, PostNorm, PreNorm, Residual, RMSNorm, Sandwich
 
 __all__ = [
     "GELU", "Activation", "Block", "BlockConfig", "BlockParts", "DepthScaled", "Experts", "ExpertsFeedForward",

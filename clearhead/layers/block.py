@@ -17,8 +17,7 @@ from clearhead.attention import AttentionConfig, KVCache, MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.layers.experts import Experts, ExpertsFeedForward
 from clearhead.layers.feedforward import GELU, Activation, FeedForward
-from clearhead.layers.norms import LayerNorm, Norm
-from clearhead.layers.residual import PreNorm, Residual, Sandwich
+from clearhead.layers.norms import LayerNorm, Norm, PreNorm, Residual, Sandwich
 from clearhead.masks import Mask
 from clearhead.positions import Rotary
 from clearhead.values import Count, Positive, Rate

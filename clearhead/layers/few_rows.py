@@ -20,8 +20,6 @@ from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
 from clearhead.layers.feedforward import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
-__all__ = ["Product", "few_rows", "few_rows_reference", "many_rows", "normed"]
-
 MOST_ROWS = 64
 """Beyond this many rows a product is no longer limited by reading its weight, and torch's own is better."""
 

@@ -27,7 +27,6 @@ class Xavier:
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
-        whole(n_layers, "Xavier: n_layers")
         for _, part in _parts(module):
             if isinstance(part, nn.Linear):
                 nn.init.xavier_uniform_(part.weight)
@@ -45,7 +44,6 @@ class TruncatedNormal(Value):
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
-        whole(n_layers, "TruncatedNormal: n_layers")
         for _, part in _parts(module):
             nn.init.trunc_normal_(part.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
 

@@ -6,13 +6,12 @@ presets of well-known ones, and the baselines that they have to beat. `save` and
 from __future__ import annotations
 
 from clearhead.config import Config
-from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
 from clearhead.models.convnet import ConvNet, ConvNetConfig
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.dual_encoder import DualEncoder, DualEncoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from clearhead.models.linear import LogisticRegression, LogisticRegressionConfig
+from clearhead.models.linear import Autoencoder, AutoencoderConfig, LogisticRegression, LogisticRegressionConfig
 from clearhead.models.presets import (
     PRESETS,
     bert_base,
@@ -33,8 +32,7 @@ from clearhead.models.presets import (
 )
 from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
-from clearhead.models.sound import SoundConfig, SoundEncoder
-from clearhead.models.speech import Pace, SpeechConfig, SpeechEncoder
+from clearhead.models.speech import Pace, SoundConfig, SoundEncoder, SpeechConfig, SpeechEncoder
 from clearhead.models.storage import load, save
 from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.values import Count, Natural, require
+from clearhead.values import Count, Natural, by, require
 
 # B batch, C channels; sizes of images and maps are always (height, width).
 
@@ -118,14 +118,15 @@ def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, t
     size = config.image_size if image_size is None else image_size
     if isinstance(config.head, LinearHead) and size != config.image_size:
         raise ShapeError(
-            f"got an image of {_by(size)}, expected {_by(config.image_size)}: the linear head has one weight for each "
+            f"got an image of {by(size)}, expected {by(config.image_size)}: the linear head has one weight for each "
             "place of the last map; resize the image, or use all_convolution() or a ConvHead, which take larger ones"
         )
     table, size = _maps(config, size)
     if isinstance(config.head, LinearHead):
         return table | {"flatten": (config.filters[-1] * size[0] * size[1],), "linear": (config.n_classes,)}
     if isinstance(config.head, ConvHead):
-        size = _fit("conv", size, _last_map(config), 1, 0)
+        _, whole_map = _maps(config, config.image_size)
+        size = _fit("conv", size, whole_map, 1, 0)
     return table | {"conv": (config.n_classes, *size), "average": (config.n_classes,)}
 
 
@@ -143,17 +144,8 @@ def _fit(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) 
     try:
         height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
     except ShapeError as error:
-        raise ShapeError(f"the image is too small for layer {layer}, which is given {_by(size)}: {error}") from error
+        raise ShapeError(f"the image is too small for layer {layer}, which is given {by(size)}: {error}") from error
     return height, width
-
-
-def _last_map(config: ConvNetConfig) -> Size:
-    """The size of the last feature map at the configured image size: what a `ConvHead`'s kernel covers."""
-    return _maps(config, config.image_size)[1]
-
-
-def _by(size: tuple[int, ...]) -> str:
-    return "×".join(str(n) for n in size)
 
 
 class ConvNet(nn.Module):
@@ -177,7 +169,7 @@ class ConvNet(nn.Module):
             layers[f"relu{i + 1}"] = nn.ReLU()
             width = filters
         self.features = nn.Sequential(layers)
-        height, length = _last_map(config)
+        _, (height, length) = _maps(config, config.image_size)
         self.head: nn.Linear | nn.Conv2d
         if isinstance(config.head, LinearHead):
             self.head = nn.Linear(width * height * length, config.n_classes)

@@ -47,8 +47,7 @@ class DualEncoder(nn.Module):
         self.config = config
         self.text, self.image = config.text.build(), config.image.build()
         self.text_proj = nn.Linear(config.text.d_model, config.d_shared, bias=False)
-        pooled = config.image.d_model * config.image.pooling.n_vectors
-        self.image_proj = nn.Linear(pooled, config.d_shared, bias=False)
+        self.image_proj = nn.Linear(config.image.d_model * config.image.pooling.n_vectors, config.d_shared, bias=False)
         for part in (self.text_proj, self.image_proj):
             nn.init.normal_(part.weight, std=part.in_features**-0.5)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # of its exponential, as CLIP begins

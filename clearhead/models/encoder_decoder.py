@@ -17,7 +17,7 @@ from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
 from clearhead.models.decoder import Decoder, DecoderConfig, WriterConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
-from clearhead.models.sound import SoundConfig, SoundEncoder
+from clearhead.models.speech import SoundConfig, SoundEncoder
 from clearhead.models.stack import TextConfig, TransformerConfig
 from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
@@ -66,9 +66,8 @@ class EncoderDecoderConfig(WriterConfig):
         own["max_len"] = self.encoder_max_len or self.max_len
         if self.n_features is not None:
             return SoundConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
-        shared = self._shared(TextConfig) | own
-        shared["vocab_size"] = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        return EncoderConfig(**shared)
+        own["vocab_size"] = self.source_vocab_size or self.vocab_size
+        return EncoderConfig(**self._shared(TextConfig) | own)
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -111,8 +110,7 @@ class EncoderDecoder(nn.Module):
         `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
         several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
         positions are distances needs none of these and leaves them."""
-        positions = source_positions, target_positions
-        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, source_positions, target_positions)
         return self.decode(target, memory, **told)
 
     def features(
@@ -127,8 +125,7 @@ class EncoderDecoder(nn.Module):
         target_positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T M"]:
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
-        positions = source_positions, target_positions
-        memory, told = self._read(source, source_mask, target_mask, memory_mask, positions)
+        memory, told = self._read(source, source_mask, target_mask, memory_mask, source_positions, target_positions)
         return self.decoder.features(target, memory=memory, **told)
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
@@ -146,7 +143,8 @@ class EncoderDecoder(nn.Module):
         source_mask: Mask | None,
         target_mask: Mask | None,
         memory_mask: Mask | None,
-        positions: tuple[Tensor | None, Tensor | None],
+        source_positions: Tensor | None,
+        target_positions: Tensor | None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:
@@ -156,10 +154,10 @@ class EncoderDecoder(nn.Module):
                     f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source "
                     "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"
                 )
-        reads, writes = positions
-        memory = self.encode(source, mask=source_mask, positions=reads if self.encoder.adds_positions else None)
-        writes = writes if self.decoder.adds_positions else None
-        return memory, {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
+        reads = source_positions if self.encoder.adds_positions else None
+        writes = target_positions if self.decoder.adds_positions else None
+        told = {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
+        return self.encode(source, mask=source_mask, positions=reads), told
 
     def encode(
         self,

@@ -1,10 +1,16 @@
-"""Logistic regression: one linear map to the logits, the plainest baseline for any classification.
+"""Networks of linear maps: logistic regression, the plainest baseline for any classification, and the auto-encoder.
 
-The loss is the mean cross-entropy, and a penalty on the weights may be added to it: `Ridge` or `SquaredInfinity`. A
-penalty is a value that is called with the model, because it belongs to training and not to the model."""
+Logistic regression is one map to the logits. Its loss is the mean cross-entropy, and a penalty on the weights may be
+added to it: `Ridge` or `SquaredInfinity`. A penalty is a value that is called with the model, because it belongs to
+training and not to the model.
+
+An auto-encoder has to say its input again through a narrow middle. What passes there, the latent vector, is a
+compressed representation: it keeps what matters most for the reconstruction. With no hidden layers it is linear, and
+the best it can do is what PCA does."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,6 +22,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.config import Config, Value
 from clearhead.errors import DtypeError, ShapeError
+from clearhead.layers.feedforward import GELU, ReLU
 from clearhead.values import Count, NotNegative, Range
 
 # N examples, C classes; "features" is the width of one example.
@@ -49,17 +56,18 @@ class LogisticRegression(nn.Module):
         self.config = config
         rows = 1 if config.n_classes == 2 else config.n_classes
         self.linear = nn.Linear(config.n_features, rows, bias=config.bias)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Float[Tensor, "N features"]) -> Float[Tensor, "N classes"]:
         """Features (N, features) become the logits (N, classes)."""
-        _check(x, self.config.n_features)
+        if x.dim() != 2 or x.shape[1] != self.config.n_features:
+            wanted = f"(examples, {self.config.n_features}); flatten images with x.flatten(1)"
+            raise ShapeError(f"got features of shape {tuple(x.shape)}, expected {wanted}")
+        _check_floats(x, "features")
         logits = self.linear(x)
-        if self.config.n_classes == 2:
-            return F.pad(logits, (1, 0))  # the logit of class 0 is 0: only the difference counts
-        return logits
+        # The logit of the first of two classes is 0: only the difference counts.
+        return F.pad(logits, (1, 0)) if self.config.n_classes == 2 else logits
 
 
 @dataclass(frozen=True)
@@ -110,11 +118,60 @@ def logistic_loss(
     return loss if penalty is None else loss + penalty(model)
 
 
-def _check(x: Tensor, n_features: int) -> None:
-    if x.dim() != 2 or x.shape[1] != n_features:
-        raise ShapeError(
-            f"got features of shape {tuple(x.shape)}, expected (examples, {n_features}); "
-            "flatten images with x.flatten(1)"
-        )
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderConfig(Config):
+    """The widths of an `Autoencoder`.
+
+    `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A latent as
+    wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing."""
+
+    n_features: Count
+    d_latent: Count
+    hidden: tuple[Count, ...] = ()
+    activation: ReLU | GELU = ReLU()
+    bias: bool = True
+
+    def build(self) -> Autoencoder:
+        return Autoencoder(self)
+
+
+class Autoencoder(nn.Module):
+    """`decode(encode(x))`, trained to be x again.
+
+    For compression, and as the baseline of what a representation is worth. The activation stands between layers, never
+    on the latent and never on the output, so that both may take any value. Source: Deep Learning final exam, January
+    2025, Part 1, question 5."""
+
+    def __init__(self, config: AutoencoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        pairs = list(itertools.pairwise((config.n_features, *config.hidden, config.d_latent)))
+        self.encoder = nn.ModuleList(nn.Linear(d_in, d_out, bias=config.bias) for d_in, d_out in pairs)
+        self.decoder = nn.ModuleList(nn.Linear(d_out, d_in, bias=config.bias) for d_in, d_out in reversed(pairs))
+
+    def forward(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B features"]:
+        """What is left of each row (…, features) after it went through the narrow middle."""
+        return self.decode(self.encode(x))
+
+    def encode(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B latent"]:
+        """The latent vector of each example."""
+        return self._through(self.encoder, x, "features", "; flatten images with x.flatten(1)")
+
+    def decode(self, latent: Float[Tensor, "*B latent"]) -> Float[Tensor, "*B features"]:
+        """The example that each latent vector stands for."""
+        return self._through(self.decoder, latent, "latent values")
+
+    def _through(self, layers: nn.ModuleList, x: Tensor, what: str, advice: str = "") -> Tensor:
+        """One linear map after the other, with the activation between them."""
+        width = layers[0].in_features
+        if x.dim() < 1 or x.shape[-1] != width:
+            raise ShapeError(f"got shape {tuple(x.shape)}, expected (…, {width}): {width} {what} each{advice}")
+        _check_floats(x, what)
+        for layer in layers[:-1]:
+            x = self.config.activation(layer(x))
+        return layers[-1](x)
+
+
+def _check_floats(x: Tensor, what: str) -> None:
     if not x.is_floating_point():
-        raise DtypeError(f"got features of {x.dtype}, expected floating point; convert them with x.float()")
+        raise DtypeError(f"got {what} of {x.dtype}, expected floating point; convert them with x.float()")

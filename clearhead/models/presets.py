@@ -19,48 +19,40 @@ from clearhead.positions import Learned, Sinusoidal
 
 def transformer_base() -> EncoderDecoderConfig:
     """The base model of 2017 (Vaswani et al.): six layers a side, 512 wide, 37,000 tokens for English and German."""
-    return _transformer_2017(d_model=512, d_ff=2048, n_heads=8, dropout=0.1)
-
-
-def transformer_big() -> EncoderDecoderConfig:
-    """The big model of 2017: twice as wide, with more dropout."""
-    return _transformer_2017(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
-
-
-def _transformer_2017(*, d_model: int, d_ff: int, n_heads: int, dropout: float) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
-        vocab_size=37_000, d_model=d_model, d_ff=d_ff, n_heads=n_heads, n_encoder_layers=6, n_decoder_layers=6,
-        dropout=dropout, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
+        vocab_size=37_000, d_model=512, d_ff=2048, n_heads=8, n_encoder_layers=6, n_decoder_layers=6,
+        dropout=0.1, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
         scaled_embedding=True, tied=True, share_embeddings=True, init=Xavier(),
     )  # fmt: skip
 
 
+def transformer_big() -> EncoderDecoderConfig:
+    """The big model of 2017: twice as wide, with more dropout."""
+    return transformer_base().replace(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
+
+
 def gpt2() -> DecoderConfig:
     """GPT-2, the smallest (Radford et al., 2019): 124 million parameters."""
-    return _gpt2(d_model=768, n_layers=12, n_heads=12)
+    return DecoderConfig(
+        vocab_size=50_257, max_len=1024, d_model=768, n_layers=12, n_heads=12,
+        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
+        positions=Learned(max_len=1024), tied=True, init=DepthScaled(std=0.02),
+    )  # fmt: skip
 
 
 def gpt2_medium() -> DecoderConfig:
     """GPT-2 medium: 355 million parameters."""
-    return _gpt2(d_model=1024, n_layers=24, n_heads=16)
+    return gpt2().replace(d_model=1024, n_layers=24, n_heads=16)
 
 
 def gpt2_large() -> DecoderConfig:
     """GPT-2 large: 774 million parameters."""
-    return _gpt2(d_model=1280, n_layers=36, n_heads=20)
+    return gpt2().replace(d_model=1280, n_layers=36, n_heads=20)
 
 
 def gpt2_xl() -> DecoderConfig:
     """GPT-2 XL: 1.56 thousand million parameters."""
-    return _gpt2(d_model=1600, n_layers=48, n_heads=25)
-
-
-def _gpt2(*, d_model: int, n_layers: int, n_heads: int) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=50_257, max_len=1024, d_model=d_model, n_layers=n_layers, n_heads=n_heads,
-        dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
-        positions=Learned(max_len=1024), tied=True, init=DepthScaled(std=0.02),
-    )  # fmt: skip
+    return gpt2().replace(d_model=1600, n_layers=48, n_heads=25)
 
 
 def bert_base() -> EncoderConfig:
@@ -72,26 +64,22 @@ def bert_base() -> EncoderConfig:
     )  # fmt: skip
 
 
-def vit_tiny() -> VisionConfig:
-    """ViT tiny (DeiT's): patches of 16, images of 224, 1,000 classes."""
-    return _vit(d_model=192, n_heads=3)
+def vit_base() -> VisionConfig:
+    """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
+    return VisionConfig(
+        image_size=(224, 224), patch_size=16, n_classes=1000, d_model=768, n_layers=12, n_heads=12,
+        norm=LayerNorm(eps=1e-6), residual=PreNorm(), activation=GELU(), init=TruncatedNormal(std=0.02),
+    )  # fmt: skip
 
 
 def vit_small() -> VisionConfig:
     """ViT small (DeiT's): patches of 16, images of 224, 1,000 classes."""
-    return _vit(d_model=384, n_heads=6)
+    return vit_base().replace(d_model=384, n_heads=6)
 
 
-def vit_base() -> VisionConfig:
-    """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
-    return _vit(d_model=768, n_heads=12)
-
-
-def _vit(*, d_model: int, n_heads: int) -> VisionConfig:
-    return VisionConfig(
-        image_size=(224, 224), patch_size=16, n_classes=1000, d_model=d_model, n_layers=12, n_heads=n_heads,
-        norm=LayerNorm(eps=1e-6), residual=PreNorm(), activation=GELU(), init=TruncatedNormal(std=0.02),
-    )  # fmt: skip
+def vit_tiny() -> VisionConfig:
+    """ViT tiny (DeiT's): patches of 16, images of 224, 1,000 classes."""
+    return vit_base().replace(d_model=192, n_heads=3)
 
 
 def tiny_encoder() -> EncoderConfig:

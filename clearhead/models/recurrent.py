@@ -25,16 +25,6 @@ from clearhead.values import Count, Range, Rate, require
 State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
 
 
-def _over_sequence(kernel: Callable[..., Any], cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """One of torch's sequence kernels with a cell's weights (nn.GRU and its like do not trace; these do)."""
-    weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
-    start = [x[None] for x in state]
-    # has_biases, num_layers, dropout, train (keep what backward needs), bidirectional, batch_first
-    how = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
-    out, *end = kernel(x, start if len(start) > 1 else start[0], weights, *how)
-    return out, tuple([x[0] for x in end])
-
-
 @dataclass(frozen=True)
 class RNN(Value):
     """h' = g(W x + U h + b), with g = tanh, or ReLU where `relu`."""
@@ -44,12 +34,6 @@ class RNN(Value):
 
     def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
         return nn.RNNCell(d_in, d_state, nonlinearity="relu" if self.relu else "tanh")
-
-    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return _over_sequence(torch.rnn_relu if self.relu else torch.rnn_tanh, cell, x, state)
-
-    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
-        return (cell(x, state[0]),)
 
 
 @dataclass(frozen=True)
@@ -61,12 +45,6 @@ class GRU:
     def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
         return nn.GRUCell(d_in, d_state)
 
-    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return _over_sequence(torch.gru, cell, x, state)
-
-    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
-        return (cell(x, state[0]),)
-
 
 @dataclass(frozen=True)
 class LSTM:
@@ -77,26 +55,33 @@ class LSTM:
     def build(self, d_in: int, d_state: int) -> nn.RNNCellBase:
         return nn.LSTMCell(d_in, d_state)
 
-    def run(self, cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-        if torch.compiler.is_compiling() and x.device.type == "cpu":
-            # The CPU's fused LSTM has no backward that traces: unroll it, as tracing does with the others.
-            return _step_through(self, cell, x, state)
-        return _over_sequence(torch.lstm, cell, x, state)
-
-    def step(self, cell: nn.Module, x: Tensor, state: State) -> State:
-        return tuple(cell(x, state))
-
 
 Cell: TypeAlias = RNN | GRU | LSTM
 
 
-def _step_through(
-    kind: Cell, cell: nn.Module, x: Tensor, state: State, real: Tensor | None = None
-) -> tuple[Tensor, State]:
-    """`kind.run` one token at a time. A token that is not real leaves the state as it is."""
+def _run(cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
+    """h after each token of x (B, T, I), and the last state, by torch's kernels (nn.GRU and its like do not trace)."""
+    kernel: Callable[..., Any] = torch.gru
+    if isinstance(cell, nn.LSTMCell):
+        if torch.compiler.is_compiling() and x.device.type == "cpu":
+            # The CPU's fused LSTM has no backward that traces: unroll it, as tracing does with the others.
+            return _step_through(cell, x, state)
+        kernel = torch.lstm
+    elif isinstance(cell, nn.RNNCell):
+        kernel = torch.rnn_relu if cell.nonlinearity == "relu" else torch.rnn_tanh
+    weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+    start = [x[None] for x in state]
+    # has_biases, num_layers, dropout, train (keep what backward needs), bidirectional, batch_first
+    how = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
+    out, *end = kernel(x, start if len(start) > 1 else start[0], weights, *how)
+    return out, tuple([x[0] for x in end])
+
+
+def _step_through(cell: nn.Module, x: Tensor, state: State, real: Tensor | None = None) -> tuple[Tensor, State]:
+    """`_run` one token at a time. A token that is not real leaves the state as it is."""
     out = []
     for t in range(x.shape[1]):
-        new = kind.step(cell, x[:, t], state)
+        new = tuple(cell(x[:, t], state)) if isinstance(cell, nn.LSTMCell) else (cell(x[:, t], state[0]),)
         if real is not None:
             new = tuple(torch.where(real[:, t, None], a, b) for a, b in zip(new, state, strict=True))
         state = new
@@ -181,15 +166,12 @@ class RecurrentStack(nn.Module):
         ends = []
         for i, layer in enumerate(self.layers):
             x = x if i == 0 else self.dropout(x)
-            if real is None:
-                ahead, end = self.cell.run(layer, x, states[i])
-            else:
-                ahead, end = _step_through(self.cell, layer, x, states[i], real)
+            ahead, end = _run(layer, x, states[i]) if real is None else _step_through(layer, x, states[i], real)
             ends.append(end)
             if self.reverse_layers is None:
                 x = ahead
             else:
-                behind, _ = self.cell.run(self.reverse_layers[i], _turned(x, reverse), zeros)
+                behind, _ = _run(self.reverse_layers[i], _turned(x, reverse), zeros)
                 x = torch.cat((ahead, _turned(behind, reverse)), dim=-1)
         if cache is not None:
             cache.states = ends

@@ -1,10 +1,12 @@
-"""An encoder that hears: frames of sound in, one score a symbol and moment out, for connectionist temporal
-classification (Graves et al., 2006).
+"""Encoders that hear: frames of sound in, one vector (`SoundEncoder`) or one score a symbol (`SpeechEncoder`) for each
+moment out.
 
-Its mask says how much of the past and of the future each moment sees, and that is all that tells a model for whole
-recordings from one for a stream: what is trained in parallel under the mask runs piece by piece with a `KVCache`.
+The first is the hearing half of an encoder-decoder (Whisper). The second is for connectionist temporal classification
+(Graves et al., 2006). Its mask says how much of the past and of the future each moment sees, and that is all that tells
+a model for whole recordings from one for a stream: what is trained in parallel under the mask runs piece by piece with
+a `KVCache`.
 
-    B recordings   T frames   F features   N moments (`n_stacked` frames each)   V symbols
+    B recordings   T frames   F features   N moments (2 or `n_stacked` frames each)   M model width   V symbols
 """
 
 from __future__ import annotations
@@ -20,13 +22,47 @@ from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.audio import Mel
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.layers import FrameEmbedding
-from clearhead.masks import Blocks, Causal, Mask, Window, causal, leaves, padding, reach, window
+from clearhead.layers import FrameEmbedding, SoundEmbedding
+from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, padding, reach, window
 from clearhead.models.stack import Stack, TransformerConfig, both
-from clearhead.positions import ALiBi, NoPositions, RelativeBias
+from clearhead.positions import ALiBi, NoPositions, Positions, RelativeBias, Sinusoidal
 from clearhead.values import Count, Natural, Positive
 
 _FRAMES = "frames"  # the part of a cache that keeps the last of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundConfig(TransformerConfig):
+    """`SoundEncoder`'s configuration; `max_len` is the number of moments, two frames each, that it is meant for."""
+
+    n_layers: Count
+    n_features: Count = 80
+    max_len: Count = 1500
+    positions: Positions = Sinusoidal(halves=True)
+    mask: Mask = full()
+
+    def validate(self) -> None:
+        super().validate()
+        self.check_positions(self.positions)
+
+    def build(self) -> SoundEncoder:
+        return SoundEncoder(self)
+
+
+class SoundEncoder(Stack):
+    """A stack of self-attention blocks behind a front of convolutions."""
+
+    def __init__(self, config: SoundConfig) -> None:
+        embedding = SoundEmbedding(config.n_features, config.d_model)
+        super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
+        self.config = config
+        config.init.apply(self, config.n_layers)
+
+    def forward(
+        self, frames: Float[Tensor, "B T F"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "B N M"]:
+        """One vector a moment. `mask` speaks of moments, of which there are half as many as frames."""
+        return self.run(self.place(self.embedding(frames), positions), mask=both(self.config.mask, mask))
 
 
 @dataclass(frozen=True)

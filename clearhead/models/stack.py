@@ -114,7 +114,7 @@ class Stack(nn.Module):
         super().__init__()
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
-        self._positions_kind = positions.kind
+        self.adds_positions = positions.kind == "added"  # so that it matters where tokens are said to stand
         own_width = getattr(config, "d_embedding", None)  # of what enters, where it is not that of the blocks
         width = own_width or config.d_model
         # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
@@ -133,16 +133,11 @@ class Stack(nn.Module):
         # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
         self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 
-    @property
-    def adds_positions(self) -> bool:
-        """Whether positions are added to the embeddings, so that it matters where tokens are said to stand."""
-        return self._positions_kind == "added"
-
     def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
 
         `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given."""
-        if self.adds_positions and self.positions is not None:
+        if self.positions is not None and self.adds_positions:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
             x = self.positions(x, positions)
@@ -166,7 +161,7 @@ class Stack(nn.Module):
         """x (B, T, M) through all the blocks and the last norm."""
         bias = None
         offset, T = 0 if cache is None else cache.length, x.shape[-2]
-        if self._positions_kind == "bias" and self.positions is not None:
+        if self.positions is not None and not self.adds_positions:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.undone_on_error():
             for i in range(self.n_layers):

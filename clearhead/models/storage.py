@@ -130,7 +130,7 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
 
     Both are written under new names first, weights before config. Renaming the weights is the moment when the new model
     counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
-    `_settle` (the next save) or `_read_config` (a load) takes it."""
+    `_settle` (here, or in the next save) or `_read_config` (a load) takes it."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     _settle(folder)
@@ -142,30 +142,25 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
         sync(new_config)
         sync(folder)
         os.replace(new_weights, folder / WEIGHTS)
-    except BaseException:
-        if not _is_decided(folder):
-            new_config.unlink(missing_ok=True)  # first: alone, it would read as a save that had been decided
-            new_weights.unlink(missing_ok=True)
-            if is_new:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-        raise
-    os.replace(new_config, folder / CONFIG)
-    sync(folder)
+    finally:
+        _settle(folder)
+        if is_new:
+            with contextlib.suppress(OSError):  # a model is in it
+                folder.rmdir()
 
 
 def _is_decided(folder: Path) -> bool:
-    """Whether an interrupted save had got as far as its new weights, and only its configuration is not in place."""
+    """Whether a save has got as far as its new weights, and only its configuration is not in place."""
     return (folder / (CONFIG + _NEW)).exists() and not (folder / (WEIGHTS + _NEW)).exists()
 
 
 def _settle(folder: Path) -> None:
-    """Finish a save that was interrupted after its weights had arrived; throw away one that had not got so far."""
+    """Finish a save whose new weights have arrived; throw away one that has not got so far."""
     new_config = folder / (CONFIG + _NEW)
     if _is_decided(folder):
         os.replace(new_config, folder / CONFIG)
         sync(folder)
-    new_config.unlink(missing_ok=True)
+    new_config.unlink(missing_ok=True)  # first: alone, it would read as a save that had been decided
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import PatchEmbedding
 from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.positions import Learned, LearnedPositions, Positions
-from clearhead.values import Count, Natural, require
+from clearhead.values import Count, Natural, by, require
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class VisionConfig(TransformerConfig):
         super().validate()
         require(
             not any(side % self.patch_size for side in self.image_size),
-            f"VisionConfig: an image of {_size(self.image_size)} does not divide into patches of "
-            f"{_size((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
+            f"VisionConfig: an image of {by(self.image_size)} does not divide into patches of "
+            f"{by((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
         )
         positions = self.chosen_positions
         self.check_positions(positions)
@@ -111,7 +111,7 @@ class VisionConfig(TransformerConfig):
             fits = (self.grid, self.pooling.n_extra)
             require(
                 (positions.grid, positions.n_extra) == fits,
-                f"VisionConfig: {positions} does not fit {_size(self.grid)} patches and {fits[1]} extra token(s); "
+                f"VisionConfig: {positions} does not fit {by(self.grid)} patches and {fits[1]} extra token(s); "
                 f"leave positions out, or give Learned(grid={self.grid}, n_extra={fits[1]})",
             )
 
@@ -180,10 +180,6 @@ class VisionTransformer(Stack):
         size = (images.shape[2], images.shape[3])
         if size != self.config.image_size:
             raise ShapeError(
-                f"images are {_size(size)}; this model was made for {_size(self.config.image_size)}. Resize the "
+                f"images are {by(size)}; this model was made for {by(self.config.image_size)}. Resize the "
                 f"images, or make a model for this size with model.resized({size})"
             )
-
-
-def _size(size: tuple[int, ...]) -> str:
-    return "×".join(map(str, size))

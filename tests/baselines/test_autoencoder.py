@@ -8,7 +8,7 @@ import torch
 from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers.feedforward import GELU, ReLU
-from clearhead.models.autoencoder import Autoencoder, AutoencoderConfig
+from clearhead.models.linear import Autoencoder, AutoencoderConfig
 
 
 def train(model, x, steps):

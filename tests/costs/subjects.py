@@ -5,9 +5,8 @@ from __future__ import annotations
 from clearhead.layers import GELU, LayerNorm, PostNorm, ReLU, RMSNorm, SwiGLU
 from clearhead.masks import causal, window
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, Mean, VisionConfig
-from clearhead.models.autoencoder import AutoencoderConfig
 from clearhead.models.convnet import ConvHead, ConvNetConfig, PointwiseHead
-from clearhead.models.linear import LogisticRegressionConfig
+from clearhead.models.linear import AutoencoderConfig, LogisticRegressionConfig
 from clearhead.models.recurrent import GRU, LSTM, RNN, Classify, NextToken, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import BeforeStep, RecurrentSeq2SeqConfig
 from clearhead.positions import Learned, NoPositions, Rotary

@@ -12,7 +12,7 @@ from torch import nn
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 from clearhead.masks import causal, padding
-from clearhead.models import load, save, storage, tiny_decoder, tiny_encoder_decoder, tiny_vision
+from clearhead.models import load, save, tiny_decoder, tiny_encoder_decoder, tiny_vision
 from clearhead.positions import ALiBi, RelativeBias
 
 
@@ -136,9 +136,9 @@ def test_a_compiled_model_is_stored_under_its_own_names(model, folder):
 # ---------------------------------------------------------------------- interrupted saves
 
 
-def crash_at(monkeypatch, name: str, turn: int):
-    """The machine stops at the given call of storage's `os.replace`, `os.fsync` or save_file: no clean-up
-    runs either."""
+def crash_at(monkeypatch, name: str, turn: int, hard: bool):
+    """A save stops at the given call of storage's `os.replace`, `os.fsync` or save_file; after a power cut (`hard`) no
+    clean-up does anything either."""
     calls = iter(range(100))
     owner = os
     if name == "save_file":
@@ -147,8 +147,13 @@ def crash_at(monkeypatch, name: str, turn: int):
 
     def stopped(*args, **kwargs):
         if next(calls) == turn:
+            for call in ("fsync", "replace", "rmdir", "unlink") if hard else ():
+                monkeypatch.setattr(os, call, off)
             raise KeyboardInterrupt
         return real(*args, **kwargs)
+
+    def off(*args, **kwargs):
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, stopped)
 
@@ -172,10 +177,7 @@ def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, fol
     torch.manual_seed(7)
     new = tiny_decoder().replace(d_model=20, n_layers=1).build()
     with monkeypatch.context() as patch:
-        crash_at(patch, name, turn)
-        if hard:  # a power cut runs no clean-up: what asks whether to clean up is told not to
-            real, first = storage._is_decided, iter([True])
-            patch.setattr(storage, "_is_decided", lambda folder: real(folder) if next(first, False) else True)
+        crash_at(patch, name, turn, hard)
         with pytest.raises(KeyboardInterrupt):
             save(new, folder)
     found = load(folder)
