@@ -83,11 +83,6 @@ class Reading:
         return (model.features(*self.inputs)[0, -1] @ model.vocabulary().T).float().cpu()
 
     @property
-    def start(self) -> list[int] | None:
-        """What a decoder goes on from, where its encoder reads the prompt."""
-        return self.ids if self.source else None
-
-    @property
     def stops(self) -> tuple[int, ...]:
         return (self.trained.tokenizer.eos_id,) if self.trained.task == "sort-dedup" else self.trained.stops
 
@@ -139,7 +134,8 @@ def answered(now: Reading) -> Reading:
         return now
     model: Any = now.trained.model
     room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
-    made = generate(model, now.inputs[0], start=now.start, stop=now.stops, max_new=room).sequence(0)
+    start = now.ids if now.source else None  # what a decoder goes on from, where its encoder reads the prompt
+    made = generate(model, now.inputs[0], start=start, stop=now.stops, max_new=room).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 
@@ -296,7 +292,8 @@ def beams(given: Searched, run: Run) -> dict[str, Any]:
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
     room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
     require(room >= 1, "there is no room for another token: go back, or shorten the text")
-    stepper = stepper_for(model, now.inputs[0], start=now.start, max_new=room, use_cache=True, slide=False)
+    start = now.ids if now.source else None
+    stepper = stepper_for(model, now.inputs[0], start=start, max_new=room, use_cache=True, slide=False)
     tree = _Tree(stepper, run, room)
     how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
     made = search(tree, how=how, max_new=room, stop=now.stops)

@@ -117,7 +117,7 @@ def compare(run: Trace, edited: Trace, *, which: int = -1) -> Comparison:
 
 
 def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
-    before, after = _both(path, run.output(path, run=which), edited.output(path, run=which))
+    before, after = _both(path, run, edited, which)
     size, change = before.norm(dim=-1), (after - before).norm(dim=-1)  # (B, T)
     return Moved(path, "output", torch.where(change > 0, change / size, 0.0))
 
@@ -137,7 +137,7 @@ def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
 
 
 def _logits(run: Trace, edited: Trace, which: int) -> MovedLogits:
-    before, after = _both("", run.output("", run=which), edited.output("", run=which))
+    before, after = _both("", run, edited, which)
     p, q = before.log_softmax(-1), after.log_softmax(-1)
     kl = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1).clamp(min=0.0)
     return MovedLogits(kl, before.argmax(-1) != after.argmax(-1))
@@ -148,11 +148,11 @@ def _sizes(x: Tensor) -> tuple[float, float]:
     return (float(x.max()), float(x.mean())) if x.numel() else (0.0, 0.0)
 
 
-def _both(path: str, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (B, T, width) in float64; what has no positions gets one."""
-    _check_alike(path, before.shape, after.shape)
-    first, second = (x.double().cpu() if x.dim() > 2 else x.double().cpu().unsqueeze(-2) for x in (before, after))
-    return first, second
+def _both(path: str, run: Trace, edited: Trace, which: int) -> list[Tensor]:
+    """The outputs of both as (B, T, width) in float64; what has no positions gets one."""
+    both = [t.output(path, run=which).double().cpu() for t in (run, edited)]
+    _check_alike(path, *(x.shape for x in both))
+    return [x if x.dim() > 2 else x.unsqueeze(-2) for x in both]
 
 
 def _check_alike(path: str, before: Sequence[int], after: Sequence[int]) -> None:

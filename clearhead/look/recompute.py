@@ -18,7 +18,6 @@ from clearhead.attention import Gumbel, ScaledDot, Softmax
 from clearhead.attention.attend import choose
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.kernels.reference import statistics_dtype
-from clearhead.attention.weights import Weights
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import Full, Mask
 
@@ -136,15 +135,23 @@ def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
 @torch.no_grad()
 def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
     """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
+    if isinstance(call.weights, Gumbel):
+        raise ConfigError(
+            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace it with Softmax weights"
+        )
+    weights = replace(call.weights, dropout=0.0) if isinstance(call.weights, Softmax) else call.weights
     with call.uncast():
-        return without_dropout(call.weights)(*scores_of(call, heads, rows, wide))
+        return weights(*scores_of(call, heads, rows, wide))
 
 
 @torch.no_grad()
 def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
-    scores = _scores(call, heads, rows, wide)
-    allowed = None if call.mask is None else _allowed(call.mask, call, heads, rows)
+    scores, allowed = _scores(call, heads, rows, wide), None
+    if call.mask is not None:
+        p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.offset  # (r, 1)
+        j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
+        allowed = _of_heads(call.mask.allows(p, j, keys=call.S, offset=call.offset), heads)
     if call.bias is not None:
         bias = pick(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
         bias = _of_heads(bias, heads)
@@ -158,15 +165,6 @@ def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) 
 def values_of(call: Call, heads: list[int]) -> Tensor:
     """(B, h, S, E): the values that each of these query heads averages."""
     return _shared(call, call.v, heads)
-
-
-def without_dropout(weights: Weights) -> Weights:
-    """How weights are made before dropout. What was drawn at random cannot be drawn again."""
-    if isinstance(weights, Gumbel):
-        raise ConfigError(
-            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace it with Softmax weights"
-        )
-    return replace(weights, dropout=0.0) if isinstance(weights, Softmax) else weights
 
 
 def dropout_of(call: Call) -> float:
@@ -239,14 +237,6 @@ def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) ->
 def _shared(call: Call, x: Tensor, heads: list[int]) -> Tensor:
     """(B, h, S, ·): the keys or values of each of these query heads."""
     return pick(x, -3, [head // call.groups for head in heads])
-
-
-def _allowed(mask: Mask, call: Call, heads: list[int], rows: list[int]) -> Tensor:
-    """The mask for these rows, broadcastable to (B, h, r, S)."""
-    device = call.q.device
-    p = torch.tensor(rows, dtype=torch.long, device=device)[:, None] + call.offset  # (r, 1)
-    j = torch.arange(call.S, device=device)[None]  # (1, S)
-    return _of_heads(mask.allows(p, j, keys=call.S, offset=call.offset), heads)
 
 
 def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
