@@ -170,7 +170,8 @@ class Shown(ABC):
         return "\n\n".join("\n".join(filter(None, (c.title, c.text(), c.note))) for c in self.charts())
 
     def _repr_html_(self) -> str:
-        return f"<style>{_style()}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
+        style = (Path(__file__).parent / "assets" / "charts.css").read_text(encoding="utf-8")
+        return f"<style>{style}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
 
 
 def shortened(paths: Sequence[str]) -> list[str]:
@@ -196,7 +197,3 @@ def bars(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Char
     """One column of numbers of either sign."""
     values = torch.tensor([[value] for _, value in parts], dtype=torch.float64)
     return Chart(title=title, rows=[n for n, _ in parts], columns=["added"], values=values, signed=True, note=note)
-
-
-def _style() -> str:
-    return (Path(__file__).parent / "assets" / "charts.css").read_text(encoding="utf-8")

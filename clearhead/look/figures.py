@@ -168,6 +168,8 @@ def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
     figure = _figure(8.4, 3.6, title)
     left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(name.name for p in pictures for name in p.summary.labels))
+    words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
+    places = [f"{words.get(p.title, '')} {p.layer}".strip() for p in pictures]
     for axes, attribute, what in ((left, "entropy", "entropy, nats"), (right, "distance", "distance")):
         for number, name in enumerate(names):
             points = [
@@ -177,7 +179,7 @@ def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
                 if label.name == name
             ]
             axes.scatter(*zip(*points, strict=True), s=16, color=f"C{number}", label=name, linewidth=0)
-        axes.set_xticks(range(len(pictures)), [_short(p) for p in pictures], fontsize=7, rotation=30)
+        axes.set_xticks(range(len(pictures)), places, fontsize=7, rotation=30)
         _ruled(axes, what)
     right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
@@ -298,8 +300,3 @@ def _shades(stops: Sequence[str] = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", 
 def _plain(label: str) -> str:
     """A token as matplotlib is to write it: a dollar sign would start a formula."""
     return (label.strip() or label).replace("$", r"\$")
-
-
-def _short(picture: Picture) -> str:
-    words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
-    return f"{words.get(picture.title, '')} {picture.layer}".strip()

@@ -161,12 +161,6 @@ def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) 
     return scores, allowed
 
 
-@torch.no_grad()
-def values_of(call: Call, heads: list[int]) -> Tensor:
-    """(B, h, S, E): the values that each of these query heads averages."""
-    return _shared(call, call.v, heads)
-
-
 def dropout_of(call: Call) -> float:
     return call.weights.dropout if isinstance(call.weights, Softmax) else 0.0
 
@@ -212,7 +206,7 @@ def tolerance_of(attended: Attended, heads: list[int], rows: list[int]) -> float
 
 def _averaged(call: Call, heads: list[int], rows: list[int], wide: torch.dtype, dtype: torch.dtype) -> Tensor:
     """(B, h, r, E): weights made in `wide`, times values in `dtype`."""
-    return weights_of(call, heads, rows, wide).to(dtype) @ values_of(call, heads).to(dtype)
+    return weights_of(call, heads, rows, wide).to(dtype) @ shared(call, call.v, heads).to(dtype)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
@@ -229,12 +223,12 @@ def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) ->
     q = pick(pick(call.q, -2, rows), -3, every if own else heads).to(wide)
     dot = call.scores.as_dot(q)
     if dot is None:
-        return pick(call.scores(q, _shared(call, call.k, every).to(wide)), -3, heads)
+        return pick(call.scores(q, shared(call, call.k, every).to(wide)), -3, heads)
     turned, factor = dot
-    return ((pick(turned, -3, heads) if own else turned) * factor) @ _shared(call, call.k, heads).to(wide).mT
+    return ((pick(turned, -3, heads) if own else turned) * factor) @ shared(call, call.k, heads).to(wide).mT
 
 
-def _shared(call: Call, x: Tensor, heads: list[int]) -> Tensor:
+def shared(call: Call, x: Tensor, heads: list[int]) -> Tensor:
     """(B, h, S, ·): the keys or values of each of these query heads."""
     return pick(x, -3, [head // call.groups for head in heads])
 

@@ -72,12 +72,7 @@ def head_table(picture: Picture) -> list[tuple[str, str, str, str, str]]:
 
 
 def link_list(
-    weights: Float[Tensor, "*H T S"],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    least: float = 0.1,
-    most: int = 4,
+    weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, least: float = 0.1, most: int = 4
 ) -> str:
     """A line a query, with an arrow to each key that gets at least `least`, largest first, with its head's number."""
     columns = plain(columns)

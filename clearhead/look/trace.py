@@ -144,8 +144,8 @@ class Trace:
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
         made = self._run(path, run)
-        last = made.steps[-1]
-        return last.gathered(recompute.values_of(last.value.call, self._choose(made, heads, None)[0]))
+        last, call = made.steps[-1], made.steps[-1].value.call
+        return last.gathered(recompute.shared(call, call.v, self._choose(made, heads, None)[0]))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
