@@ -32,8 +32,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from clearhead.errors import StorageError
 from clearhead.explore.desk import BusyError, Desk, Job
 from clearhead.explore.run import ACTIONS
+from clearhead.look.page import assets
 from clearhead.look.page import module as look_module
-from clearhead.look.page import style as look_style
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -127,7 +127,7 @@ def app(place: Place, desk: Desk) -> ASGIApp:
     """The whole server as an ASGI application."""
     files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
     files |= {"look.js": look_module(), "walk.js": look_module("walk.js")}
-    files["look.css"] = look_style("page.css", "walk.css")
+    files["look.css"] = assets("page.css", "walk.css")
 
     async def get(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

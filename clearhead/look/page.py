@@ -63,11 +63,11 @@ def filled(
     template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
 ) -> str:
     """A template of `assets/` with everything put into it, so that the page is one file."""
-    parts = {"title": html.escape(title), "style": _assets(*styles), "script": _assets(*scripts), "body": body}
+    parts = {"title": html.escape(title), "style": assets(*styles), "script": assets(*scripts), "body": body}
     # Inside a script element only "</" and "<!--" could end it: no "<" is left.
     parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     # In one pass: what a user wrote may look like a place of the template.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _assets(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], assets(template))
 
 
 def framed(text: str, title: str) -> str:
@@ -98,19 +98,15 @@ def written(text: str, path: str | Path) -> Path:
     return path
 
 
-def style(*sheets: str) -> str:
-    """Style sheets of `assets/`, or that of the page."""
-    return _assets(*sheets or ("page.css",))
-
-
 def module(*scripts: str) -> str:
     """Scripts of `assets/` (those of the page) as an ES module, for a page that has their elements: `show(contents,
     signal, history, location)` draws until the signal aborts. The last two, the browser's own, keep what is chosen."""
-    inside = _assets(*scripts or _SCRIPTS)
+    inside = assets(*scripts or _SCRIPTS)
     return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
 
 
-def _assets(*names: str) -> str:
+def assets(*names: str) -> str:
+    """Files of `assets/`, one after another."""
     return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
