@@ -83,11 +83,10 @@ def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
             "of which adds to what the one before returned"
         )
     states = [first_tensor(stream.ran[block].output) for block in stream.blocks]
-    states = [stream.ran[stream.blocks[0]].entered, *states]
     is_text = stream.logits.dim() > 2
     kept = chosen(positions, stream.logits.shape[-2], "position") if is_text else [0]
     read = []
-    for state in states:
+    for state in (stream.ran[stream.blocks[0]].entered, *states):
         with _returning(model, _outputs(stream, state)):
             logits = ask(model, given)
         read.append((pick(logits, -2, kept) if is_text else logits).clone())

@@ -137,7 +137,9 @@ def ablate(
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
     source, logits = _recorded(model, given, paths, over, "writers")
     sweep = Sweep(model, given, source, over, _metric(metric, logits), batch)
-    return sweep.grid("ablated", torch.zeros_like if to == "zero" else _mean)
+    if to == "zero":
+        return sweep.grid("ablated", torch.zeros_like)
+    return sweep.grid("ablated", lambda x: x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x))
 
 
 def _recorded(
@@ -161,10 +163,6 @@ def _metric(metric: Metric | None, logits: Tensor) -> Metric:
     if metric is None or isinstance(metric, Answer):
         return (metric or Answer()).chosen(logits)
     return metric
-
-
-def _mean(x: Tensor) -> Tensor:
-    return x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
