@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 # A product of widths up to some thousands errs by the root of that many units, where the trial errs by one.
 SAFETY = 48.0
@@ -31,11 +32,7 @@ class Rounding(TorchDispatchMode):
         # A view or an in-place result is somebody else's memory: what was rounded there has been rounded already.
         if any(returned.alias_info is not None for returned in func._schema.returns):
             return result
-        if isinstance(result, Tensor):
-            return self._blurred(result)
-        if isinstance(result, (tuple, list)):
-            return type(result)(self._blurred(part) if isinstance(part, Tensor) else part for part in result)
-        return result
+        return tree_map_only(Tensor, self._blurred, result)
 
     def _blurred(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.numel() == 0 or x.is_meta:

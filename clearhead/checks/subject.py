@@ -116,8 +116,9 @@ class Batch:
         return self.x.shape[1]
 
     def rows(self, rows: Tensor | slice) -> Batch:
-        """These rows of what goes in."""
-        return replace(self, x=self.x[rows], source=None if self.source is None else self.source[rows])
+        """The same for these rows alone."""
+        whole = {name: getattr(self, name) for name in ("x", "keep", "source", "source_keep")}
+        return replace(self, **{name: tensor[rows] for name, tensor in whole.items() if tensor is not None})
 
     def hiding(self, *place: Any) -> Batch:
         """The same with the tokens at this place (of its source, where it has one) called padding."""

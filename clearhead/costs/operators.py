@@ -219,22 +219,9 @@ def _picked(call: Call) -> tuple[Kernel, ...]:
     return (Kernel(out + out + sizes(*(x for x in call.inputs if not x.is_floating_point()))),)
 
 
-def _embedding_backward(call: Call) -> tuple[Kernel, ...]:
-    """The whole table is cleared; then rows are added to it."""
-    grad: Tensor = call.first[0]
-    return Kernel(sizes(call.out)), Kernel(sizes(grad, grad, grad))
-
-
-def _loss(call: Call) -> tuple[Kernel, ...]:
-    """Of each row one entry is read."""
-    x, target = call.first[:2]
-    return (Kernel((target.numel() * x.element_size(), bytes_of_tensor(target))),)
-
-
-def _loss_backward(call: Call) -> tuple[Kernel, ...]:
-    """The whole is cleared; then one entry of each row is written."""
-    x, target = call.first[1:3]
-    return Kernel(sizes(call.out)), Kernel((target.numel() * x.element_size(), bytes_of_tensor(target)))
+def _entries(x: Tensor, target: Tensor) -> Kernel:
+    """Of each row one entry is read, or written."""
+    return Kernel((target.numel() * x.element_size(), bytes_of_tensor(target)))
 
 
 def _sum(call: Call) -> tuple[Kernel, ...]:
@@ -257,9 +244,10 @@ _RULES: dict[str, Callable[[Call], tuple[Kernel, ...]]] = {
     "clearhead::gathered_backward": _gathered_backward,
     "native_layer_norm_backward": _norm_backward,
     **dict.fromkeys(("embedding", "gather", "index_select", "index"), _picked),
-    "embedding_dense_backward": _embedding_backward,
-    "nll_loss_forward": _loss,
-    "nll_loss_backward": _loss_backward,
+    # The whole table is cleared; then rows are added to it, or entries written.
+    "embedding_dense_backward": lambda c: (Kernel(sizes(c.out)), Kernel(3 * sizes(c.first[0]))),
+    "nll_loss_forward": lambda c: (_entries(*c.first[:2]),),
+    "nll_loss_backward": lambda c: (Kernel(sizes(c.out)), _entries(*c.first[1:3])),
     "sum": _sum,
 }
 for _way in ("flash_attention", "efficient_attention", "flash_attention_for_cpu", "cudnn_attention"):
