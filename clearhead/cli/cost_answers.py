@@ -182,12 +182,12 @@ def _show_attention(found: Cost) -> None:
     console.print()
     dense = pairs.dense.value
     say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
-    if pairs.look.mask is not None:
+    if pairs.mask is not None:
         how = "by the equation" if found.impl == "reference" else "by the fused kernel"
         say(
-            f"{pairs.look.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
+            f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed, {how if pairs.look.plan is None else 'by that plan'}"
+            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}"
         )
 
 

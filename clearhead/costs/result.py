@@ -15,6 +15,7 @@ from clearhead.costs.machine import Machine, dtype_name
 from clearhead.costs.operators import Ceiling, Kernel
 from clearhead.costs.watch import Log
 from clearhead.costs.ways import Look, plan_on
+from clearhead.masks import Mask
 from clearhead.tables import html_table, table
 
 ADAM = 2  # numbers that AdamW keeps for each parameter
@@ -45,6 +46,15 @@ class Pairs:
     computed: Amount
     look: Look = field(repr=False)
     planned: int  # what the mask's plan computes: the pairs allowed, and those beside them in a tile
+
+    @property
+    def mask(self) -> Mask | None:
+        return self.look.mask
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the plan is what runs."""
+        return self.look.plan is not None
 
 
 @dataclass(frozen=True)
@@ -176,15 +186,15 @@ class Cost:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What each module takes of the whole, in the order in which they ran."""
+        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
+        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
 
-        def own(name: str, select: Select) -> Amount:
+    def _part(self, name: str) -> Part:
+        def own(select: Select) -> Amount:
             return self.reader.amount(lambda log: ((path, n) for path, n in select(log) if normal(path) == name))
 
-        kernels = dict.fromkeys((normal(p.path) for p in (*self.log.steps, *self.log.parameters.values())), 0)
-        for step in self.log.steps:
-            kernels[normal(step.path)] += len(step.kernels)
-        sums = (_learnt, _FORWARD, _BACKWARD, _TRAFFIC, _kept)
-        return tuple(Part(name, *(own(name, select) for select in sums), n) for name, n in kernels.items())
+        kernels = sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name)
+        return Part(name, own(_learnt), own(_FORWARD), own(_BACKWARD), own(_TRAFFIC), own(_kept), kernels)
 
     @property
     def total(self) -> Part:
