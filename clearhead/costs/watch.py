@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-import clearhead
 from clearhead.costs.operators import Call, Kernel, kernels_of, scratch_of
 from clearhead.costs.ways import Look, Ways
 from clearhead.errors import ClearheadError, ConfigError
@@ -314,6 +313,6 @@ def _in_words(watcher: Watch) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     """The last line of the caller's code on the way to an error: not torch's and not this package's."""
-    ours, torchs = (str(Path(place).parent) for place in (clearhead.__file__, torch.__file__))
+    ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, torchs))]
     return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "a line of torch's own"
