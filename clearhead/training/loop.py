@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.batch import Batch, Split, Task
-from clearhead.data.batches import Batches
+from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig

@@ -10,17 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.data.batches import ByCount, ByTokens, Packed
-from clearhead.data.digits import Affine, Contrast, PerImage
+from clearhead.data import Affine, ByCount, ByTokens, Contrast, Packed, PerImage
 from clearhead.data.speech import Streams
 from clearhead.errors import ConfigError
 from clearhead.layers import DepthScaled, Xavier
+from clearhead.models import ConvNetConfig, DecoderConfig, EncoderDecoderConfig, Mean, SpeechConfig, VisionConfig
 from clearhead.models import presets as models
-from clearhead.models.convnet import ConvNetConfig
-from clearhead.models.decoder import DecoderConfig
-from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.models.speech import SpeechConfig
-from clearhead.models.vision import Mean, VisionConfig
 from clearhead.positions import Learned, NoPositions
 from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import Config, encode
-from clearhead.data.batch import Task
-from clearhead.data.tokenizers import Tokenizer
+from clearhead.data import Task, Tokenizer
 from clearhead.disk import save_tensors, write_atomically
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import storage  # and with it all configurations, which are found again by their names

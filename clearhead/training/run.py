@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.data.batch import Task
-from clearhead.data.tokenizers import Tokenizer, load_tokenizer
+from clearhead.data import Task, Tokenizer, load_tokenizer
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load as load_model

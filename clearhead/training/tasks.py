@@ -11,15 +11,11 @@ from typing import Any, ClassVar
 
 from clearhead.audio import Mel
 from clearhead.config import Config
-from clearhead.data.batch import Task
+from clearhead.data import ConsecutiveWindows, RandomWindows, SortDedup, Task, Text, Tokenizer, Translation
 from clearhead.data.batches import Size
 from clearhead.data.digits import Affine, Contrast, Digits, PerImage, PerSet, Shift
 from clearhead.data.ragged import round_up
-from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
-from clearhead.data.text import ConsecutiveWindows, RandomWindows, Text
-from clearhead.data.tokenizers import Tokenizer
-from clearhead.data.translation import Translation
 from clearhead.errors import DataError
 from clearhead.positions import Learned
 from clearhead.values import Count, Fraction, NotNegative, Share, require
