@@ -33,8 +33,6 @@ BOUND = 1.05
 class Choice(Row):
     """One choice; times in ms."""
 
-    derived = ("lost",)
-
     name: str
     length: int
     heads: int
@@ -87,16 +85,9 @@ def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     chosen = choose(call).name
     clock = time_both if backward else time_forward
     took = {way: clock(our_way(mask, way), tensors) for way in WAYS}
-    return Choice(
-        name=name,
-        length=call.T,
-        heads=call.q.shape[0] * call.q.shape[1],
-        width=call.q.shape[-1],
-        dtype=str(call.q.dtype).removeprefix("torch."),
-        backward=backward,
-        **took,
-        chosen=chosen,
-    )
+    B, H, T, D = call.q.shape
+    dtype = str(call.q.dtype).removeprefix("torch.")
+    return Choice(name=name, length=T, heads=B * H, width=D, dtype=dtype, backward=backward, chosen=chosen, **took)
 
 
 def read_rows(path: Path) -> list[Choice]:

@@ -18,8 +18,6 @@ from clearhead.costs.predict import set_impl
 from clearhead.errors import ConfigError
 from clearhead.training.figure import new_figure, save_figure
 
-__all__ = ["Growth", "Point", "growth", "lengths", "plot_growth"]
-
 
 @dataclass(frozen=True)
 class Point:
@@ -50,8 +48,7 @@ class Growth:
         return list(dict.fromkeys(point.layer for point in self.points))
 
     def to_dict(self) -> dict[str, Any]:
-        sizes = {"d": self.d, "k": self.k, "batch": self.batch}
-        return {**sizes, "machine": self.machine.to_dict(), "points": [asdict(point) for point in self.points]}
+        return asdict(self)
 
 
 def growth(
