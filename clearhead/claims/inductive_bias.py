@@ -12,8 +12,7 @@ _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 
 @claim(HOMEWORK, "1.5d, explanation")
 def locality_helps(t: Trial) -> None:
-    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there
-    are few data.
+    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.
 
     {REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches
     are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions
