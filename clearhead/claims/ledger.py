@@ -10,7 +10,8 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -121,12 +122,25 @@ def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr
     return losses
 
 
-def one_head(q: Tensor, k: Tensor, v: Tensor | None = None, *masks: Any, **how: Any) -> Tensor:
+def one_head(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Tensor:
     """`attend` with one head on one text: (T, D), (S, D), (S, E). Without values, what comes out are the weights."""
     from clearhead.attention import attend
 
     v = torch.eye(len(k), dtype=k.dtype) if v is None else v
-    return attend(q[None, None], k[None, None], v[None, None], *masks, **how)[0, 0]
+    return attend(q[None, None], k[None, None], v[None, None], **how)[0, 0]
+
+
+@contextmanager
+def saved_tensors() -> Iterator[list[Tensor]]:
+    """What autograd keeps of the operations inside, for the way back."""
+    held: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        held.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield held
 
 
 def n_parameters(module: torch.nn.Module) -> int:

@@ -76,7 +76,7 @@ def infinity_norm_update(t: Trial) -> None:
         v, found = w.detach(), slope(loss(w), w)
         base, at, at_x = (torch.sigmoid(v @ x) - y) * x, unit[v.abs().argmax()], unit[x.abs().argmax()]
         gaps = [apart(found - base, lam * part) for part in (v * at, v * at_x, at, at_x)]
-        t.case(f"w = {entries}: difference", f"{gaps[0]:.1e}", gaps[0] < 1e-12)
+        t.below(f"w = {entries}: difference", gaps[0], 1e-12)
         same = int(torch.equal(at, at_x))  # then the second option is the first
         t.above("the others that say something else", min(gaps[1 + same :]), 1e-3, "{:.2f}")
     tie = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64)

@@ -40,8 +40,8 @@ def relative_magnitudes(t: Trial) -> None:
     s, r = sp.symbols("s r", real=True)
     a, b = exact.softmax((s, r))
     t.equal("any scores s and r: a/b − e^(s − r)", sp.simplify(a / b - sp.exp(s - r)), 0)
-    found = [(*scores, *exact.weights(scores)) for scores in ((1, 2), (-3, 0), (5, 5))]
-    ordered = all((x > y) == (z > w) and (x < y) == (z < w) for x, y, z, w in found)
+    found = [(scores, exact.weights(scores)) for scores in ((1, 2), (-3, 0), (5, 5))]
+    ordered = all((x > y) == (z > w) and (x < y) == (z < w) for (x, y), (z, w) in found)
     t.case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
     ratio = sp.simplify((b / a).subs({s: 1, r: 2}))
     t.case("scores 1 and 2, in the ratio 2", f"weights in the ratio e = {float(ratio):.3f}", ratio == 2, inside=False)
