@@ -52,10 +52,8 @@ class Choice(Row):
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
     lengths = (512, 1024, 2048, 4096)
-    if device == "cpu":
-        options = replace(ON_CPU, lengths=lengths, heads=8)
-    else:
-        options = Options(lengths=(*lengths, 8192, 16384), device=device)
+    on_gpu = Options(lengths=(*lengths, 8192, 16384), device=device)
+    options = replace(ON_CPU, lengths=lengths, heads=8) if device == "cpu" else on_gpu
     return replace(options, widths=(width,), dtype=dtype or options.dtype, seconds=seconds)
 
 

@@ -53,6 +53,7 @@ class Setting:
 
 
 Maker = Callable[[Setting], Iterator[Row]]
+OnRow = Callable[[Row], None]
 
 
 def by_rate(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
@@ -85,11 +86,7 @@ def makers(device: str) -> dict[str, Maker]:
 
 
 def measure(
-    setting: Setting,
-    out: Path | None = None,
-    *,
-    only: str | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    setting: Setting, out: Path | None = None, *, only: str | None = None, on_row: OnRow = lambda row: None
 ) -> list[Row]:
     """All rows of the setting's device (or those whose work contains `only`), written to `out` as they come."""
     chosen = [make for name, make in makers(setting.device).items() if only is None or only in name]

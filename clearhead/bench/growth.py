@@ -103,8 +103,8 @@ def plot_growth(found: Growth, path: str | Path) -> Path:
     axes = figure.add_subplot()
     for number, layer in enumerate(found.layers):
         points = found.of(layer)
-        n = [point.n for point in points]
-        axes.plot(n, [1e3 * point.predicted for point in points], color=f"C{number}", label=f"{layer}, predicted")
+        line = [(point.n, 1e3 * point.predicted) for point in points]
+        axes.plot(*zip(*line, strict=True), color=f"C{number}", label=f"{layer}, predicted")
         dots = [(point.n, 1e3 * point.measured) for point in points if point.measured is not None]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=f"C{number}", label=f"{layer}, measured")

@@ -122,14 +122,12 @@ def _row(mask: Mask, options: Options) -> Watched:
     t = traced()
     rows_ms, rows_peak = _cost(lambda: t.weights(options.layer, heads=head, rows=few), options)
     head_ms, head_peak = _cost(walk, options)
+    about: dict[str, Any] = {"mask": str(mask), "length": options.length, "layers": options.layers}
+    passes: dict[str, Any] = {"plain_ms": times.peer_ms, "traced_ms": times.ours_ms, "ratio": times.ratio}
     return Watched(
-        mask=str(mask),
-        length=options.length,
-        layers=options.layers,
+        **about,
         dtype=str(options.dtype).removeprefix("torch."),
-        plain_ms=times.peer_ms,
-        traced_ms=times.ours_ms,
-        ratio=times.ratio,
+        **passes,
         bound=times.bound,
         kept_bytes=4 * ids.numel() * options.width * options.dtype.itemsize,
         extra_peak_bytes=None if peak is None or with_trace is None else max(0, with_trace - peak),

@@ -64,19 +64,17 @@ def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:
             return reduce(either, [_one_of(chosen, place) for place in range(chosen.shape[1])])
         return lambda p, j: leaf.test(p, j, Grid(T, 0))
 
-    def both(a: Test, b: Test) -> Test:
-        return lambda p, j: a(p, j) & b(p, j)
-
     def either(a: Test, b: Test) -> Test:
         return lambda p, j: a(p, j) | b(p, j)
 
-    def inverse(a: Test) -> Test:
-        return lambda p, j: ~a(p, j)
-
-    def transposed(a: Test) -> Test:
-        return lambda p, j: a(j, p)
-
-    return fold(mask, leaf=test, both=both, either=either, inverse=inverse, transposed=transposed)
+    return fold(
+        mask,
+        leaf=test,
+        both=lambda a, b: lambda p, j: a(p, j) & b(p, j),
+        either=either,
+        inverse=lambda a: lambda p, j: ~a(p, j),
+        transposed=lambda a: lambda p, j: a(j, p),
+    )
 
 
 def _one_of(chosen: Tensor, place: int) -> Test:

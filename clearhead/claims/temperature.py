@@ -53,8 +53,8 @@ def never_uniform_is_false(t: Trial) -> None:
 
     Search for one z and one T with uniform weights, exactly."""
     t.equal("z = (7, 7, 7, 7), T = 3", at_temperature((7, 7, 7, 7), sp.Integer(3)), [sp.Rational(1, 4)] * 4, exact.show)
-    other = at_temperature((1, 0), sp.Integer(3))
-    t.note(f"for z = (1, 0), T = 3 they are {listed(map(float, other), '.3f')}: the option is true of unequal z")
+    other = listed(map(float, at_temperature((1, 0), sp.Integer(3))), ".3f")
+    t.note(f"for z = (1, 0), T = 3 they are {other}: the option is true of unequal z")
 
 
 @claim(FINAL, "Part 1, Q1, solution")

@@ -6,6 +6,7 @@ from the rows. Its results file is whole after every row, and the same command g
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -85,8 +86,7 @@ class Outcome:
 
     def said(self, panel: str, line: str, x: str, form: str = ".0%") -> str:
         """The mean, and the least and largest of the seeds where they differ as printed."""
-        values = self.values(panel, line, x)
-        if not values:
+        if not (values := self.values(panel, line, x)):
             return "nothing"
         low, high, mean = (format(v, form) for v in (min(values), max(values), sum(values) / len(values)))
         return mean if low == high else f"{mean} ({low} to {high})"
@@ -141,11 +141,8 @@ class Record:
         """Columns and rows for people: the means of the seeds, at a few of the places where they were measured."""
         found = Outcome(self.rows)
         xs = _few(list(dict.fromkeys(x for panel in found.panels for x in found.xs(panel))))
-        rows = [
-            (panel, line, *(_number(found.mean(panel, line, x)) for x in xs))
-            for panel in found.panels
-            for line in found.lines
-        ]
+        both = itertools.product(found.panels, found.lines)
+        rows = [(panel, line, *(_number(found.mean(panel, line, x)) for x in xs)) for panel, line in both]
         return (self.study.panel[0], self.study.line[0], *xs), rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,10 +168,10 @@ class Record:
             if any(not isinstance(row.curve, dict) or not 0 <= row.run < len(record.runs) for row in record.rows):
                 raise ValueError("a row without a curve or a run")
         if document.get("sizes") != record.to_dict()["sizes"]:
-            raise StorageError(
-                f"{path} was made with other sizes than {record.study.name} has now, so its rows cannot stand beside "
-                "new ones; give --out another name, or move the file away"
+            what = (
+                f"was made with other sizes than {record.study.name} has now, so its rows cannot stand beside new ones"
             )
+            raise StorageError(f"{path} {what}; give --out another name, or move the file away")
         return record
 
 
