@@ -123,8 +123,7 @@ def rnn_for_long(t: Trial) -> None:
     through, direct = (slope(y.sum(), x)[0].norm().item() for y in (h, out))
     what = "gradient reaching the first of 200 inputs: recurrent, attention"
     t.case(what, f"{through:.1e}, {direct:.1e}", through >= direct, inside=False)
-    lengths = [10**i for i in range(1, 7)]
-    layers = {"self-attention": ATTENTION, "recurrent": RECURRENT}
+    lengths, layers = [10**i for i in range(1, 7)], {"self-attention": ATTENTION, "recurrent": RECURRENT}
     curves = {name: [float(count.subs({n: x, d: 512})) for x in lengths] for name, count in layers.items()}
     title = "Multiply-adds of one layer, d = 512"
     t.draw(Lines(title, "tokens", "operations", lengths, curves, log_x=True, log_y=True))

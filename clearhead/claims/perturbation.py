@@ -29,9 +29,9 @@ def key_noise_one_row(t: Trial) -> None:
     Two keys, one query, in fractions: which weights change?"""
     before, after = (1 - weight(score) for score in (0, 1))
     t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before} → {after}", before == after)
-    three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
+    three = zip(exact.weights([0, 0, 0]), exact.weights([1, 0, 0]), strict=True)
     correct = "Key i's score enters one row, but each column is normalised, so the weights of every key change."
-    t.instead(correct, all(x != y for x, y in zip(*three, strict=True)))
+    t.instead(correct, all(x != y for x, y in three))
 
 
 @claim(HOMEWORK, "1.1e")

@@ -26,8 +26,8 @@ def warmup_cosine(t: Trial) -> None:
     top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
     rise = top * s / warm
     fall = top * sp.Rational(1, 2) * (1 + sp.cos((s - warm) / (total - warm) * sp.pi))
-    joint = rise.subs(s, warm), fall.subs(s, warm)
-    t.case("at step 4000 from both sides", f"{joint[0]} and {joint[1]}", joint[0] == joint[1] == top)
+    before, after = rise.subs(s, warm), fall.subs(s, warm)
+    t.case("at step 4000 from both sides", f"{before} and {after}", before == after == top)
     t.equal("at step 100000", fall.subs(s, total), 0)
     t.equal("at step 52000, halfway down", fall.subs(s, 52_000), top / 2)
     schedule = WarmupCosine(0.001, 4000, 100_000)
