@@ -33,8 +33,6 @@ BOUND = 1.05
 class Choice(Row):
     """One choice; times in ms."""
 
-    derived = ("lost",)
-
     name: str
     length: int
     heads: int
@@ -54,10 +52,8 @@ class Choice(Row):
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
     """Lengths at which the choice is hard: about where gathering begins to pay."""
     lengths = (512, 1024, 2048, 4096)
-    if device == "cpu":
-        options = replace(ON_CPU, lengths=lengths, heads=8)
-    else:
-        options = Options(lengths=(*lengths, 8192, 16384), device=device)
+    on_gpu = Options(lengths=(*lengths, 8192, 16384), device=device)
+    options = replace(ON_CPU, lengths=lengths, heads=8) if device == "cpu" else on_gpu
     return replace(options, widths=(width,), dtype=dtype or options.dtype, seconds=seconds)
 
 
@@ -87,16 +83,9 @@ def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     chosen = choose(call).name
     clock = time_both if backward else time_forward
     took = {way: clock(our_way(mask, way), tensors) for way in WAYS}
-    return Choice(
-        name=name,
-        length=call.T,
-        heads=call.q.shape[0] * call.q.shape[1],
-        width=call.q.shape[-1],
-        dtype=str(call.q.dtype).removeprefix("torch."),
-        backward=backward,
-        **took,
-        chosen=chosen,
-    )
+    B, H, T, D = call.q.shape
+    dtype = str(call.q.dtype).removeprefix("torch.")
+    return Choice(name=name, length=T, heads=B * H, width=D, dtype=dtype, backward=backward, chosen=chosen, **took)
 
 
 def read_rows(path: Path) -> list[Choice]:

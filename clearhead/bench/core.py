@@ -7,6 +7,7 @@ translates a sentence, each against one that imports torch. The last is about lo
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -27,76 +28,54 @@ from clearhead.masks import Mask, causal, padding
 from clearhead.models import DecoderConfig
 from clearhead.positions import Rotary
 
-Part = Callable[[int, Callable[[], None]], Comparison]  # of the rounds, and what is called after each
+Call = Callable[[], object]
+Sides = tuple[str, float, Call, Call]  # what is compared, the bound of the ratio, ours, the peer
 SHAPE = (4, 8, 512, 64)  # (B, H, T, D)
 
 
 def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda done, total: None) -> list[Comparison]:
     """Every comparison, each `repeats` rounds."""
-    parts: tuple[Part, ...] = (
-        partial(_attend, "attend, fused / scaled_dot_product_attention", None, {}),
-        partial(_attend, "attend, fused, causal() / the same with is_causal", causal(), {"is_causal": True}),
-        _padded,
-        partial(_train, "MultiHeadAttention, training / nn.MultiheadAttention", None),
-        partial(_train, "MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal()),
-    )
     both, morning = ["-c", "import torch, clearhead"], ["-m", "clearhead.cli", "translate", "Good morning."]
-    starts: tuple[Part, ...] = (
-        partial(_start, "a process that imports clearhead / one that imports torch", both, 1.25),
-        partial(_start, "clearhead translate 'Good morning.' / a process that imports torch", morning, 4.0),
-        _load,
-    )
     few = min(repeats, 5)  # a process takes a second or more to start, and varies little
-    done = 0
+    with tempfile.TemporaryDirectory() as place:
+        parts: tuple[tuple[int, Callable[[], Sides]], ...] = (
+            (repeats, partial(_attend, "attend, fused / scaled_dot_product_attention", None)),
+            (repeats, partial(_attend, "attend, fused, causal() / the same with is_causal", causal(), is_causal=True)),
+            (repeats, _padded),
+            (repeats, partial(_train, "MultiHeadAttention, training / nn.MultiheadAttention", None)),
+            (repeats, partial(_train, "MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal())),
+            (few, partial(_start, "a process that imports clearhead / one that imports torch", 1.25, both)),
+            (few, partial(_start, "clearhead translate 'Good morning.' / a process that imports torch", 4.0, morning)),
+            (few, partial(_load, Path(place, "model"))),
+        )
+        done, total = itertools.count(1), sum(rounds for rounds, _ in parts)
+        found = []
 
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        on_round(done, repeats * len(parts) + few * len(starts))
+        def tick() -> None:
+            on_round(next(done), total)
 
-    return [part(repeats, tick) for part in parts] + [start(few, tick) for start in starts]
+        for rounds, make in parts:
+            name, bound, ours, peer = make()
+            found.append(compare(name, ours, peer, bound=bound, repeats=rounds, on_round=tick))
+    return found
 
 
-def _attend(name: str, mask: Mask | None, plain: dict[str, Any], repeats: int, tick: Callable[[], None]) -> Comparison:
-    q, k, v = _qkv()
+def _attend(name: str, mask: Mask | None, **plain: Any) -> Sides:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(SHAPE, generator=generator) for _ in range(3))
     ours = partial(attend, q, k, v, mask, impl="fused")
-    peer = partial(F.scaled_dot_product_attention, q, k, v, **plain)
-    return compare(name, ours, peer, bound=1.03, repeats=repeats, on_round=tick)
+    return name, 1.03, ours, partial(F.scaled_dot_product_attention, q, k, v, **plain)
 
 
-def _padded(repeats: int, tick: Callable[[], None]) -> Comparison:
+def _padded() -> Sides:
     B, _, T, _ = SHAPE
     lengths = torch.linspace(T // 2, T, B).long()
     row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
     name = "attend, fused, padding / the same with a (B, 1, 1, S) mask"
-    return _attend(name, padding(lengths), {"attn_mask": row}, repeats, tick)
+    return _attend(name, padding(lengths), attn_mask=row)
 
 
-def _load(repeats: int, tick: Callable[[], None]) -> Comparison:
-    """Until every page of the weights has been touched, against the plain bytes of their file."""
-    sizes = {"d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30, "d_ff": 1536, "vocab_size": 49152}
-    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tied": True}
-    with torch.device("meta"):
-        model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory() as place:
-        interop.export(model.to_empty(device="cpu"), Path(place, "model"))
-        return compare(
-            "loading a model of 135 million weights / reading its file",
-            lambda: [weight.view(-1)[::512].sum() for weight in interop.load(Path(place, "model")).parameters()],
-            lambda: Path(place, "model", "model.safetensors").read_bytes(),
-            bound=1.3,
-            repeats=repeats,
-            on_round=tick,
-        )
-
-
-def _start(name: str, ours: list[str], bound: float, repeats: int, tick: Callable[[], None]) -> Comparison:
-    run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL)
-    begin, plain = partial(run, [sys.executable, *ours]), partial(run, [sys.executable, "-c", "import torch"])
-    return compare(name, begin, plain, bound=bound, repeats=repeats, on_round=tick)
-
-
-def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None]) -> Comparison:
+def _train(name: str, mask: Mask | None) -> Sides:
     """Forward and backward of one layer, with the same weights on both sides."""
     B, H, T, D = SHAPE
     torch.manual_seed(0)
@@ -108,23 +87,37 @@ def _train(name: str, mask: Mask | None, repeats: int, tick: Callable[[], None])
     x = torch.randn(B, T, H * D, requires_grad=True)
     hidden = None if mask is None else ~mask.dense(T)
 
-    def step_ours() -> None:
-        _backward(ours(x, mask=mask), ours, x)
+    def step(module: nn.Module, forward: Callable[[], Tensor]) -> None:
+        out = forward()
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+        out.sum().backward()
 
-    def step_peer() -> None:
-        out, _ = peer(x, x, x, attn_mask=hidden, is_causal=hidden is not None, need_weights=False)
-        _backward(out, peer, x)
-
-    return compare(name, step_ours, step_peer, bound=1.0, repeats=repeats, on_round=tick)
-
-
-def _backward(out: Tensor, module: nn.Module, x: Tensor) -> None:
-    module.zero_grad(set_to_none=True)
-    x.grad = None
-    out.sum().backward()
+    how: dict[str, Any] = {"attn_mask": hidden, "is_causal": hidden is not None, "need_weights": False}
+    return (
+        name,
+        1.0,
+        lambda: step(ours, lambda: ours(x, mask=mask)),
+        lambda: step(peer, lambda: peer(x, x, x, **how)[0]),
+    )
 
 
-def _qkv() -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(SHAPE, generator=generator) for _ in range(3))
-    return q, k, v
+def _start(name: str, bound: float, ours: list[str]) -> Sides:
+    run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL)
+    return name, bound, partial(run, [sys.executable, *ours]), partial(run, [sys.executable, "-c", "import torch"])
+
+
+def _load(place: Path) -> Sides:
+    """Until every page of the weights has been touched, against the plain bytes of their file."""
+    sizes = {"d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30, "d_ff": 1536, "vocab_size": 49152}
+    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tied": True}
+    with torch.device("meta"):
+        model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
+    interop.export(model.to_empty(device="cpu"), place)
+
+    def touch() -> None:
+        for weight in interop.load(place).parameters():
+            weight.view(-1)[::512].sum()
+
+    name = "loading a model of 135 million weights / reading its file"
+    return name, 1.3, touch, (place / "model.safetensors").read_bytes

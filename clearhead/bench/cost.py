@@ -72,31 +72,31 @@ class Case:
         return config
 
 
+# Batch in float32 (in bfloat16 twice as many), tokens, side of the picture.
+_SIZES: dict[str, tuple[tuple[int, int | None, int | None], ...]] = {
+    "gpt2": ((16, 256, None), (8, 512, None), (8, 1024, None)),
+    "base": ((64, 128, None), (32, 512, None), (8, 2048, None)),
+    "vit-small": ((128, None, 224), (32, None, 384), (16, None, 512)),
+    "transformers:gpt2": ((8, 1024, None),),
+    "transformers:bert-base": ((32, 512, None),),
+    "timm:vit_small_patch16_224": ((128, None, None),),
+}
+
+
 def cases(scale: str = "full") -> tuple[Case, ...]:
     """GPT-2 124M, the base model of 2017 and ViT small at several lengths, and their likes of other libraries where
     those are installed; "small" is for machines without a GPU."""
     if scale == "small":
         tiny = (("tiny-decoder", 61), ("tiny-encoder-decoder", 61), ("tiny-vision", None))
         return tuple(Case(name, 32, n, training=training) for training in (True, False) for name, n in tiny)
-    found = []
-    for dtype, more in (("float32", 1), ("bfloat16", 2)):
-        for training in (True, False):
-            case = partial(Case, dtype=dtype, training=training)
-            found += [
-                case("gpt2", 16 * more, 256),
-                case("gpt2", 8 * more, 512),
-                case("gpt2", 8 * more, 1024),
-                case("base", 64 * more, 128),
-                case("base", 32 * more, 512),
-                case("base", 8 * more, 2048),
-                case("vit-small", 128 * more, image=224),
-                case("vit-small", 32 * more, image=384),
-                case("vit-small", 16 * more, image=512),
-                case("transformers:gpt2", 8 * more, 1024),
-                case("transformers:bert-base", 32 * more, 512),
-                case("timm:vit_small_patch16_224", 128 * more),
-            ]
-    return tuple(case for case in found if not missing(case.model))
+    return tuple(
+        Case(model, batch * more, tokens, image, dtype, training)
+        for dtype, more in (("float32", 1), ("bfloat16", 2))
+        for training in (True, False)
+        for model, sizes in _SIZES.items()
+        if not missing(model)
+        for batch, tokens, image in sizes
+    )
 
 
 def missing(model: str) -> bool:
@@ -194,12 +194,8 @@ def summary(document: dict[str, Any]) -> str:
         lines.append(f"| `{model}` | {how} | {tokens} | {cells[0]} | {cells[1]} |")
     name, torch_version = document["machine"]["name"], document["versions"]["torch"]
     near = sum(abs(row["ratio"]["time"] - 1) <= 0.2 for row in document["rows"])
-    lines += [
-        "",
-        f"Measured on one {name}, torch {torch_version}: memory within "
-        f"{100 * worst(document)['memory']:.1f} % everywhere, "
-        f"time within 20 % in {near} of {len(document['rows'])} cases.",
-    ]
+    memory, time = f"{100 * worst(document)['memory']:.1f} % everywhere", f"{near} of {len(document['rows'])} cases"
+    lines += ["", f"Measured on one {name}, torch {torch_version}: memory within {memory}, time within 20 % in {time}."]
     return "\n".join(lines)
 
 

@@ -17,15 +17,12 @@ import torch
 from clearhead._clock import seconds
 from clearhead.bench import results
 
-__all__ = ["Maker", "Row", "Setting", "by_rate", "by_time", "line", "makers", "measure", "seconds_of"]
-
 
 @dataclass(frozen=True)
 class Row(results.Row):
     """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that
     is wanted."""
 
-    derived = ("holds",)
     work: str
     unit: str
     ours: float
@@ -56,6 +53,7 @@ class Setting:
 
 
 Maker = Callable[[Setting], Iterator[Row]]
+OnRow = Callable[[Row], None]
 
 
 def by_rate(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
@@ -80,23 +78,18 @@ def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3)
     return [median(own) for own in times]
 
 
-def makers(device: str) -> tuple[Maker, ...]:
-    """The rows of a device, decoding first."""
-    from clearhead.bench import engine_decode, engine_training, engine_under
+def makers(device: str) -> dict[str, Maker]:
+    """The rows of a device by their makers' names, decoding first."""
+    from clearhead.bench import engine_decode, engine_training
 
-    on_gpu = (*engine_decode.ON_GPU, *engine_training.ON_GPU, *engine_under.ON_GPU)
-    return on_gpu if device == "cuda" else engine_decode.ON_CPU
+    return engine_decode.ON_GPU | engine_training.ON_GPU if device == "cuda" else engine_decode.ON_CPU
 
 
 def measure(
-    setting: Setting,
-    out: Path | None = None,
-    *,
-    only: str | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    setting: Setting, out: Path | None = None, *, only: str | None = None, on_row: OnRow = lambda row: None
 ) -> list[Row]:
     """All rows of the setting's device (or those whose work contains `only`), written to `out` as they come."""
-    chosen = [make for make in makers(setting.device) if only is None or only in make.__name__]
+    chosen = [make for name, make in makers(setting.device).items() if only is None or only in name]
     return results.gather((row for make in chosen for row in make(setting)), out, on_row)
 
 

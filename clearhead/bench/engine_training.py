@@ -1,6 +1,7 @@
 """Training beside its peers: GPT-2 and the 2017 base model through the project's own loop, and what the fast
 way changes.
 
+A fourth row trains a model of transformers under a sparse mask, at a length where attention is most of the work.
 Both sides train the same sizes in bfloat16 autocast with a fused AdamW and clipped gradients, compiled. Ours is a
 `Trainer` with the settings that `clearhead train` has; its speed is read off its log."""
 
@@ -19,28 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead import data
+from clearhead.attention import under
 from clearhead.bench.engine import Maker, Row, Setting, by_rate, by_time, seconds_of
-from clearhead.data import (
-    Batches,
-    ByCount,
-    Characters,
-    ConsecutiveWindows,
-    Packed,
-    RandomWindows,
-    Report,
-    Task,
-    Text,
-    Translation,
-    WindowSplit,
-)
+from clearhead.bench.engine_decode import transformers_gpt2
+from clearhead.bench.sparse_flex import flex_way
+from clearhead.data import ByCount, Text, WindowSplit
+from clearhead.masks import causal, every, window
 from clearhead.models import DecoderConfig, presets
 from clearhead.training import Constant, Progress, TrainConfig, Trainer
 
-__all__ = ["ON_GPU"]
-
 _WARM, _STEPS = 20, 60  # of which the first are not counted: compiling, recording, clocks
 _GPT2_WANTED, _GPT2_RATE, _GPT2_MEMORY = 1.2, 530_000, 1 / 0.65
-_BASE_WANTED = 2.0
+_BASE_WANTED, _UNDER_WANTED = 2.0, 4.0
 
 
 # ---------------------------------------------------------------------- GPT-2
@@ -53,9 +45,9 @@ def train_gpt2(setting: Setting) -> Iterator[Row]:
     if setting.trial:
         config = config.replace(n_layers=1, d_model=48, vocab_size=211)
     ids = torch.randint(config.vocab_size, (rows * context * 9,), generator=torch.Generator().manual_seed(0))
-    train = WindowSplit(ids, context=context, windows=RandomWindows())
-    few = WindowSplit(ids[: 2 * context + 1], context=context, windows=ConsecutiveWindows())
-    task = Text(train, few, Characters("ab"), Report(source="random", n_rows=1))
+    train = WindowSplit(ids, context=context, windows=data.RandomWindows())
+    few = WindowSplit(ids[: 2 * context + 1], context=context, windows=data.ConsecutiveWindows())
+    task = Text(train, few, data.Characters("ab"), data.Report(source="random", n_rows=1))
     ours, memory = _ours(setting, config.build(), task, batch=ByCount(rows))
     batch = ids[: rows * context].view(rows, context).to(setting.device)
     peer, peer_memory = _peer(setting, *_transformers_gpt2(setting, config, batch))
@@ -67,15 +59,8 @@ def train_gpt2(setting: Setting) -> Iterator[Row]:
 
 
 def _transformers_gpt2(setting: Setting, config: Any, batch: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
-    import transformers
-
-    sizes: dict[str, Any] = {"n_embd": config.d_model, "n_layer": config.n_layers, "n_head": config.n_heads}
     none: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    settings = transformers.GPT2Config(
-        vocab_size=config.vocab_size, n_positions=config.max_len, use_cache=False, **sizes, **none
-    )
-    model: nn.Module = transformers.GPT2LMHeadModel(settings)
-    model = model.to(setting.device).train()
+    model = transformers_gpt2(config, n_positions=config.max_len, use_cache=False, **none).to(setting.device).train()
     compiled = model if setting.trial else torch.compile(model)
     return model, lambda: compiled(input_ids=batch, labels=batch).loss
 
@@ -88,28 +73,22 @@ def train_base(setting: Setting) -> Iterator[Row]:
     if setting.data is None:
         return
     longest, width = 32, 128
-    task = Translation.load(setting.data, vocab_size=8000, max_tokens=longest)
+    task = data.Translation.load(setting.data, vocab_size=8000, max_tokens=longest)
     config = presets.transformer_base()
     if setting.trial:
         config = config.replace(n_encoder_layers=1, n_decoder_layers=1, d_model=48, d_ff=64, vocab_size=8000)
     rows = 4 if setting.trial else 128
     lengths = task.train.lengths()
     target_share = float(lengths[:, 1].sum() / lengths.sum())
-    ours, _ = _ours(setting, config.build(), task, batch=Packed(rows, width), label_smoothing=0.1)
+    ours, _ = _ours(setting, config.build(), task, batch=data.Packed(rows, width), label_smoothing=0.1)
     count = rows * width // longest
-    batch = next(iter(Batches(task.train.to(setting.device), ByCount(count, multiple=longest))))
+    batch = next(iter(data.Batches(task.train.to(setting.device), ByCount(count, multiple=longest))))
     seconds, _ = _peer(setting, *_torch_base(setting, config, batch))
     peer = batch.n_labels / seconds
     padding = 1 - batch.n_labels / batch.labels.numel()
     work = "train the 2017 base model, English to Spanish, packed"
-    yield by_rate(
-        work,
-        "target tokens/s",
-        ours * target_share,
-        f"nn.Transformer, compiled, {padding:.0%} padding",
-        peer,
-        _BASE_WANTED,
-    )
+    name = f"nn.Transformer, compiled, {padding:.0%} padding"
+    yield by_rate(work, "target tokens/s", ours * target_share, name, peer, _BASE_WANTED)
 
 
 def _torch_base(setting: Setting, config: Any, batch: Any) -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -131,28 +110,16 @@ class _TorchBase(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Parameter(torch.zeros(config.max_len, config.d_model), requires_grad=False)
-        self.transformer = nn.Transformer(
-            config.d_model,
-            config.n_heads,
-            config.n_encoder_layers,
-            config.n_decoder_layers,
-            config.d_ff,
-            config.dropout,
-            batch_first=True,
-        )
+        layers = config.n_encoder_layers, config.n_decoder_layers
+        sizes = config.d_model, config.n_heads, *layers, config.d_ff, config.dropout
+        self.transformer = nn.Transformer(*sizes, batch_first=True)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         hidden = torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
-        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=source.device)
+        later = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=source.device)
         given, wanted = (self.embedding(ids) + self.positions[: ids.shape[1]] for ids in (source, target))
-        x = self.transformer(
-            given,
-            wanted,
-            tgt_mask=causal,
-            tgt_is_causal=True,
-            src_key_padding_mask=hidden,
-            memory_key_padding_mask=hidden,
-        )
+        masks = {"tgt_mask": later, "src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
+        x = self.transformer(given, wanted, tgt_is_causal=True, **masks)
         return F.linear(x, self.embedding.weight)
 
 
@@ -189,6 +156,61 @@ class _Plain(nn.Module):
         return self.model(ids)
 
 
+# ---------------------------------------------------------------------- under a sparse mask
+
+
+def train_under(setting: Setting) -> Iterator[Row]:
+    """One row of 65,536 tokens through 16 Llama layers of width 1,024, in bfloat16, forward and backward: with its own
+    dense causal attention, with FlexAttention under the same mask, and under ours. The layers are compiled, each by
+    itself, in all three: otherwise most of our time goes to its norms and turns, one small operator after the other."""
+    T, wide, layers = (64, 32, 2) if setting.trial else (65_536, 1024, 16)
+    mask = causal() & (window(T // 64, 0) | every(max(T // 256, 4)))
+    model = _llama(setting, wide, layers)
+    ids = torch.randint(model.config.vocab_size, (1, T), generator=torch.Generator().manual_seed(0)).to(setting.device)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    # One after the other: what a block compiles, it compiles once.
+    seconds = seconds_of(setting, step)
+    with under(model, mask):
+        ours = seconds_of(setting, step)[0]
+    if not setting.trial:
+        _attend_by(model, flex_way(mask, T, torch.device(setting.device)))
+        seconds += seconds_of(setting, step)
+    work = f"train a Llama of {layers} layers at {T:,} tokens under {mask}"
+    for name, taken in zip(("its own dense attention", "FlexAttention"), seconds, strict=False):
+        yield by_rate(work, "tokens/s", T / ours, name, T / taken, _UNDER_WANTED)
+
+
+def _llama(setting: Setting, wide: int, layers: int) -> Any:
+    import transformers
+
+    sizes: dict[str, Any] = {"hidden_size": wide, "intermediate_size": 11 * wide // 4, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": wide // 64 or 2, "vocab_size": 211 if setting.trial else 32_000}
+    config = transformers.LlamaConfig(**sizes, max_position_embeddings=1 << 17, use_cache=False)
+    torch.manual_seed(0)
+    with torch.device(setting.device):
+        model: Any = transformers.LlamaForCausalLM(config)
+    model.set_attn_implementation("sdpa")
+    for layer in [] if setting.trial else model.model.layers:
+        layer.forward = torch.compile(layer.forward)
+    return model.to(torch.bfloat16).train()
+
+
+def _attend_by(model: Any, way: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Gives the model another function for attention, by the library's own interface."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    def attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        return way(q, k, v).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("bench-flex", attention)
+    AttentionMaskInterface.register("bench-flex", lambda **_: None)
+    model.set_attn_implementation("bench-flex")
+
+
 # ---------------------------------------------------------------------- the two loops
 
 
@@ -207,7 +229,7 @@ class _Rates(Progress):
         return (last["tokens"] - first["tokens"]) / (last["time"] - first["time"])
 
 
-def _ours(setting: Setting, model: nn.Module, task: Task, **settings: Any) -> tuple[float, float]:
+def _ours(setting: Setting, model: nn.Module, task: data.Task, **settings: Any) -> tuple[float, float]:
     """Tokens a second of the project's loop, and the most memory it held, in GiB."""
     _clean(setting)
     warm, steps = (2, 4) if setting.trial else (_WARM, _STEPS)
@@ -215,19 +237,12 @@ def _ours(setting: Setting, model: nn.Module, task: Task, **settings: Any) -> tu
 
 
 def _settings(setting: Setting, steps: int, log_every: int, **settings: Any) -> TrainConfig:
-    return TrainConfig(
-        steps=steps,
-        log_every=log_every,
-        eval_every=10 * steps,
-        schedule=Constant(1e-4),
-        precision="bf16",
-        compile=not setting.trial,
-        device=setting.device,
-        **settings,
-    )
+    times: dict[str, Any] = {"steps": steps, "log_every": log_every, "eval_every": 10 * steps}
+    here: dict[str, Any] = {"compile": not setting.trial, "device": setting.device}
+    return TrainConfig(**times, schedule=Constant(1e-4), precision="bf16", **here, **settings)
 
 
-def _run(model: nn.Module, task: Task, config: TrainConfig) -> _Rates:
+def _run(model: nn.Module, task: data.Task, config: TrainConfig) -> _Rates:
     rates = _Rates()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that the folder, which nobody keeps, lacks a configuration
@@ -247,15 +262,16 @@ def _peer(setting: Setting, model: nn.Module, loss: Callable[[], Tensor]) -> tup
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
+    n = 1 if setting.trial else 10
+
     def some() -> None:
-        for _ in range(1 if setting.trial else 10):
+        for _ in range(n):
             step()
 
     some()
-    seconds = seconds_of(setting, some)[0]
-    memory = _peak(setting)
+    seconds, memory = seconds_of(setting, some)[0] / n, _peak(setting)
     _clean(setting)
-    return seconds / (1 if setting.trial else 10), memory
+    return seconds, memory
 
 
 def _clean(setting: Setting) -> None:
@@ -270,4 +286,4 @@ def _peak(setting: Setting) -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if setting.device == "cuda" else 1.0
 
 
-ON_GPU: tuple[Maker, ...] = (train_gpt2, train_base, train_curve)
+ON_GPU: dict[str, Maker] = {make.__name__: make for make in (train_gpt2, train_base, train_curve, train_under)}

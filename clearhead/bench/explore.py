@@ -51,8 +51,6 @@ _KEY = """([selector, text]) => new Promise((take) => {
 class Typed(Row):
     """The keystrokes of one panel, in milliseconds."""
 
-    derived = ("holds",)
-
     panel: str
     keys: int
     median_ms: float

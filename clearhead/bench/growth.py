@@ -18,8 +18,6 @@ from clearhead.costs.predict import set_impl
 from clearhead.errors import ConfigError
 from clearhead.training.figure import new_figure, save_figure
 
-__all__ = ["Growth", "Point", "growth", "lengths", "plot_growth"]
-
 
 @dataclass(frozen=True)
 class Point:
@@ -50,8 +48,7 @@ class Growth:
         return list(dict.fromkeys(point.layer for point in self.points))
 
     def to_dict(self) -> dict[str, Any]:
-        sizes = {"d": self.d, "k": self.k, "batch": self.batch}
-        return {**sizes, "machine": self.machine.to_dict(), "points": [asdict(point) for point in self.points]}
+        return asdict(self)
 
 
 def growth(
@@ -106,8 +103,8 @@ def plot_growth(found: Growth, path: str | Path) -> Path:
     axes = figure.add_subplot()
     for number, layer in enumerate(found.layers):
         points = found.of(layer)
-        n = [point.n for point in points]
-        axes.plot(n, [1e3 * point.predicted for point in points], color=f"C{number}", label=f"{layer}, predicted")
+        line = [(point.n, 1e3 * point.predicted) for point in points]
+        axes.plot(*zip(*line, strict=True), color=f"C{number}", label=f"{layer}, predicted")
         dots = [(point.n, 1e3 * point.measured) for point in points if point.measured is not None]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=f"C{number}", label=f"{layer}, measured")

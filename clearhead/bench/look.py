@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clearhead import look
 from clearhead._clock import seconds
+from clearhead.bench.machine import peak_of
 from clearhead.bench.results import Row, compare, gather
 from clearhead.masks import Mask, causal, every, window
-from clearhead.models import Decoder, DecoderConfig
+from clearhead.models import DecoderConfig
 from clearhead.positions import Rotary
 
 BOUND = 1.10
@@ -34,8 +35,6 @@ MASKS: tuple[Mask, ...] = (causal(), causal() & (window(256, 0) | every(64)))
 @dataclass(frozen=True)
 class Watched(Row):
     """One mask. Times in ms, memory in bytes; memory is None on a CPU, where it is not counted."""
-
-    derived = ("holds",)
 
     mask: str
     length: int
@@ -98,33 +97,37 @@ def measure(
 @torch.no_grad()
 def _row(mask: Mask, options: Options) -> Watched:
     torch.manual_seed(0)
-    model = _model(mask, options)
-    ids = torch.randint(model.config.vocab_size, (1, options.length), device=options.device)
-
-    def plain() -> None:
-        model(ids)
+    sizes: dict[str, Any] = {"d_model": options.width, "n_heads": options.heads, "n_layers": options.layers}
+    few_ids = 256  # so that what is measured is the blocks and not the logits
+    config = DecoderConfig(vocab_size=few_ids, max_len=options.length, **sizes, positions=Rotary(), mask=mask)
+    model = config.build().to(device=options.device, dtype=options.dtype).eval()
+    ids = torch.randint(few_ids, (1, options.length), device=options.device)
+    head, few = options.heads // 2, range(options.length // 2, options.length // 2 + options.rows)
 
     def traced() -> look.Trace:
         with look.trace(model, f"{options.layer}.weights") as t:
             model(ids)
         return t
 
+    def walk() -> None:
+        """How much weight falls on each key: something that needs every weight of a head, and keeps none."""
+        total = torch.zeros(options.length, device=options.device)
+        for _, piece in t.blocks(options.layer, head):
+            total += piece.sum((0, 1))
+
+    plain = partial(model, ids)
     name = f"forward with a trace of {options.layer} / without"
     times = compare(name, traced, plain, bound=BOUND, repeats=options.repeats)
     peak, with_trace = _peak(plain, options), _peak(traced, options)
     t = traced()
-    few = range(options.length // 2, options.length // 2 + options.rows)
-    head = options.heads // 2
     rows_ms, rows_peak = _cost(lambda: t.weights(options.layer, heads=head, rows=few), options)
-    head_ms, head_peak = _cost(lambda: _walk(t, options), options)
+    head_ms, head_peak = _cost(walk, options)
+    about: dict[str, Any] = {"mask": str(mask), "length": options.length, "layers": options.layers}
+    passes: dict[str, Any] = {"plain_ms": times.peer_ms, "traced_ms": times.ours_ms, "ratio": times.ratio}
     return Watched(
-        mask=str(mask),
-        length=options.length,
-        layers=options.layers,
+        **about,
         dtype=str(options.dtype).removeprefix("torch."),
-        plain_ms=times.peer_ms,
-        traced_ms=times.ours_ms,
-        ratio=times.ratio,
+        **passes,
         bound=times.bound,
         kept_bytes=4 * ids.numel() * options.width * options.dtype.itemsize,
         extra_peak_bytes=None if peak is None or with_trace is None else max(0, with_trace - peak),
@@ -139,21 +142,6 @@ def _row(mask: Mask, options: Options) -> Watched:
     )
 
 
-def _model(mask: Mask, options: Options) -> Decoder:
-    sizes: dict[str, Any] = {"d_model": options.width, "n_heads": options.heads, "n_layers": options.layers}
-    few = 256  # ids, so that what is measured is the blocks and not the logits
-    config = DecoderConfig(vocab_size=few, max_len=options.length, **sizes, positions=Rotary(), mask=mask)
-    return Decoder(config).to(device=options.device, dtype=options.dtype).eval()
-
-
-def _walk(t: look.Trace, options: Options) -> Tensor:
-    """How much weight falls on each key: something that needs every weight of a head, and keeps none."""
-    total = torch.zeros(options.length, device=options.device)
-    for _, piece in t.blocks(options.layer, options.heads // 2):
-        total += piece.sum((0, 1))
-    return total
-
-
 def _cost(call: Callable[[], object], options: Options) -> tuple[float, int | None]:
     """Milliseconds of the second call, and the memory it takes at its peak beyond what was there."""
     seconds(call)
@@ -164,28 +152,23 @@ def _peak(call: Callable[[], object], options: Options) -> int | None:
     if options.device == "cpu":
         return None
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return peak_of(call) - before
 
 
 def line(row: Watched) -> str:
     """A row for people."""
     memory = ""
     if row.rows_peak_bytes is not None:
-        rows = f"rows + {_mb(row.rows_peak_bytes)} of {_mb(row.square_bytes)}"
-        memory = f" | peak + {_mb(row.extra_peak_bytes)} | {rows}"
+        extra, rows, square = (
+            f"{n / 1e6:.0f} MB" for n in (row.extra_peak_bytes or 0, row.rows_peak_bytes, row.square_bytes)
+        )
+        memory = f" | peak + {extra} | rows + {rows} of {square}"
     return (
         f"{row.mask}, {row.length:,} tokens: forward {row.plain_ms:.1f} ms, traced {row.traced_ms:.1f} ms "
         f"({row.ratio:.3f}, wanted ≤ {row.bound:g}) | {row.rows} rows of a head {row.rows_ms:.2f} ms, "
         f"all of it {row.head_ms:.1f} ms{memory} | off by {row.difference:.1e}, allowed {row.tolerance:.1e}"
     )
-
-
-def _mb(n: int | None) -> str:
-    return "?" if n is None else f"{n / 1e6:.0f} MB"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,8 +17,6 @@ from clearhead.costs import Machine, cost, preset
 from clearhead.costs.machine import dtype_name
 from clearhead.models import DecoderConfig
 
-__all__ = ["machine_here", "measure_machine", "one_thread", "synchronise", "time_of", "with_issue"]
-
 _HEAD_START = 40_000_000  # cycles of the device, about 20 ms
 _DEEPER = 8  # times as many layers, where the host's part is told from the rest
 
@@ -26,6 +24,15 @@ _DEEPER = 8  # times as many layers, where the host's part is told from the rest
 def synchronise(device: torch.device | str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that a GPU's allocator has given away at once during a call."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
 
 
 def time_of(
@@ -65,13 +72,12 @@ def one_thread(device: torch.device | str) -> Iterator[None]:
 
 def measure_machine(device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Machine:
     """The numbers of this device: large products, copies and sums, one long attention, many tiny additions. (`issue`
-    takes a model: see `with_issue`.)
-    """
+    takes a model: see `with_issue`.)"""
     with one_thread(device):
-        return _measure_machine(torch.device(device), dtypes)
+        return _measured(torch.device(device), dtypes)
 
 
-def _measure_machine(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Machine:
+def _measured(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Machine:
     is_gpu = where.type == "cuda"
     named = {dtype_name(dtype): dtype for dtype in dtypes}
     own = named if is_gpu else {}  # on a CPU they change little
@@ -106,9 +112,8 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
 def _odd_rates(
     device: torch.device, dtype: torch.dtype, rows: int = 8192, d_in: int = 1024, d_out: int = 32767
 ) -> tuple[float, float]:
-    """Of a linear map to an odd width, and of the gradients of its input and weights.
-    A large square product of odd width is no measure of them: it is much faster.
-    """
+    """Of a linear map to an odd width, and of the gradients of its input and weights. A large square product of odd
+    width is no measure of them: it is much faster."""
     x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out)))
 
     def gradients() -> None:
@@ -124,11 +129,8 @@ def _convolution_rates(
     device: torch.device, dtype: torch.dtype, batch: int = 128, filters: int = 320, side: int = 18, patch: int = 12
 ) -> tuple[float, float]:
     """Of pictures with three channels cut into patches, and of the gradient of the filters."""
-    x = torch.randn(batch, 3, side * patch, side * patch, device=device).to(dtype)
-    w, y = (
-        torch.randn(shape, device=device).to(dtype)
-        for shape in ((filters, 3, patch, patch), (batch, filters, side, side))
-    )
+    pictures, kernels, maps = (batch, 3, *[side * patch] * 2), (filters, 3, patch, patch), (batch, filters, side, side)
+    x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in (pictures, kernels, maps))
     how = ((patch, patch), (0, 0), (1, 1), False, (0, 0), 1)
 
     def gradient() -> None:
@@ -144,9 +146,8 @@ def _attention_rates(
 ) -> tuple[float, float]:
     """Forward and backward of one long fused attention, by the products it is charged for: two, and five."""
     # (B, T, H, D) seen as (B, H, T, D), as the heads of a projection lie.
-    q, k, v, gradient = (
-        torch.randn(batch, tokens, heads, width, device=device).to(dtype).transpose(1, 2) for _ in range(4)
-    )
+    shape = (4, batch, tokens, heads, width)
+    q, k, v, gradient = torch.randn(shape, device=device).to(dtype).transpose(2, 3)
     product, n = 2 * batch * heads * tokens**2 * width, 4
 
     def ahead() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,12 +21,11 @@ from clearhead.errors import StorageError
 
 
 class Row:
-    """A row of a results file: a dataclass whose properties named in `derived` are written beside its fields."""
-
-    derived: ClassVar[tuple[str, ...]] = ()
+    """A row of a results file: a dataclass whose properties are written beside its fields."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {name: getattr(self, name) for name in self.derived}  # type: ignore[call-overload]
+        derived = [name for name, value in vars(type(self)).items() if isinstance(value, property)]
+        return asdict(self) | {name: getattr(self, name) for name in derived}  # type: ignore[call-overload]
 
 
 R = TypeVar("R", bound=Row)
@@ -35,7 +35,6 @@ R = TypeVar("R", bound=Row)
 class Comparison(Row):
     """Our time and the peer's, as medians, and the median of the rounds' ratios."""
 
-    derived = ("holds",)
     name: str
     ours_ms: float
     peer_ms: float
@@ -57,22 +56,17 @@ def compare(
     on_round: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Times both in turn, which one first changing by the round, so that a slow spell hits both alike."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    turns = [(ours, mine), (peer, theirs)]
     ours(), peer()
-    pairs: list[tuple[float, float]] = []
-    for i in range(repeats):
-        if i % 2:
-            theirs, mine = seconds(peer), seconds(ours)
-        else:
-            mine, theirs = seconds(ours), seconds(peer)
-        pairs.append((mine, theirs))
+    for _ in range(repeats):
+        for call, times in turns:
+            times.append(seconds(call))
+        turns.reverse()
         on_round()
-    return Comparison(
-        name=name,
-        ours_ms=1e3 * median(mine for mine, _ in pairs),
-        peer_ms=1e3 * median(theirs for _, theirs in pairs),
-        ratio=median(mine / theirs for mine, theirs in pairs),
-        bound=bound,
-    )
+    ratio = median(a / b for a, b in zip(mine, theirs, strict=True))
+    return Comparison(name, 1e3 * median(mine), 1e3 * median(theirs), ratio, bound)
 
 
 @contextmanager
@@ -115,9 +109,6 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names: Sequence[str] = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    known = Path("/proc/cpuinfo")
+    found = re.search("^model name.*?:(.*)", known.read_text(encoding="utf-8"), re.M) if known.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()

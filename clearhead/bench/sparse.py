@@ -12,10 +12,11 @@ are measured, most important first, so that a run that is cut short loses nothin
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,10 +33,10 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.results import write
-from clearhead.bench.sparse_flex import flex_way
+from clearhead.bench.results import Row, machine, reading, write
+from clearhead.bench.sparse_flex import Key, compile_ahead, flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
-from clearhead.bench.sparse_rows import Masked, line, read_rows
+from clearhead.errors import StorageError
 from clearhead.masks import Causal, Mask
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # queries, keys, values, and the gradient of what comes out
@@ -63,6 +64,52 @@ class Options:
 ON_CPU = Options(lengths=(4096,), widths=(64,), batch=1, heads=4, device="cpu", dtype=torch.float32)
 
 
+@dataclass
+class Masked(Row):
+    """One mask at one size. Times in ms; None where something was not measured, `notes` say why."""
+
+    name: str
+    mask: str
+    length: int
+    width: int
+    batch: int
+    heads: int
+    density: float = 0.0
+    computed: float = 0.0  # pairs computed as a fraction of all
+    plan_ms: float = 0.0  # first plan of the queries' side
+    plan_keys_ms: float = 0.0
+    plan_bytes: int = 0
+    dense: float | None = None
+    dense_both: float | None = None
+    flex: float | None = None
+    flex_both: float | None = None
+    ours: float | None = None
+    ours_both: float | None = None
+    host: float | None = None  # ms that the host takes to issue our forward pass
+    peak_bytes: int | None = None  # of our forward + backward, beyond the inputs
+    wanted: float | None = None
+    wanted_both: float | None = None
+    notes: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """Our time over that of attention without a mask."""
+        return _ratio(self.ours, self.dense)
+
+    @property
+    def fraction_both(self) -> float | None:
+        return _ratio(self.ours_both, self.dense_both)
+
+    @property
+    def of_ideal(self) -> float | None:
+        """1 where a mask takes its density's share of the time without one."""
+        return None if self.ours is None or self.dense is None else self.density * self.dense / self.ours
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
 @dataclass(frozen=True)
 class Step:
     """One row to measure, with FlexAttention or without."""
@@ -73,7 +120,7 @@ class Step:
     flex: bool
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> Key:
         return self.pattern.name, self.length, self.width
 
 
@@ -86,13 +133,11 @@ def measure(
     """Every row there is time for, beside those `kept` from an earlier run; all are written to `out` after each."""
     deadline = time.monotonic() + options.seconds
     rows = {(row.name, row.length, row.width): row for row in kept}
-    mine: set[tuple[str, int, int]] = set()  # measured by this run, so that FlexAttention may be added later
+    mine: set[Key] = set()  # measured by this run, so that FlexAttention may be added later
     dense: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in stages(options):
         missing = [step for step in stage if not _has(rows.get(step.key), step.flex)]
         if options.workers and any(step.flex for step in missing):
-            from clearhead.bench.sparse_ahead import compile_ahead
-
             done = compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
             # What a compiler may not get done with comes last.
             missing.sort(key=lambda step: step.key not in done)
@@ -242,6 +287,32 @@ def _host_time(call: Callable[[], object], repeats: int = 11) -> float:
         call()
         times.append(1e3 * (time.perf_counter() - begin))
     return median(times)
+
+
+def line(row: Masked) -> str:
+    """A row for the terminal."""
+
+    def cell(fraction: float | None) -> str:
+        return "      –" if fraction is None else f"{fraction:7.3f}"
+
+    return (
+        f"{row.name:28} T {row.length:6} D {row.width:3} density {row.density:.4f} computed {row.computed:.4f} | "
+        f"ours {cell(row.fraction)} {cell(row.fraction_both)} | "
+        f"flex {cell(_ratio(row.flex, row.dense))} {cell(_ratio(row.flex_both, row.dense_both))} | "
+        f"plan {row.plan_ms:.0f}+{row.plan_keys_ms:.0f} ms {row.notes}"
+    )
+
+
+def read_rows(path: Path) -> list[Masked]:
+    """The rows that an earlier run wrote; they must come from the same kind of machine."""
+    with reading(path, "results", "go on from a file that `clearhead bench sparse --out` wrote"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Masked)}
+        rows = [Masked(**{name: row[name] for name in known & row.keys()}) for row in document["rows"]]
+        device, here = document["machine"]["gpu"] or "a CPU", machine()["gpu"] or "a CPU"
+    if device != here:
+        raise StorageError(f"{path} was measured on {device}, not on {here}; begin a new file here")
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,8 @@ _WAYS = {"fraction": ("forward", "o"), "fraction_both": ("forward + backward", "
 
 def draw_sparse(results: Path, path: Path) -> Path:
     """Draws the rows of a results file, one panel for each size, to a PNG or SVG file."""
-    rows = [row for row in _read(results) if row.get("fraction")]
+    with reading(results, "results", f"write it with `clearhead bench sparse --out {results}`"):
+        rows = [row for row in json.loads(results.read_text(encoding="utf-8"))["rows"] if dict(row).get("fraction")]
     if not rows:
         raise StorageError(f"{results} has no measured row; write it with `clearhead bench sparse --out {results}`")
     sizes = list(dict.fromkeys((row["length"], row["width"]) for row in rows))
@@ -39,8 +40,3 @@ def _panel(axes: Any, rows: list[dict[str, Any]], size: tuple[int, int]) -> None
     axes.set(xlabel="density: pairs that the mask allows", ylabel="time / time without a mask")
     axes.grid(alpha=0.3)
     axes.legend()
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    with reading(path, "results", f"write it with `clearhead bench sparse --out {path}`"):
-        return [dict(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

@@ -7,20 +7,19 @@ which sees what torch returns from its operations and not what a kernel needs wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from clearhead.bench.machine import one_thread, synchronise, time_of
+from clearhead.bench.machine import one_thread, peak_of, time_of
+from clearhead.bench.results import Row
 from clearhead.checks.example import Example, Tokens, example
 from clearhead.costs import Cost, Machine
 from clearhead.costs.predict import built, model_of, set_impl
 from clearhead.costs.watch import Watch
 from clearhead.masks import Mask
-
-__all__ = ["Comparison", "Measured", "beside", "measure", "measure_model"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Row):
     """What was predicted and what was measured: peak_bytes and seconds of each, and what limits the prediction."""
 
     predicted: dict[str, float]
@@ -44,9 +43,6 @@ class Comparison:
         """Predicted over measured."""
         names = {"memory": "peak_bytes", "time": "seconds"}
         return {name: self.predicted[what] / self.measured[what] for name, what in names.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio}
 
 
 def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> Comparison:
@@ -108,11 +104,7 @@ def _step(model: nn.Module, given: Example, training: bool) -> Callable[[], None
 def _peak(step: Callable[[], None], model: nn.Module, given: Example, device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         step()
-        synchronise(device)
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        synchronise(device)
-        return torch.cuda.max_memory_allocated()
+        return peak_of(step)
     with Watch() as watch:
         for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *given.tensors):
             if tensor is not None:

@@ -6,7 +6,7 @@ import sympy as sp
 import torch
 
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import ANSWERED, EXAM, EXERCISES, HOMEWORK, Trial, claim, slope
+from clearhead.claims.ledger import ANSWERED, EXAM, EXERCISES, HOMEWORK, Trial, claim, saved_tensors, slope
 
 n, d = sp.symbols("n d", positive=True)
 
@@ -79,19 +79,13 @@ def rnn_space(t: Trial) -> None:
     """A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not.
 
     What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state."""
-    width, sizes = 7, (4, 8, 16, 32)
-    cell = torch.nn.RNNCell(width, width)
+    cell = torch.nn.RNNCell(7, 7)
     own = {p.untyped_storage().data_ptr() for p in cell.parameters()}
-    x = torch.zeros(1, width)
     for learning in (True, False):
         kept = []
-        for steps in sizes:
-            held: list[torch.Tensor] = []
-            with (
-                torch.set_grad_enabled(learning),
-                torch.autograd.graph.saved_tensors_hooks(lambda v, held=held: held.append(v) or v, lambda v: v),  # type: ignore[misc]
-            ):
-                h = torch.zeros(1, width)
+        for steps in (4, 8, 16, 32):
+            with torch.set_grad_enabled(learning), saved_tensors() as held:
+                x, h = torch.zeros(1, 7), torch.zeros(1, 7)
                 for _ in range(steps):
                     h = cell(x, h)
             values = {v.untyped_storage().data_ptr(): v.numel() for v in [*held, h]}
@@ -119,20 +113,17 @@ def rnn_for_long(t: Trial) -> None:
     Holds when 'better' means fewer operations and less memory; not in sequential steps, nor for what
     must be remembered."""
     t.above("operations: attention / recurrent", sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo), 0, "grows as n · {}")
-    chain = [longest_path(1000, recurrent=recurrent) for recurrent in (True, False)]
-    what = "steps from the first to the last of 1,000"
-    t.case(what, f"{chain[0]} against {chain[1]}", chain[0] <= chain[1], inside=False)
-    x = torch.randn(200, 16, generator=t.generator, dtype=torch.float64, requires_grad=True)
-    w = torch.linalg.qr(t.normal(16, 16)).Q * 0.9
+    rnn, attention = (longest_path(1000, recurrent=recurrent) for recurrent in (True, False))
+    t.case("steps from the first to the last of 1,000", f"{rnn} against {attention}", rnn <= attention, inside=False)
+    x, w = t.normal(200, 16).requires_grad_(), torch.linalg.qr(t.normal(16, 16)).Q * 0.9
     h = torch.zeros(16, dtype=torch.float64)
-    for step in range(200):
-        h = torch.tanh(h @ w + x[step])
+    for step in x:
+        h = torch.tanh(h @ w + step)
     out = (x @ x[-1] / 4).softmax(0) @ x
     through, direct = (slope(y.sum(), x)[0].norm().item() for y in (h, out))
     what = "gradient reaching the first of 200 inputs: recurrent, attention"
     t.case(what, f"{through:.1e}, {direct:.1e}", through >= direct, inside=False)
-    lengths = [10**i for i in range(1, 7)]
-    layers = {"self-attention": ATTENTION, "recurrent": RECURRENT}
+    lengths, layers = [10**i for i in range(1, 7)], {"self-attention": ATTENTION, "recurrent": RECURRENT}
     curves = {name: [float(count.subs({n: x, d: 512})) for x in lengths] for name, count in layers.items()}
     title = "Multiply-adds of one layer, d = 512"
     t.draw(Lines(title, "tokens", "operations", lengths, curves, log_x=True, log_y=True))
@@ -153,9 +144,8 @@ def path_length(t: Trial) -> None:
     """Between two positions a signal takes O(n) steps in a recurrent network and O(1) in self-attention.
 
     Breadth-first search over the graph of one layer, 8 … 128 positions."""
-    sizes = (8, 32, 128)
-    rnn, attention = ([longest_path(m, recurrent=recurrent) for m in sizes] for recurrent in (True, False))
-    t.equal("recurrent, n = 8, 32, 128", rnn, [m - 1 for m in sizes])
+    rnn, attention = ([longest_path(m, recurrent=recurrent) for m in (8, 32, 128)] for recurrent in (True, False))
+    t.equal("recurrent, n = 8, 32, 128", rnn, [7, 31, 127])
     t.equal("self-attention", attention, [1, 1, 1])
 
 
@@ -189,8 +179,7 @@ def multihead_theta(t: Trial) -> None:
     m = dh * h
     lines = 2 * nt * m**2 + 2 * ns * m**2 + (nt + 2 * ns) * m + 2 * h * nt * ns * dh + h * nt * ns + nt * m
     printed = nt * dh**2 * h**2 + ns * dh**2 * h**2 + nt * ns * dh * h
-    other = nt * m**2 + ns * m**2 + nt * ns * m
-    t.equal("the two forms", sp.expand(printed - other), 0, "difference {}")
+    t.equal("the two forms", sp.expand(printed - (nt + ns) * m**2 - nt * ns * m), 0, "difference {}")
     for name in (nt, ns, dh, h):
         ratio = sp.limit(lines / printed, name, sp.oo)
         at_one = ratio.subs(dict.fromkeys((nt, ns, dh, h), 1))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, apart, claim, slope
+from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, apart, claim, listed, n_parameters, slope
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
 
 PLACE = "Part 3, Problem 1"
@@ -60,7 +60,7 @@ def conv_weights(t: Trial) -> None:
     """Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.
 
     Counted in torch's layers."""
-    counts = [sum(p.numel() for p in layer.parameters()) for layer in network(144)]
+    counts = [n_parameters(layer) for layer in network(144)]
     t.case("Conv-1", counts[0], counts[0] == 8 * (5 * 5 * 1 + 1) == 208)
     t.case("Conv-2", f"{counts[3]:,}", counts[3] == 16 * (4 * 4 * 8 + 1) == 2064)
     t.case("pooling", (counts[1], counts[4]), counts[1] == counts[4] == 0)
@@ -84,14 +84,13 @@ def conv_linear_144(t: Trial) -> None:
     """The mismatch is repaired by nn.Linear(144, 10).
 
     The network with commas, with 120 and with 144, on a 32 × 32 image."""
+    image, message = torch.zeros(1, 1, 32, 32), "runs"
     try:
-        network(120)(torch.zeros(1, 1, 32, 32))
-        message = ""
+        network(120)(image)
     except RuntimeError as error:
         message = str(error).splitlines()[0]
-    t.case("with 120", message or "runs", "shapes cannot be multiplied" in message)
-    out = network(144)(torch.zeros(1, 1, 32, 32))
-    t.equal("with 144: output", tuple(out.shape), (1, 10))
+    t.case("with 120", message, "shapes cannot be multiplied" in message)
+    t.equal("with 144: output", tuple(network(144)(image).shape), (1, 10))
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -120,11 +119,9 @@ def conv_instead_of_linear(t: Trial) -> None:
     """A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.
 
     The linear layer's weights reshaped into the kernel: equal logits on random images."""
-    net = network(144).double()
-    last = net[7]
-    assert isinstance(last, nn.Linear)
-    conv = nn.Conv2d(16, 10, 3).double()
-    conv.load_state_dict({"weight": last.weight.view(10, 16, 3, 3), "bias": last.bias})
+    net, conv = network(144).double(), nn.Conv2d(16, 10, 3).double()
+    last = net[7].state_dict()
+    conv.load_state_dict(last | {"weight": last["weight"].view(10, 16, 3, 3)})
     x = net[:6](t.normal(5, 1, 32, 32))
     a, b = net[6:](x), conv(x)
     t.equal("output", tuple(b.shape[1:]), (10, 1, 1))
@@ -141,8 +138,7 @@ def conv_pointwise_head(t: Trial) -> None:
     y = conv(x)
     t.equal("after the convolution", tuple(y.shape[1:]), (10, 3, 3))
     t.equal("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), (10, 1, 1))
-    size = sum(p.numel() for p in conv.parameters())
-    than = f"{size} parameters where the linear layer has {144 * 10 + 10:,}"
+    than = f"{n_parameters(conv)} parameters where the linear layer has {144 * 10 + 10:,}"
     t.note(f"it has {than}: a smaller family, blind to where a feature is")
 
 
@@ -167,12 +163,12 @@ def pooling_receptive_field(t: Trial) -> None:
     """Pooling increases the receptive field of deeper layers.
 
     Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without."""
-    sizes = {}
+    sides = []
     for pool in (1, 4):
         x = torch.randn(1, 1, 64, 64, generator=t.generator, requires_grad=True)
         y = nn.Sequential(nn.Conv2d(1, 8, 5), nn.AvgPool2d(pool), nn.Conv2d(8, 16, 4))(x)
-        sizes[pool] = int((slope(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum())
-    t.case("side of the field: without, with pooling", f"{sizes[1]}, {sizes[4]}", sizes[1] < sizes[4] == 5 + 3 + 3 * 4)
+        sides.append(int((slope(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum()))
+    t.case("side of the field: without, with pooling", listed(sides, ""), sides[0] < sides[1] == 5 + 3 + 3 * 4)
 
 
 @claim(FINAL, f"{PLACE}.1")
@@ -183,8 +179,8 @@ def pooling_max_average(t: Trial) -> None:
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
     t.case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
-    both = torch.cat([x, -x], 1)
-    t.case("two channels, averaged", (found := nn.AvgPool1d(4)(both).flatten().tolist()), found == [mean, -mean])
+    both = nn.AvgPool1d(4)(torch.cat([x, -x], 1)).flatten().tolist()
+    t.equal("two channels, averaged", both, [mean, -mean])
 
 
 @claim(HOMEWORK, "1.2b and 1.5a")
@@ -192,7 +188,7 @@ def filters_local_heads_global(t: Trial) -> None:
     """Filters extract local patterns, attention heads can attend to all positions.
 
     Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention."""
-    x = torch.randn(1, 9, 4, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    x = t.normal(1, 9, 4).requires_grad_()
     conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
     for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
         reached = slope(out[0, 4].sum(), x)[0].abs().sum(1) > 0
@@ -209,10 +205,12 @@ def convolution_equivariance(t: Trial) -> None:
     x = torch.zeros(1, 1, 32, 32)
     x[..., 10:16, 10:16] = torch.randn(6, 6, generator=t.generator)
     moved = x.roll(1, -1)
-    conv = nn.Conv2d(1, 3, 5, padding=2)
-    t.below("stride 1, shift 1", (conv(x).roll(1, -1) - conv(moved)).abs()[..., 4:-4].max().item(), 1e-6)
-    strided = nn.Conv2d(1, 3, 5, padding=2, stride=2)
-    best = min((strided(x).roll(s, -1) - strided(moved)).abs()[..., 4:-4].max().item() for s in (0, 1))
-    t.case("stride 2, shift 1", f"{best:.2f}", best < 1e-6, inside=False)
+
+    def gap(conv: nn.Module, shift: int) -> float:
+        return apart(conv(x).roll(shift, -1)[..., 4:-4], conv(moved)[..., 4:-4])
+
+    conv, strided = nn.Conv2d(1, 3, 5, padding=2), nn.Conv2d(1, 3, 5, padding=2, stride=2)
+    t.below("stride 1, shift 1", gap(conv, 1), 1e-6)
+    t.below("stride 2, shift 1", min(gap(strided, shift) for shift in (0, 1)), 1e-6, "{:.2f}", inside=False)
     net = ConvNet(ConvNetConfig()).eval()
     t.below("logits of the whole network, shift 1", apart(net(x), net(moved)), 1e-6, "{:.3f}", inside=False)

@@ -68,7 +68,7 @@ class Interval:
         return self.mean + self.half < 0
 
     def __str__(self) -> str:
-        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
         return f"{100 * self.mean:+.1f} ± {100 * self.half:.1f} points ({seeds})".replace("-", "−")
 
 
@@ -98,10 +98,6 @@ def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> 
 def lead(first: str, second: str, n: int, *, pictures: str = WHOLE, measure: Measure = accuracy) -> Interval:
     """How much higher `first` is than `second`."""
     return contrast([(1, (first, n, pictures)), (-1, (second, n, pictures))], measure)
-
-
-def pictures_of(n: int) -> str:
-    return f"{n:,} pictures"
 
 
 def mean(network: str, n: int, pictures: str = WHOLE) -> float:
@@ -143,8 +139,8 @@ def cnn_better_on_little(t: Trial) -> None:
     {REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each with the
     learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."""
     for n in little():
-        otherwise = f"At {pictures_of(n)} the convolutional network is not better"
-        beyond_chance(t, f"{pictures_of(n)}: convolution − Transformer", lead("cnn", "vit", n), otherwise)
+        otherwise = f"At {n:,} pictures the convolutional network is not better"
+        beyond_chance(t, f"{n:,} pictures: convolution − Transformer", lead("cnn", "vit", n), otherwise)
     t.draw(drawn("Accuracy as the data grow", *_NAMES))
 
 
@@ -159,32 +155,23 @@ def gap_narrows(t: Trial) -> None:
     sizes = study().sizes(["vit", "cnn"])
     last = sizes[-1]
     for n in little():
-        change = change_of_lead(n, last)
+        pair = ((1, "cnn", last), (-1, "vit", last), (-1, "cnn", n), (1, "vit", n))
+        change = contrast([(sign, (name, m, WHOLE)) for sign, name, m in pair])
         first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
         got = f"{first:.1f} → {second:.1f} points, a change of {change}"
         learned = mean("vit", n) > LEARNED
-        t.case(f"lead with {n:,} → {pictures_of(last)}", got, change.below, inside=learned)
+        t.case(f"lead with {n:,} → {last:,} pictures", got, change.below, inside=learned)
         if learned and not change.below:
-            t.instead(f"From {n:,} to {pictures_of(last)} it does not narrow: {change}.", not change.below)
+            t.instead(f"From {n:,} to {last:,} pictures it does not narrow: {change}.", not change.below)
     for n in little():
-        first, second = errors_for_one(n), errors_for_one(last)
-        got = f"{first:.2f} → {second:.2f}"
-        t.case(f"errors for one of convolution, {n:,} → {pictures_of(last)}", got, second < first, inside=False)
+        # How many errors the Transformer makes for each of the convolutional network.
+        first, second = ((1 - mean("vit", m)) / (1 - mean("cnn", m)) for m in (n, last))
+        what = f"errors for one of convolution, {n:,} → {last:,} pictures"
+        t.case(what, f"{first:.2f} → {second:.2f}", second < first, inside=False)
     steps = [100 * lead("cnn", "vit", n).mean for n in sizes]
     t.note(f"the lead at {listed(sizes, ',')} pictures: {listed(steps, '.1f')} points")
     t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
     t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
-
-
-def errors_for_one(n: int) -> float:
-    """How many errors the Transformer makes for each of the convolutional network."""
-    return (1 - mean("vit", n)) / (1 - mean("cnn", n))
-
-
-def change_of_lead(before: int, after: int) -> Interval:
-    """How the lead of convolution changes between two sizes."""
-    pair = ((1, "cnn"), (-1, "vit"))
-    return contrast([(side * sign, (name, n, WHOLE)) for side, n in ((1, after), (-1, before)) for sign, name in pair])
 
 
 @claim(HOMEWORK, "1.5d, explanation")
@@ -193,8 +180,8 @@ def vit_overfits_more(t: Trial) -> None:
 
     {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
     for n in little():
-        what = f"{pictures_of(n)}: overfitting, Transformer − convolution"
-        otherwise = f"At {pictures_of(n)} the Transformer does not overfit more"
+        what = f"{n:,} pictures: overfitting, Transformer − convolution"
+        otherwise = f"At {n:,} pictures the Transformer does not overfit more"
         beyond_chance(t, what, lead("vit", "cnn", n, measure=overfit), otherwise)
     cost = [study().about["networks"][name]["multiplications"] / 1e6 for name in ("vit", "cnn")]
     t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
@@ -211,12 +198,11 @@ def cnn_data_efficient(t: Trial) -> None:
         found = lead("cnn", "vit", n)
         ends = (mean("vit", n) + found.mean + side * found.half for side in (-1, 0, 1))
         low, middle, high = (times_as_many(n, end, sizes) for end in ends)
-        got = f"{_times(middle, sizes)} ({_times(low, sizes)} … {_times(high, sizes)})"
-        if low is None:
-            got = _times(None, sizes)
+        shown = [f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)]
+        got = shown[0] if low is None else f"{shown[1]} ({shown[0]} … {shown[2]})"
         t.case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
         if low is not None and low <= 1:
-            t.instead(f"With {pictures_of(n)} neither is more efficient beyond chance.", low <= 1)
+            t.instead(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
 
 
 def times_as_many(n: int, wanted: float, sizes: Sequence[int]) -> float | None:
@@ -228,7 +214,3 @@ def times_as_many(n: int, wanted: float, sizes: Sequence[int]) -> float | None:
         if y0 < wanted <= y1:
             return math.exp(x0 + (x1 - x0) * (wanted - y0) / (y1 - y0)) / n
     return None
-
-
-def _times(factor: float | None, sizes: Sequence[int]) -> str:
-    return f"more than all {sizes[-1]:,}" if factor is None else f"{factor:.1f} times as many"

@@ -10,15 +10,15 @@ import sympy as sp
 import torch
 from torch import Tensor
 
-from clearhead.attention import Hard, ScaledDot, Softmax, attend
+from clearhead.attention import Hard, ScaledDot, Softmax
 from clearhead.claims import exact
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import FINAL, Trial, apart, claim
+from clearhead.claims.ledger import FINAL, Trial, apart, claim, one_head
 from clearhead.masks import causal
 
-W = exact.matrix([[0, 3], [1, 2], [2, 1], [3, 0]])
-W_O = exact.matrix([[0, 1, 0, 1], [1, 0, 1, 0]])
-E = exact.matrix([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
+W = exact.matrix("0 3; 1 2; 2 1; 3 0")
+W_O = exact.matrix("0 1 0 1; 1 0 1 0")
+E = [*exact.eye(4), *exact.matrix("0 0 0 0; 0 0 0 0")]
 NAMES = ["A", "B", "C", "D", "<START>", "<STOP>"]
 SEQUENCE = ["D", "A", "A", "<START>", "A", "D", "<STOP>"]
 X = [E[NAMES.index(s)] for s in SEQUENCE]
@@ -30,17 +30,12 @@ def floats(m: exact.Matrix) -> Tensor:
     return torch.tensor([[float(x) for x in row] for row in m], dtype=torch.float64)
 
 
-def printed(text: str) -> exact.Matrix:
-    return exact.matrix([row.split() for row in text.split(";")])
-
-
-def attention_matrix() -> exact.Matrix:
-    return [exact.hardest([None if j > i else s for j, s in enumerate(row)]) for i, row in enumerate(SCORES)]
+P = exact.attention(Q, Q, exact.eye(7), causal=True, by=exact.hardest)  # causal argmax attention
 
 
 def logits(w_o: exact.Matrix | None = None, heads: int = 1) -> exact.Matrix:
-    z = exact.times(attention_matrix(), Q)
-    return exact.times(exact.times([row * heads for row in z], W_O if w_o is None else w_o), exact.transposed(E))
+    z = [row * heads for row in exact.times(P, Q)]
+    return exact.times(exact.times(z, W_O if w_o is None else w_o), exact.transposed(E))
 
 
 def probability(row: list[Fraction], name: str) -> sp.Expr:
@@ -61,7 +56,7 @@ def dedup_projections(t: Trial) -> None:
     """Q = K = V is the printed 7 × 2 matrix.
 
     XW in fractions."""
-    t.equal("XW", Q, printed("3 0;0 3;0 3;0 0;0 3;3 0;0 0"), exact.show)
+    t.equal("XW", Q, exact.matrix("3 0;0 3;0 3;0 0;0 3;3 0;0 0"), exact.show)
 
 
 @claim(FINAL, f"{PLACE}.2")
@@ -70,7 +65,7 @@ def dedup_scores(t: Trial) -> None:
 
     QKᵀ in fractions against the printed 7 × 8 matrix."""
     d, a, neither = "9 0 0 0 0 9 0 0", "0 9 9 0 9 0 0 0", "0 0 0 0 0 0 0 0"
-    p = printed(";".join((d, a, a, neither, a, d, neither)))
+    p = exact.matrix(";".join((d, a, a, neither, a, d, neither)))
     t.case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
     correct = "Without the eighth column of zeros the printed product is right: it is 7 × 7."
     t.meant(correct, [row[:7] for row in p] == SCORES)
@@ -82,9 +77,8 @@ def dedup_attention_printed(t: Trial) -> None:
 
     Row sums of the printed matrix, in fractions, and comparison with the computed one."""
     t.equal("sum of the last printed row", sum([Fraction(1, 7)] * 8), 1)
-    found = attention_matrix()
-    t.draw(Grid("Causal argmax attention", floats(found).tolist(), [s.strip("<>") for s in SEQUENCE]))
-    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", found[-1] == [Fraction(1, 7)] * 7)
+    t.draw(Grid("Causal argmax attention", floats(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
+    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [Fraction(1, 7)] * 7)
 
 
 @claim(FINAL, f"{PLACE}.3, note")
@@ -92,14 +86,12 @@ def dedup_attention(t: Trial) -> None:
     """The attention matrix is the 7 × 7 one of the note.
 
     Causal argmax with shared ties, in fractions, and `attend` with Hard() under causal()."""
-    expected = printed(
+    expected = exact.matrix(
         "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
-    agree = sum(a == b for a, b in zip(expected, attention_matrix(), strict=True))
-    t.equal("rows that agree", agree, 7, "{} of 7")
-    q = floats(Q)[None, None]
-    ours = attend(q, q, torch.eye(7, dtype=torch.float64)[None, None], causal(), weights=Hard())[0, 0]
+    t.equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
+    ours = one_head(floats(Q), floats(Q), mask=causal(), weights=Hard())
     t.below("attend with Hard()", apart(ours, floats(expected)), 1e-15, "largest difference {:.1e}")
 
 
@@ -108,8 +100,7 @@ def dedup_values(t: Trial) -> None:
     """Z = PV is the printed 7 × 2 matrix.
 
     PV in fractions."""
-    expected = printed("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7")
-    t.equal("PV", exact.times(attention_matrix(), Q), expected, exact.show)
+    t.equal("PV", exact.times(P, Q), exact.matrix("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7"), exact.show)
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -117,8 +108,8 @@ def dedup_representations(t: Trial) -> None:
     """R = Z W_O is the printed matrix.
 
     Z W_O in fractions against the printed rows."""
-    r = exact.times(exact.times(attention_matrix(), Q), W_O)
-    p = printed("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
+    r = exact.times(exact.times(P, Q), W_O)
+    p = exact.matrix("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
     t.case("rows", f"{len(r)}, printed {len(p)}", r == p)
     correct = "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right."
     t.meant(correct, [*p[:2], p[1], *p[2:]] == r)
@@ -129,7 +120,7 @@ def dedup_logits(t: Trial) -> None:
     """The logits of rows 5, 6, 7 are (3,0,3,0,0,0), (0,3,0,3,0,0), (9/7,6/7,9/7,6/7,0,0).
 
     R Eᵀ in fractions."""
-    expected = printed("3 0 3 0 0 0;0 3 0 3 0 0;9/7 6/7 9/7 6/7 0 0")
+    expected = exact.matrix("3 0 3 0 0 0;0 3 0 3 0 0;9/7 6/7 9/7 6/7 0 0")
     for i in range(3):
         t.equal(f"row {i + 5}", logits()[i + 4], expected[i], exact.show)
 
@@ -149,8 +140,8 @@ def dedup_loss_number(t: Trial) -> None:
     """The sum of the three negative logarithms from rows 5, 6, 7 is 4.2114.
 
     Exact expression to 20 digits."""
-    value = sp.N(loss(logits(), 5), 20)
-    t.case("−Σ log P", f"{float(value):.6f}", f"{float(value):.4f}" == "4.2114")
+    value = float(sp.N(loss(logits(), 5), 20))
+    t.case("−Σ log P", f"{value:.6f}", f"{value:.4f}" == "4.2114")
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -162,11 +153,10 @@ def dedup_loss_rows(t: Trial) -> None:
     for row, label in ((5, "A"), (6, "D"), (7, "<STOP>")):
         t.case(f"row {row} predicts {label}; its own input is", SEQUENCE[row - 1], SEQUENCE[row - 1] != label)
     right = loss(logits(), 4)
-    before = [SEQUENCE[row - 1] for row in (4, 5, 6)]
     t.note(f"from rows 4, 5, 6 the loss is {sp.N(right, 8)}")
     value = f"{float(right):.4f}"
     correct = f"A, D, <STOP> are predicted from the rows of <START>, A, D (4, 5, 6); the loss is {value}, not 4.2114."
-    t.instead(correct, before == ["<START>", "A", "D"] and value != "4.2114")
+    t.instead(correct, SEQUENCE[3:6] == ["<START>", "A", "D"] and value != "4.2114")
 
 
 @claim(FINAL, f"{PLACE}.4")
@@ -174,12 +164,11 @@ def dedup_two_heads(t: Trial) -> None:
     """With a second identical head and W_O the 4 × 4 identity, R and the loss are the same as before.
 
     [Z Z]·I against Z W_O in fractions, and both losses."""
-    eye = exact.matrix([[int(i == j) for j in range(4)] for i in range(4)])
-    one, two = logits(), logits(eye, heads=2)
-    t.case("first row of the logits", f"{exact.show(one[0][:4])} and {exact.show(two[0][:4])}", one[0] == two[0])
+    one, two = logits(), logits(exact.eye(4), heads=2)
+    t.case("first row of the logits", exact.pair(one[0][:4], two[0][:4]), one[0] == two[0])
     shown = f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}"
     t.case("loss from rows 5, 6, 7", shown, sp.simplify(loss(one, 5) - loss(two, 5)) == 0)
-    swap = exact.matrix([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    swap = exact.matrix("0 1 0 0; 1 0 0 0; 0 0 0 1; 0 0 1 0")
     correct = "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4."
     t.instead(correct, logits(swap, heads=2) == one)
 
@@ -188,8 +177,8 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
     x, e, w_o = (floats(m) for m in (X, E, W_O))
     parts = {name: floats(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
-    q, k, v = ((x @ w)[None, None] for w in parts.values())
-    out = attend(q, k, v, causal(), scores=ScaledDot(), weights=weights)[0, 0] @ w_o @ e.T
+    q, k, v = (x @ w for w in parts.values())
+    out = one_head(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])
     value = torch.nn.functional.cross_entropy(out[first - 1 : first + 2], labels, reduction="sum")
     found = torch.autograd.grad(value, list(parts.values()), allow_unused=True)
@@ -214,9 +203,9 @@ def argmax_nothing_changes(t: Trial) -> None:
     for first in (5, 4):
         size = gradients(Hard(), first)["W_V"].norm().item()
         t.equal(f"gradient of W_V (loss from rows {first}-{first + 2})", size, 0, "norm {:.4f}")
-    found = gradients(Hard(), 5)
+    q, k, v = (gradient.norm() for gradient in gradients(Hard(), 5).values())
     correct = "Only W_Q and W_K stand still; the values are averaged with fixed weights, so W_V does learn."
-    t.instead(correct, found["W_Q"].norm() == 0 and found["W_K"].norm() == 0 and found["W_V"].norm() > 0)
+    t.instead(correct, q == k == 0 < v)
 
 
 @claim(FINAL, f"{PLACE}.5")
@@ -225,8 +214,7 @@ def softmax_fixes(t: Trial) -> None:
 
     Autograd through `attend` with Softmax() on the exam's example, both readings of the loss."""
     for first in (5, 4):
-        found = gradients(Softmax(), first)
-        sizes = {name: g.norm().item() for name, g in found.items()}
+        sizes = {name: g.norm().item() for name, g in gradients(Softmax(), first).items()}
         what = f"gradients (rows {first}-{first + 2})"
         t.case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
     alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"

@@ -16,8 +16,14 @@ import sympy as sp
 Matrix = list[list[Fraction]]
 
 
-def matrix(rows: Sequence[Sequence[Any]]) -> Matrix:
+def matrix(rows: str | Sequence[Sequence[Any]]) -> Matrix:
+    """Of rows of numbers, or of text such as "1 0; 1/2 1/2"."""
+    rows = [row.split() for row in rows.split(";")] if isinstance(rows, str) else rows
     return [[Fraction(x) for x in row] for row in rows]
+
+
+def eye(n: int) -> Matrix:
+    return [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
 
 
 def times(a: Matrix, b: Matrix) -> Matrix:
@@ -57,6 +63,10 @@ def show(a: Sequence[Any]) -> str:
     if a and isinstance(a[0], list):
         return "[" + "; ".join(" ".join(str(x) for x in row) for row in a) + "]"
     return "(" + ", ".join(str(x) for x in a) + ")"
+
+
+def pair(a: Sequence[Any], b: Sequence[Any], between: str = " and ") -> str:
+    return f"{show(a)}{between}{show(b)}"
 
 
 def expectation(polynomial: Any, variables: Sequence[Any], moments: Sequence[Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 
@@ -18,12 +20,11 @@ def attention_linear(t: Trial) -> None:
 
     f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.
     Holds when the weights are held fixed (linear in the values); as a function of its input it is not linear."""
-    x = exact.matrix([[1, 0], [0, 1]])
-    double = [[2 * v for v in row] for row in x]
-    twice = [[2 * v for v in row] for row in exact.attention(x, x, x)]
+    x, double = exact.eye(2), exact.matrix("2 0; 0 2")
+    twice = exact.times(exact.attention(x, x, x), double)
     t.equal("values doubled", exact.attention(x, x, double), twice, exact.show)
     found = exact.attention(double, double, double)
-    t.case("input doubled", f"{exact.show(found)}, not {exact.show(twice)}", found == twice, inside=False)
+    t.case("input doubled", exact.pair(found, twice, ", not "), found == twice, inside=False)
 
 
 @claim(HOMEWORK, "1.4d")
@@ -35,11 +36,10 @@ def ffn_positionwise(t: Trial) -> None:
     wide = ffn.up.out_features
     t.case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
     x = t.normal(1, 5, 512)
-    y = ffn(x)
-    moved = x.clone()
+    y, moved = ffn(x), x.clone()
     moved[0, 2] += 1.0
-    changed = [i for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
-    t.case("position 3 disturbed: outputs changed", [i + 1 for i in changed], changed == [2])
+    changed = [i + 1 for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
+    t.equal("position 3 disturbed: outputs changed", changed, [3])
     order = [3, 1, 4, 0, 2]
     t.below("positions permuted", apart(ffn(x[:, order]), y[:, order]), 1e-12)
 
@@ -50,35 +50,30 @@ def ffn_mixes_features(t: Trial) -> None:
 
     Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, and
     the library's FeedForward."""
-    x, moved = exact.matrix([[1, 0], [0, 1], [1, 1]]), exact.matrix([[2, 0], [0, 1], [1, 1]])
-    nothing = exact.matrix([[0, 0]] * 3)
-    unit, turned = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1, 2], [0, 1]])
+    x, moved = exact.matrix("1 0; 0 1; 1 1"), exact.matrix("2 0; 0 1; 1 1")
 
-    def touched(before: exact.Matrix, after: exact.Matrix) -> tuple[set[int], set[int]]:
+    def touched(before: Sequence[Any], after: Sequence[Any]) -> str:
         """Positions and features that differ."""
         cells = [(i, j) for i in range(3) for j in range(2) if before[i][j] != after[i][j]]
-        return {i + 1 for i, _ in cells}, {j + 1 for _, j in cells}
-
-    def attended(tokens: exact.Matrix, w_v: exact.Matrix, *, fixed: bool) -> exact.Matrix:
-        matched = nothing if fixed else tokens
-        return exact.attention(matched, matched, exact.times(tokens, w_v))
+        where, which = (sorted({axis + 1 for axis in axes}) for axes in zip(*cells, strict=True))
+        return f"positions {where}, features {which}"
 
     for name, w_v, fixed in (
-        ("attention, weights fixed, W_V = 1", unit, True),
-        ("attention, weights fixed, W_V = (1 2; 0 1)", turned, True),
-        ("attention, weights of the tokens, W_V = 1", unit, False),
+        ("attention, weights fixed, W_V = 1", "1 0; 0 1", True),
+        ("attention, weights fixed, W_V = (1 2; 0 1)", "1 2; 0 1", True),
+        ("attention, weights of the tokens, W_V = 1", "1 0; 0 1", False),
     ):
-        where, which = touched(attended(x, w_v, fixed=fixed), attended(moved, w_v, fixed=fixed))
-        t.case(name, f"positions {sorted(where)}, features {sorted(which)}", where == {1, 2, 3})
+        values = [exact.times(tokens, exact.matrix(w_v)) for tokens in (x, moved)]
+        matched = [exact.matrix("0; 0; 0")] * 2 if fixed else [x, moved]
+        shown = touched(*(exact.attention(m, m, v) for m, v in zip(matched, values, strict=True)))
+        t.case(name, shown, "positions [1, 2, 3]" in shown)
     t.note("attention mixes features as well where W_V does, or where the weights follow the tokens")
     ffn = FeedForward(2, 8, ReLU()).double()
     with torch.no_grad():
         for weight in (ffn.up.weight, ffn.down.weight):
             weight.fill_(1.0)
-        gap = ffn(torch.tensor(moved, dtype=torch.float64)) - ffn(torch.tensor(x, dtype=torch.float64))
-    where, which = ({int(i) + 1 for i in axis} for axis in gap.nonzero(as_tuple=True))
-    shown = f"positions {sorted(where)}, features {sorted(which)}"
-    t.case("the feed-forward layer", shown, where == {1} and which == {1, 2})
+        before, after = (ffn(torch.tensor(tokens, dtype=torch.float64)).tolist() for tokens in (x, moved))
+    t.equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
 
 
 @claim(HOMEWORK, "1.4d.1")
@@ -95,9 +90,9 @@ def ffn_universal(t: Trial) -> None:
     bends = torch.tensor([[float(bend(i, 4)) for i in range(4)]])
     layer.up.load_state_dict({"weight": torch.ones(4, 1), "bias": -torch.arange(4) / 4})
     layer.down.load_state_dict({"weight": bends, "bias": torch.zeros(1)})
-    xs = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]
-    gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(layer(xs).flatten().tolist()))
-    t.case("FeedForward with the weights for 4 units: difference", f"{gap:.1e}", gap < 1e-12)
+    ys = layer(torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]).flatten().tolist()
+    gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(ys))
+    t.below("FeedForward with the weights for 4 units: difference", gap, 1e-12)
     t.note("'universal' means that the hidden layer may be as wide as it needs: 1 unit leaves an error of 1/4")
     grid = [i / 64 for i in range(65)]
     curves = {units(w): [float(broken_line(Fraction(i, 64), w)) for i in range(65)] for w in (1, 2, 4)}

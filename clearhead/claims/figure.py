@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
+from itertools import chain
 from typing import TypeAlias
 
 # Told apart by lightness and by their dashes, too: a page may be printed in grey.
@@ -32,11 +34,11 @@ class Lines:
 
     def text(self, width: int = 80) -> str:
         """The curves as bars in one line each, of at most so many columns."""
-        names = max(len(name) for name in self.series)
+        names = max(map(len, self.series))
         step = math.ceil(len(self.x) / max(8, width - names - 23))
         rows = []
         for name, ys in self.series.items():
-            known = [y for y in ys if not math.isnan(y)]
+            known = _known(ys)
             spark = _spark(_scaled(ys, self.log_y)[::step])
             rows.append(f"{name:<{names}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
         over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
@@ -55,8 +57,7 @@ class _Plot:
         self.lines = lines
         self.legend = self._legend()
         self.bottom = 46 + self.line * len(self.legend)
-        ys = [y for values in lines.series.values() for y in values if not math.isnan(y)]
-        ys += [y for ends in lines.spread.values() for pair in ends for y in pair if not math.isnan(y)]
+        ys = _known(chain(*lines.series.values(), *chain(*lines.spread.values())))
         low, high = min(ys), max(ys)
         self.y_ticks = _decades(low, high) if lines.log_y else _round_ticks(min(low, 0.0), high)
         self.low, self.high = _scaled((self.y_ticks[0], self.y_ticks[-1]), lines.log_y)
@@ -71,11 +72,9 @@ class _Plot:
         return self.height - self.bottom - (y - self.low) / span * (self.height - self.top - self.bottom)
 
     def svg(self) -> str:
-        lines = self.lines
-        out = [_open(self.width, self.height, lines.title)]
-        out.append(f'<text x="{self.left}" y="34" fill="#555">{escape(lines.y_label)}</text>')
-        out += self._frame()
-        for i, name in enumerate(lines.series):
+        out = [_open(self.width, self.height, self.lines.title)]
+        out += [f'<text x="{self.left}" y="34" fill="#555">{escape(self.lines.y_label)}</text>', *self._frame()]
+        for i, name in enumerate(self.lines.series):
             out += self._curve(i, name)
         for row, items in enumerate(self.legend):
             y = self.height - 8 - self.line * (len(self.legend) - 1 - row)
@@ -135,8 +134,7 @@ class _Plot:
         for i, name in enumerate(self.lines.series):
             wide = 44 + int(6.3 * len(name))
             if rows[-1] and at + wide > self.width - self.right + 14:
-                rows.append([])
-                at = self.left
+                rows, at = [*rows, []], self.left
             rows[-1].append((at, i, name))
             at += wide
         return rows
@@ -150,27 +148,31 @@ class Grid:
     rows: Sequence[Sequence[float]]
     labels: Sequence[str] = ()
 
+    @cached_property
+    def _top(self) -> float:
+        return max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
+
     def text(self, width: int = 80) -> str:
         """The matrix in shades, under its title."""
-        top = max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
-        lines = ["".join(" ░▒▓█"[min(4, math.ceil(abs(x) / top * 4 - 1e-9))] * 2 for x in row) for row in self.rows]
+        shades = ([min(4, math.ceil(abs(x) / self._top * 4 - 1e-9)) for x in row] for row in self.rows)
+        lines = ["".join(" ░▒▓█"[shade] * 2 for shade in row) for row in shades]
         return "\n".join([*textwrap.wrap(self.title, width), *lines])
 
     def svg(self) -> str:
-        n, m = len(self.rows), max(len(r) for r in self.rows)
+        n, m = len(self.rows), max(map(len, self.rows))
         cell = max(12, min(40, 420 // max(n, m)))
-        left = 12 + int(6.6 * max((len(label) for label in self.labels), default=0))
-        top = max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
+        left = 12 + int(6.6 * max(map(len, self.labels), default=0))
         width = max(m * cell + left + 8, 20 + int(6.8 * len(self.title)))
         out = [_open(width, n * cell + 34, self.title)]
         for i, row in enumerate(self.rows):
             if self.labels:
                 y = 26 + (i + 0.5) * cell + 4
                 out.append(f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escape(self.labels[i])}</text>')
-            out += [self._cell(x, left + j * cell, 26 + i * cell, cell, abs(x) / top) for j, x in enumerate(row)]
+            out += [self._cell(x, left + j * cell, 26 + i * cell, cell) for j, x in enumerate(row)]
         return "".join(out) + "</svg>"
 
-    def _cell(self, x: float, at: int, down: int, cell: int, share: float) -> str:
+    def _cell(self, x: float, at: int, down: int, cell: int) -> str:
+        share = abs(x) / self._top
         shade = f"rgb({int(247 - 216 * share)},{int(249 - 154 * share)},{int(252 - 84 * share)})"
         size = f'width="{cell - 1}" height="{cell - 1}"'
         box = f'<rect x="{at}" y="{down}" {size} fill="{shade}" stroke="#d5dbe3" stroke-width=".5"/>'
@@ -227,8 +229,11 @@ def _scaled(values: Sequence[float], log: bool) -> list[float]:
     return [math.log10(max(v, 1e-30)) if log and not math.isnan(v) else float(v) for v in values]
 
 
+def _known(values: Iterable[float]) -> list[float]:
+    return [v for v in values if not math.isnan(v)]
+
+
 def _spark(values: Sequence[float]) -> str:
-    known = [v for v in values if not math.isnan(v)]
-    low, high = min(known), max(known)
+    low, high = min(_known(values)), max(_known(values))
     span = (high - low) or 1.0
     return "".join(" " if math.isnan(v) else _BARS[min(7, int((v - low) / span * 7.999))] for v in values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead.claims.data_efficiency import REDRAWN as REDRAWN  # of the claim's text
-from clearhead.claims.data_efficiency import beyond_chance, contrast, mean, pictures_of, study
+from clearhead.claims.data_efficiency import beyond_chance, contrast, mean, study
 from clearhead.claims.ledger import HOMEWORK, Trial, claim
 from clearhead.claims.study import MOVED, WHOLE
 
@@ -12,8 +12,7 @@ _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 
 @claim(HOMEWORK, "1.5d, explanation")
 def locality_helps(t: Trial) -> None:
-    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there
-    are few data.
+    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.
 
     {REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches
     are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions
@@ -21,7 +20,7 @@ def locality_helps(t: Trial) -> None:
     for network, name in _CONVOLUTIONS.items():
         for n in study().sizes([network], MOVED):
             drop = contrast([(1, (network, n, WHOLE)), (-1, (network, n, MOVED))])
-            otherwise = f"With {pictures_of(n)} {name} does not need neighbouring patches"
-            beyond_chance(t, f"{name}, {pictures_of(n)}: whole − patches moved", drop, otherwise)
+            otherwise = f"With {n:,} pictures {name} does not need neighbouring patches"
+            beyond_chance(t, f"{name}, {n:,} pictures: whole − patches moved", drop, otherwise)
             before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (WHOLE, MOVED))
-            t.note(f"{name}, {pictures_of(n)}: lead over the Transformer {before:.1f} → {after:.1f} points")
+            t.note(f"{name}, {n:,} pictures: lead over the Transformer {before:.1f} → {after:.1f} points")

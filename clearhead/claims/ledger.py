@@ -10,9 +10,11 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -81,10 +83,6 @@ class Case:
     def __str__(self) -> str:
         return f"{self.what}: {self.got}"
 
-    def marked(self) -> str:
-        """As a line of evidence: was the statement right about it?"""
-        return f"{'✓' if self.ok else '✗'} {self}"
-
 
 def readable(text: str) -> str:
     """A program's way of writing, as people write it: 2*n**2 is 2·n², oo and inf are ∞."""
@@ -105,9 +103,64 @@ def slope(y: Tensor, x: Tensor, along: Tensor | None = None) -> Tensor:
     return torch.autograd.grad(y, x, along)[0]
 
 
+def passed_on(y: Tensor, x: Tensor, generator: torch.Generator | None = None) -> float:
+    """How long a random gradient at y still is at x, as a share of its length."""
+    gradient = torch.randn(y.shape, generator=generator, dtype=y.dtype)
+    return (slope(y, x, gradient).norm() / gradient.norm()).item()
+
+
+def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
+    """So many steps of Adam, and their losses."""
+    optimiser = torch.optim.Adam(parameters, lr=lr)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    return losses
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Tensor:
+    """`attend` with one head on one text: (T, D), (S, D), (S, E). Without values, what comes out are the weights."""
+    from clearhead.attention import attend
+
+    v = torch.eye(len(k), dtype=k.dtype) if v is None else v
+    return attend(q[None, None], k[None, None], v[None, None], **how)[0, 0]
+
+
+@contextmanager
+def saved_tensors() -> Iterator[list[Tensor]]:
+    """What autograd keeps of the operations inside, for the way back."""
+    held: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        held.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield held
+
+
+def n_parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
 def listed(numbers: Iterable[float], form: str) -> str:
     """Numbers one after the other, each in this format."""
     return ", ".join(format(number, form) for number in numbers)
+
+
+def rising(values: Iterable[Any]) -> bool:
+    return all(a < b for a, b in pairwise(values))
+
+
+def falling(values: Iterable[Any]) -> bool:
+    return all(a > b for a, b in pairwise(values))
+
+
+_Form: TypeAlias = str | Callable[[Any], str]
 
 
 class Trial:
@@ -130,9 +183,7 @@ class Trial:
         """One case, smallest first: the first that fails is the counter-example."""
         self.cases.append(Case(readable(what), readable(str(got)), bool(ok), inside))
 
-    def equal(
-        self, what: str, got: Any, expected: Any, form: str | Callable[[Any], str] = "{}", *, inside: bool = True
-    ) -> None:
+    def equal(self, what: str, got: Any, expected: Any, form: _Form = "{}", *, inside: bool = True) -> None:
         """A case that is right where something is what was expected; `form` shows what it is."""
         shown = form.format(got) if isinstance(form, str) else form(got)
         self.case(what, shown, got == expected, inside=inside)
@@ -203,8 +254,9 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """Cases and notes, a line each."""
-        return (*(case.marked() for case in self.cases), *(f"· {note}" for note in self.notes))
+        """Cases and notes, a line each; was the statement right about a case?"""
+        cases = (f"{'✓' if case.ok else '✗'} {case}" for case in self.cases)
+        return (*cases, *(f"· {note}" for note in self.notes))
 
     @property
     def headline(self) -> str:
@@ -216,8 +268,8 @@ class Outcome:
         known = {name: getattr(self.claim, name) for name in ("id", "source", "place", "says")}
         known |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
         if self.verdict == HOLDS_WHEN:
-            examples = {"example_for": self.example_for, "example_against": self.example_against}
-            known |= {"condition": self.claim.when} | examples
+            known |= {"condition": self.claim.when}
+            known |= {"example_for": self.example_for, "example_against": self.example_against}
         if self.verdict in (DOES_NOT_HOLD, MISPRINT):
             known |= {"counter_example": self.counter_example, "correct": self.correct}
         return known
@@ -270,9 +322,8 @@ def claim(source: str, place: str) -> Callable[[_Function], _Function]:
         if not method:
             raise ClaimError(f"the docstring of {id!r} has one paragraph; expected what it says, then how it is tried")
         theme = function.__module__.rsplit(".", 1)[-1]
-        _LEDGER[id] = Claim(
-            id=id, source=source, place=place, says=says, method=method, when=when, theme=theme, function=function
-        )
+        words = {"says": says, "method": method, "when": when}
+        _LEDGER[id] = Claim(id=id, source=source, place=place, **words, theme=theme, function=function)
         return function
 
     return enter
@@ -289,8 +340,7 @@ def claims() -> dict[str, Claim]:
 
 def find(ids: Iterable[str]) -> list[Claim]:
     """The claims of these ids; all of them if there is no id."""
-    known = claims()
-    wanted = list(ids)
+    known, wanted = claims(), list(ids)
     for name in wanted:
         if name not in known:
             hint = did_you_mean(name, known, otherwise="`clearhead claims` lists them")

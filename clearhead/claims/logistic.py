@@ -46,11 +46,11 @@ def separable_decreasing(t: Trial) -> None:
 
     Derivative in α, term by term: −m/(1 + e^(αm)) with a positive margin m."""
     alpha = sp.symbols("alpha", real=True)
-    derivative = sp.diff(separable_loss((0, alpha)), alpha)
     margins = [y * x[1] for x, y in DATA]
     terms = [-sp.Integer(m) / (1 + sp.exp(alpha * m)) for m in margins]
     t.case("margins", margins, all(m > 0 for m in margins))
-    t.equal("derivative − Σ −m/(1 + e^(αm))", sp.simplify(derivative - sum(terms)), 0)
+    gap = sp.diff(separable_loss((0, alpha)), alpha) - sum(terms)
+    t.equal("derivative − Σ −m/(1 + e^(αm))", sp.simplify(gap), 0)
     t.case("each term is negative", "sign decided symbolically", all(term.is_negative for term in terms))
 
 
@@ -76,13 +76,12 @@ def infinity_norm_update(t: Trial) -> None:
         v, found = w.detach(), slope(loss(w), w)
         base, at, at_x = (torch.sigmoid(v @ x) - y) * x, unit[v.abs().argmax()], unit[x.abs().argmax()]
         gaps = [apart(found - base, lam * part) for part in (v * at, v * at_x, at, at_x)]
-        t.case(f"w = {entries}: difference", f"{gaps[0]:.1e}", gaps[0] < 1e-12)
+        t.below(f"w = {entries}: difference", gaps[0], 1e-12)
         same = int(torch.equal(at, at_x))  # then the second option is the first
         t.above("the others that say something else", min(gaps[1 + same :]), 1e-3, "{:.2f}")
-    tie = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64)
+    tie, moves = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64), t.normal(2000, 3)
     step = (torch.sigmoid(tie @ x) - y) * x + lam * tie * unit[0]
-    others = tie + t.normal(2000, 3)
-    below = (loss(others) - loss(tie) - (others - tie) @ step).min().item()
+    below = (loss(tie + moves) - loss(tie) - moves @ step).min().item()
     t.case("w = (1, −1, 0.2), a tie: loss above its tangent by at least", f"{below:.1e}", below >= -1e-12)
 
 

@@ -22,8 +22,7 @@ SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "d_ff": 1
 def column_attention(n: int, generator: torch.Generator) -> Tensor:
     """The homework's masked weights: rows are keys j, columns are queries i, and M_ji = −∞ for j > i."""
     s = torch.randn(n, n, generator=generator, dtype=torch.float64)
-    j, i = torch.arange(n)[:, None], torch.arange(n)[None, :]
-    return (s + torch.where(j > i, -torch.inf, 0.0)).softmax(dim=0)
+    return s.masked_fill(torch.ones(n, n).tril(-1).bool(), -torch.inf).softmax(dim=0)
 
 
 @claim(HOMEWORK, "1.3e")
@@ -32,10 +31,9 @@ def causal_zero_future(t: Trial) -> None:
 
     The formula as printed, 7 positions, in float64."""
     a = column_attention(7, t.generator)
-    later = torch.arange(7)[:, None] > torch.arange(7)[None, :]
-    t.case("weights of later keys", f"largest {a[later].max():g}", a[later].eq(0).all())
-    shown = f"{a.sum(0).min():.12f} … {a.sum(0).max():.12f}"
-    t.case("column sums", shown, torch.allclose(a.sum(0), torch.ones(7, dtype=a.dtype)))
+    t.equal("weights of later keys", a.tril(-1).max().item(), 0, "largest {:g}")
+    low, high = a.sum(0).aminmax()
+    t.case("column sums", f"{low:.12f} … {high:.12f}", max(1 - low, high - 1) < 1e-12)
 
 
 @claim(HOMEWORK, "1.3e, result")
@@ -43,10 +41,9 @@ def causal_lower_triangular(t: Trial) -> None:
     """With that mask A is lower triangular.
 
     A as the homework defines it (rows are keys, columns are queries), 2 positions."""
-    a = column_attention(2, t.generator)
-    what = "entry above the diagonal (key 1, query 2)"
-    t.case(what, f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}", a.triu(1).eq(0).all())
-    b = column_attention(5, t.generator)
+    a, b = (column_attention(n, t.generator) for n in (2, 5))
+    shown = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
+    t.case("entry above the diagonal (key 1, query 2)", shown, a.triu(1).eq(0).all())
     t.draw(Grid("A by the homework's columns", b.tolist()))
     correct = "With keys as rows and queries as columns it is upper triangular; its transpose is lower triangular."
     t.instead(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
@@ -57,15 +54,13 @@ def mask_times_infinity(t: Trial) -> None:
     """Masking is scores + mask × (−∞), with a mask of −∞ for hidden pairs and 0 for the others.
 
     The line as printed, two positions, in floating point; and with a mask of ones for hidden pairs."""
-    scores = torch.zeros(2, 2)
     mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
-    printed = (scores + mask * -torch.inf).softmax(-1)
-    t.case("its own mask, two positions: weights", printed.tolist(), printed.isfinite().all())
-    ones = (scores + mask.isinf().float() * -torch.inf).softmax(-1)
-    t.case("a mask of ones for hidden pairs", ones.tolist(), ones.isfinite().all())
-    added = (scores + mask).softmax(-1)
+    given = {"its own mask, two positions: weights": mask, "a mask of ones for hidden pairs": mask.isinf()}
+    for name, hidden in given.items():
+        printed = (hidden * -torch.inf).softmax(-1)  # of scores that are all 0
+        t.case(name, printed.tolist(), printed.isfinite().all())
     correct = "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number)."
-    t.instead(correct, added.tolist() == [[1.0, 0.0], [0.5, 0.5]])
+    t.instead(correct, mask.softmax(-1).tolist() == [[1.0, 0.0], [0.5, 0.5]])
 
 
 @claim(ANSWERED, "Q2b, padding mask")
@@ -127,15 +122,13 @@ def encoder_decoder_masks(t: Trial) -> None:
     source, target = _ids(t, 1, 4), _ids(t, 1, 5)
     padded, mask = torch.cat([source, _ids(t, 1, 3)], 1), padding(torch.tensor([4]))
     alone = net(source, target)
-
-    def change(in_encoder: bool, in_cross: bool) -> float:
-        memory = net.encode(padded, mask=mask if in_encoder else None)
-        out = net.decode(target, memory, memory_mask=mask if in_cross else None)
-        return apart(out, alone)
-
-    t.below("both masks", change(True, True), 1e-12, "changes by {:.1e}")
-    t.above("none in cross-attention: padding is felt", change(True, False), 1e-8)
-    t.above("none in the encoder: padding is felt", change(False, True), 1e-8)
+    both, self_only, cross_only = (
+        apart(net.decode(target, net.encode(padded, mask=in_encoder), memory_mask=in_cross), alone)
+        for in_encoder, in_cross in ((mask, mask), (mask, None), (None, mask))
+    )
+    t.below("both masks", both, 1e-12, "changes by {:.1e}")
+    t.above("none in cross-attention: padding is felt", self_only, 1e-8)
+    t.above("none in the encoder: padding is felt", cross_only, 1e-8)
     longer = net(source, torch.cat([target, _ids(t, 1, 2)], 1))[:, :5]
     t.below("target padded on the right, causal only", apart(longer, alone), 1e-12)
 
@@ -146,18 +139,17 @@ def self_attention_reads_encoder(t: Trial) -> None:
 
     The source of a small encoder-decoder is replaced: which attention of the decoder changes?"""
     net = _encoder_decoder()
-    given: dict[str, list[Tensor]] = {"self-attention": [], "cross-attention": []}
-    for name, part in zip(given, ("attention", "cross_attention"), strict=True):
+    given: dict[str, list[Tensor]] = {"attention": [], "cross_attention": []}
+    for part, outs in given.items():
         module = net.get_submodule(f"decoder.blocks.0.{part}")
-        module.register_forward_hook(lambda _, __, out, name=name: given[name].append(out))
+        module.register_forward_hook(lambda _, __, out, outs=outs: outs.append(out))
     target = _ids(t, 1, 5)
     for source in (_ids(t, 1, 4), _ids(t, 1, 4)):
         net(source, target)
-    change = {name: apart(a, b) for name, (a, b) in given.items()}
-    t.case("self-attention: output changes by", f"{change['self-attention']:.1e}", change["self-attention"] > 0)
+    own, cross = (apart(*outs) for outs in given.values())
+    t.above("self-attention: output changes by", own, 0)
     correct = "That is cross-attention, with queries of the decoder and keys and values of the encoder; "
-    correct += "self-attention reads the decoder's own sequence."
-    t.instead(correct, change["self-attention"] == 0 < change["cross-attention"])
+    t.instead(f"{correct}self-attention reads the decoder's own sequence.", own == 0 < cross)
 
 
 @claim(HOMEWORK, "1.3e, result")

@@ -11,7 +11,9 @@ import torch
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import ANSWERED, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, slope
+from clearhead.claims.ledger import ANSWERED, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, n_parameters, slope
+
+n = sp.symbols("n", positive=True)  # tokens
 
 
 def parameters(d_model: int, n_heads: int) -> dict[str, int]:
@@ -50,17 +52,14 @@ def head_memory(t: Trial) -> None:
     """For n tokens 8 heads hold 1,536 n values of Q, K, V, 8 n² weights and 512 n outputs: 8 n² + 2,048 n.
 
     Sum of the listed parts, symbolically in n."""
-    n = sp.symbols("n", positive=True)
     qkv, weights, out = 8 * 3 * n * 64, 8 * n**2, 8 * n * 64
     t.equal("Q, K, V", qkv, 1536 * n)
     t.equal("outputs", out, 512 * n)
-    total = sp.expand(qkv + weights + out)
-    t.case("total", total, sp.expand(total - (8 * n**2 + 2048 * n)) == 0)
+    t.equal("total", sp.expand(qkv + weights + out), 8 * n**2 + 2048 * n)
 
 
 def operations(h: int, *, output_projection: bool = True) -> sp.Expr:
     """Multiply-adds of attention over n tokens, 512 wide, in h heads."""
-    n = sp.symbols("n", positive=True)
     d = sp.Integer(512) / h
     return sp.expand(3 * n * 512 * d * h + 2 * h * n**2 * d + (n * 512**2 if output_projection else 0))
 
@@ -70,7 +69,6 @@ def heads_same_complexity(t: Trial) -> None:
     """Eight heads of 64 have the same computational complexity as one head of 512.
 
     Multiply-adds of both, symbolically: equal with an output projection each, and of one order as listed."""
-    n = sp.symbols("n", positive=True)
     t.equal("both with W_O: difference in multiply-adds", sp.expand(operations(8) - operations(1)), 0)
     ratio = operations(8) / operations(1, output_projection=False)
     ends = sp.limit(ratio, n, 0), sp.limit(ratio, n, sp.oo)
@@ -94,7 +92,7 @@ def heads_parameter_efficient(t: Trial) -> None:
     Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense map at 8 × 8.
     Holds when it is said of the filters; heads have the same number of parameters however many there are."""
     small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
-    conv = sum(p.numel() for p in torch.nn.Conv2d(1, 16, 3, padding=1, bias=False).parameters())
+    conv = n_parameters(torch.nn.Conv2d(1, 16, 3, padding=1, bias=False))
     what = "16 filters of 3 × 3 against a dense map of the same sizes"
     t.case(what, f"{conv} against {dense:,}", conv == small < dense)
     one, eight = sum(parameters(512, 1).values()), sum(parameters(512, 8).values())
@@ -135,11 +133,9 @@ def not_one_average(t: Trial) -> None:
     """Multi-head attention is not a single weighted average of the values.
 
     Two values (1, 0) and (0, 1), hard heads that choose different tokens, W_O = I, in fractions."""
-    v = exact.matrix([[1, 0], [0, 1]])
-    first, second = exact.hardest([1, 0]), exact.hardest([0, 1])
-    out = [exact.times([first], v)[0][0], exact.times([second], v)[0][1]]
+    first, second = (exact.times([exact.hardest(scores)], exact.eye(2))[0] for scores in ([1, 0], [0, 1]))
+    out, same = [first[0], second[1]], [first[0], first[1]]
     t.case("output; an average of the values would sum to 1", f"{exact.show(out)}, sum {sum(out)}", sum(out) != 1)
-    same = [exact.times([first], v)[0][0], exact.times([first], v)[0][1]]
     t.note(f"heads that choose alike give {exact.show(same)}, which is an average")
 
 
@@ -171,19 +167,16 @@ def heads_differ_by_start(t: Trial) -> None:
     """Heads have independent matrices, and random initialisation gives them different gradients.
 
     Two heads of one layer started alike and started apart: gradients of their query projections."""
-    x = t.normal(1, 5, 8)
-    gaps = {}
+    x, gaps = t.normal(1, 5, 8), []
     for alike in (True, False):
         mha = MultiHeadAttention(8, 2, bias=False).double()
         if alike:
             with torch.no_grad():
-                for part in (mha.q_proj, mha.k_proj, mha.v_proj):
-                    part.weight[4:] = part.weight[:4]
-                mha.o_proj.weight[:, 4:] = mha.o_proj.weight[:, :4]
-        first, second = slope(mha(x).square().sum(), mha.q_proj.weight).chunk(2)
-        gaps[alike] = apart(first, second)
-    t.case("started apart: the gradients differ by", f"{gaps[False]:.2e}", gaps[False] > 1e-6)
-    t.case("started alike: they are equal and stay so", f"{gaps[True]:.1e}", gaps[True] < 1e-12)
+                for part in (mha.q_proj.weight, mha.k_proj.weight, mha.v_proj.weight, mha.o_proj.weight.T):
+                    part[4:] = part[:4]
+        gaps.append(apart(*slope(mha(x).square().sum(), mha.q_proj.weight).chunk(2)))
+    t.above("started apart: the gradients differ by", gaps[1], 1e-6, "{:.2e}")
+    t.below("started alike: they are equal and stay so", gaps[0], 1e-12)
     rank = int(torch.linalg.matrix_rank(mha.q_proj.weight))
     t.equal("the subspaces of the two heads, 4 wide each, span together", rank, 8)
 
@@ -195,11 +188,10 @@ def pseudocode_runs(t: Trial) -> None:
     Its loop, line by line, against the library's layer with the same weights (8 heads, 16 wide, 5 tokens): the output,
     and the gradient of the input, also by central differences."""
     mha = MultiHeadAttention(16, 8, bias=False).double()
-    x = torch.randn(5, 16, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    x = t.normal(5, 16).requires_grad_()
 
     def algorithm(x: torch.Tensor) -> torch.Tensor:
-        d_k = x.shape[1] // 8
-        heads = []
+        heads, d_k = [], x.shape[1] // 8
         for i in range(8):
             at = slice(i * d_k, (i + 1) * d_k)
             q, k, v = (x @ part.weight[at].T for part in (mha.q_proj, mha.k_proj, mha.v_proj))
@@ -235,17 +227,14 @@ def heads_redundancy(t: Trial) -> None:
 
     Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different ones; one is
     silenced, and what is left says which tokens can still be told apart."""
-
-    def heads(first: int, choices: tuple[int, int], silent: int | None) -> list[Fraction]:
-        """What each head gives for the values (first, 5); a silent one gives 0."""
-        values = exact.matrix([[first], [5]])
-        outs = [exact.times([exact.hardest([1 - c, c])], values)[0][0] for c in choices]
-        return [Fraction(0) if number == silent else out for number, out in enumerate(outs)]
-
-    alike, other = ([heads(first, choices, silent=0) for first in (3, 4)] for choices in ((0, 0), (0, 1)))
+    # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
+    alike, other = (
+        [[Fraction(0), *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
+        for scores in ([1, 0], [0, 1])
+    )
     what = "heads that look at the same token: outputs for a first value of 3 and of 4"
-    t.case(what, f"{exact.show(alike[0])} and {exact.show(alike[1])}", alike[0] != alike[1])
-    t.note(f"heads that look at different tokens: {exact.show(other[0])} and {exact.show(other[1])}, which is lost")
+    t.case(what, exact.pair(alike[0], alike[1]), alike[0] != alike[1])
+    t.note(f"heads that look at different tokens: {exact.pair(other[0], other[1])}, which is lost")
 
 
 def _kept(gain: float, starts: int = 16) -> tuple[float, float]:

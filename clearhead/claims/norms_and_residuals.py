@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -12,14 +13,14 @@ from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import EXAM, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, slope
+from clearhead.claims.ledger import EXAM, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, fit, passed_on, slope
 from clearhead.layers import Block, BlockConfig, FeedForward, PostNorm, PreNorm, ReLU
 from clearhead.layers import LayerNorm as LayerNormChoice
 
 
 def dependence(norm: nn.Module, t: Trial) -> set[str]:
     """On which inputs y[0, 0] depends, from its gradient: own, same column, same row, elsewhere."""
-    x = torch.randn(5, 7, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    x = t.normal(5, 7).requires_grad_()
     moved = slope(norm(x)[0, 0], x).abs() > 1e-12
     parts = {"own": moved[0, 0], "other rows, same column": moved[1:, 0], "same row": moved[0, 1:]}
     return {name for name, part in (parts | {"elsewhere": moved[1:, 1:]}).items() if bool(part.any())}
@@ -52,18 +53,17 @@ def layer_norm_elementwise(t: Trial) -> None:
 
     nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the first output
     depend on another entry?"""
-    batch = t.normal(5, 7)
-    norm = LayerNormChoice().build(7).double()
+    batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
     t.below("five vectors alone and together", apart(norm(batch), alone), 1e-14, "differ by {:.1g}")
-    a, b = (normalised([sp.Integer(x) for x in row]) for row in ((0, 0, 3), (0, 3, 3)))
+    a, b = normalised((0, 0, 3)), normalised((0, 3, 3))
     within = "'elementwise' is said of the vectors; within one every entry counts"
     t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
 
 
-def normalised(x: list[Any]) -> list[Any]:
-    mean = sum(x) / sp.Integer(len(x))
-    variance = sum((v - mean) ** 2 for v in x) / sp.Integer(len(x))
+def normalised(x: Sequence[Any]) -> list[Any]:
+    mean = sp.Rational(1, len(x)) * sum(x)
+    variance = sp.Rational(1, len(x)) * sum((v - mean) ** 2 for v in x)
     return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
 
 
@@ -74,16 +74,13 @@ def layer_norm_length(t: Trial) -> None:
     Squares in fractions, x = (1, 2, 4, 9) and others.
     Holds when γ ≥ 0 and x is not constant."""
 
-    def length(x: list[int], gamma: int) -> Any:
-        z = normalised([sp.Integer(v) for v in x])
-        return sp.sqrt(sum((gamma * v) ** 2 for v in z))
+    def length(x: tuple[int, ...], gamma: int) -> Any:
+        return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalised(x))))
 
-    for x, gamma in (([1, 2, 4, 9], 3), ([-5, 0, 5], 1)):
-        found = sp.simplify(length(x, gamma))
-        t.case(f"x = {tuple(x)}, γ = {gamma}", f"{found}", sp.simplify(found - gamma * sp.sqrt(len(x))) == 0)
-    found = sp.simplify(length([0, 1], -1))
-    t.case("x = (0, 1), γ = −1", f"{found}, not {-sp.sqrt(2)}", found == -sp.sqrt(2), inside=False)
-    t.equal("x = (2, 2), γ = 1", length([2, 2], 1), sp.sqrt(2), inside=False)
+    for x, gamma in (((1, 2, 4, 9), 3), ((-5, 0, 5), 1)):
+        t.equal(f"x = {x}, γ = {gamma}", length(x, gamma), sp.simplify(gamma * sp.sqrt(len(x))))
+    t.equal("x = (0, 1), γ = −1", length((0, 1), -1), -sp.sqrt(2), f"{{}}, not {-sp.sqrt(2)}", inside=False)
+    t.equal("x = (2, 2), γ = 1", length((2, 2), 1), sp.sqrt(2), inside=False)
 
 
 @claim(EXERCISES, "3(b), solution")
@@ -91,11 +88,9 @@ def layer_norm_z(t: Trial) -> None:
     """The normalised z is orthogonal to 1 and has length √d.
 
     Symbolically for three free entries."""
-    x = sp.symbols("x:3", real=True)
-    mean = sum(x) / 3
-    variance = sum((v - mean) ** 2 for v in x) / 3
-    t.equal("zᵀ1 · σ", sp.simplify(sum((v - mean) for v in x)), 0)
-    t.equal("‖z‖²", sp.simplify(sum((v - mean) ** 2 for v in x) / variance), 3)
+    z = normalised(sp.symbols("x:3", real=True))
+    t.equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
+    t.equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
 
 
 @claim(HOMEWORK, "1.4e.1")
@@ -153,8 +148,7 @@ def _through_layers(skip: float, seed: int) -> float:
     for _ in range(12):
         for part in (MultiHeadAttention(16, 2), FeedForward(16, 32, ReLU())):
             x = skip * x + part.double()(x)
-    gradient = torch.randn_like(x)
-    return (slope(x, start, gradient).norm() / gradient.norm()).item()
+    return passed_on(x, start)
 
 
 @claim(FINAL, "Part 2, Q3")
@@ -170,8 +164,7 @@ def skip_regularises(t: Trial) -> None:
         plain, skipped = fitted_slopes(Fraction(penalty))
         what = f"λ = {penalty}: slope without and with the skip, truth 1"
         t.case(what, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), inside=penalty > 0)
-    gaps = _overfitting(t)
-    more = gaps[:, 1] - gaps[:, 0]
+    more = _overfitting(t)
     mean, error = more.mean().item(), (more.std() / 8**0.5).item()
     what = "test − training error, skip minus plain, no decay"
     t.case(what, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, inside=False)
@@ -179,14 +172,13 @@ def skip_regularises(t: Trial) -> None:
 
 def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
     """The slopes of w·x and of x + a·x that fit (1, 3) and (2, 2) best, with `penalty` times w² or a² added."""
-    points = ((Fraction(1), Fraction(3)), (Fraction(2), Fraction(2)))
-    size = sum((x * x for x, _ in points), Fraction(0)) + penalty
-    plain = sum((x * y for x, y in points), Fraction(0)) / size
-    return plain, 1 + sum((x * (y - x) for x, y in points), Fraction(0)) / size
+    points = ((1, 3), (2, 2))
+    size = sum(x * x for x, _ in points) + penalty
+    return sum(x * y for x, y in points) / size, 1 + sum(x * (y - x) for x, y in points) / size
 
 
 def _overfitting(t: Trial) -> torch.Tensor:
-    """Rows: 8 starts, trained side by side; columns: without and with a skip; test minus training error."""
+    """How much more a skip overfits, test minus training error, for each of 8 starts that are trained side by side."""
     x, far = (torch.randn(m, 4, generator=t.generator) for m in (24, 400))
     y, y_far = (a[:, :1] + 0.5 * torch.randn(len(a), 1, generator=t.generator) for a in (x, far))
     sizes = ((8, 4, 16), (8, 16, 16), (8, 16, 1))
@@ -194,19 +186,15 @@ def _overfitting(t: Trial) -> torch.Tensor:
     columns = []
     for skip in (0.0, 1.0):
         weights = [w.clone().requires_grad_() for w in starts]
-        optimiser = torch.optim.Adam(weights, lr=0.02)
 
         def errors(a: torch.Tensor, b: torch.Tensor, w: list[torch.Tensor] = weights, s: float = skip) -> torch.Tensor:
             h = torch.tanh(a @ w[0])
             return ((s * h + torch.tanh(h @ w[1])) @ w[2] - b).square().mean((1, 2))
 
-        for _ in range(300):
-            optimiser.zero_grad()
-            errors(x, y).sum().backward()
-            optimiser.step()
+        fit(weights, lambda errors=errors: errors(x, y).sum(), 300, lr=0.02)  # type: ignore[misc]
         with torch.no_grad():
             columns.append(errors(far, y_far) - errors(x, y))
-    return torch.stack(columns, 1)
+    return columns[1] - columns[0]
 
 
 @claim(HOMEWORK, "1.4e.2")
@@ -215,8 +203,7 @@ def layer_norm_range(t: Trial) -> None:
 
     Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.
     Holds when the input's variance is well above ε."""
-    x = t.normal(64)
-    norm = LayerNormChoice().build(64).double()
+    x, norm = t.normal(64), LayerNormChoice().build(64).double()
     scales = [10.0**p for p in range(-6, 7)]
     sizes = [norm(x * s).norm().item() / 8 for s in scales]
     what = "scale 1 … 10⁶: size against √d"
@@ -232,14 +219,9 @@ def layer_norm_initialisation(t: Trial) -> None:
     LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs."""
     c, x = sp.symbols("c x", positive=True)
     w = sp.symbols("w:3", real=True)
-
-    def first(scale: Any) -> Any:
-        h = [scale * v * x for v in w]
-        mean = sum(h) / 3
-        return (h[0] - mean) / sp.sqrt(sum((v - mean) ** 2 for v in h) / 3)
-
-    t.equal("LN(cWx) − LN(Wx)", sp.simplify(first(c) - first(1)), 0)
-    one, ten = (sp.diff(first(1), w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
+    scaled, plain = (normalised([scale * v * x for v in w])[0] for scale in (c, 1))
+    t.equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
+    one, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
     t.equal("gradient at 10 W against W", sp.simplify(ten / one), sp.Rational(1, 10))
 
 
@@ -257,8 +239,7 @@ def layer_norm_gradients(t: Trial) -> None:
             for _ in range(20):
                 h = torch.relu(h @ torch.randn(32, 32, generator=g, dtype=torch.float64) * gain / 4)
                 h = nn.functional.layer_norm(h, (32,)) if normed else h
-            gradient = torch.randn(h.shape, generator=g, dtype=torch.float64)
-            found[normed].append((slope(h, x, gradient).norm() / gradient.norm()).item())
+            found[normed].append(passed_on(h, x, g))
         bare, normed_sizes = (max(sizes) / min(sizes) for sizes in found.values())
         shown = ", ".join(f"{size:.1e}" for sizes in found.values() for size in sizes)
         t.case(f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", shown, normed_sizes < 2 < 1e6 < bare)
@@ -292,7 +273,6 @@ def norm_placement(t: Trial) -> None:
                 if "o_proj" in part or "down" in part:
                     p.zero_()
         changed.append(apart(blocks(x), x))
-    pre, post = changed
+    (pre, post), (grown, steady) = changed, growth
     t.case("silent sub-layers change x by: pre-norm, post-norm", f"{pre:g}, {post:.2f}", pre == 0 < post)
-    pre, post = growth
-    t.case("growth from block 1 to 12", f"{pre:.2f}, {post:.2f}", pre > 1.05 and abs(post - 1) < 1e-3)
+    t.case("growth from block 1 to 12", f"{grown:.2f}, {steady:.2f}", grown > 1.05 and abs(steady - 1) < 1e-3)

@@ -28,10 +28,10 @@ def points_add_up(t: Trial) -> None:
     """There are 20 questions and 100 points: 32, 18, 25 and 25.
 
     The points beside the parts and beside their questions, added up."""
-    t.case("questions", n := sum(len(parts) for _, parts in POINTS.values()), n == 20)
+    t.equal("questions", sum(len(parts) for _, parts in POINTS.values()), 20)
     for name, (whole, parts) in POINTS.items():
         t.equal(name, sum(parts), whole)
-    t.case("in all", total := sum(whole for whole, _ in POINTS.values()), total == 100)
+    t.equal("in all", sum(whole for whole, _ in POINTS.values()), 100)
 
 
 @claim(FINAL, "Part 3, Problem 1, second heading")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations, product
 
 import torch
 
-from clearhead.attention import MultiHeadAttention, attend
+from clearhead.attention import MultiHeadAttention
 from clearhead.claims import exact
-from clearhead.claims.ledger import ANSWERED, EXAM, FINAL, HOMEWORK, Trial, apart, claim
+from clearhead.claims.ledger import ANSWERED, EXAM, FINAL, HOMEWORK, Trial, apart, claim, listed, one_head
 from clearhead.claims.vision import patches_moved, small
 from clearhead.positions import NoPositions, Sinusoidal
 
@@ -18,20 +19,22 @@ WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
 
 def self_attention(x: exact.Matrix, *, causal: bool = False) -> exact.Matrix:
     """One layer, projections that are neither symmetric nor the identity, in fractions."""
-    wq, wk, wv = (exact.matrix(m) for m in ([[1, 0], [1, 1]], [[0, 1], [1, 0]], [[1, 2], [0, 1]]))
-    return exact.attention(exact.times(x, wq), exact.times(x, wk), exact.times(x, wv), causal=causal)
+    q, k, v = (exact.times(x, exact.matrix(w)) for w in ("1 0; 1 1", "0 1; 1 0", "1 2; 0 1"))
+    return exact.attention(q, k, v, causal=causal)
 
 
-def rearranged(x: exact.Matrix, order: tuple[int, ...]) -> exact.Matrix:
+FOUR = exact.matrix("1 0; 0 1; 2 1; -1 1")
+
+
+def rearranged(x: exact.Matrix, order: Sequence[int]) -> exact.Matrix:
     return [x[i] for i in order]
 
 
-def equivariant(causal: bool = False) -> tuple[int, int]:
+def equivariant(causal: bool = False) -> int:
     """For how many of the 24 orders of 4 tokens f(πX) = π f(X)."""
-    x = exact.matrix([[1, 0], [0, 1], [2, 1], [-1, 1]])
-    y = self_attention(x, causal=causal)
-    orders = list(permutations(range(4)))
-    return sum(self_attention(rearranged(x, o), causal=causal) == rearranged(y, o) for o in orders), len(orders)
+    y = self_attention(FOUR, causal=causal)
+    orders = permutations(range(4))
+    return sum(self_attention(rearranged(FOUR, o), causal=causal) == rearranged(y, o) for o in orders)
 
 
 # Three places say it in nearly the same words, and are judged alike.
@@ -43,16 +46,14 @@ inputs."""
 
 def invariant(t: Trial) -> None:
     """f(πX) = f(X)? Pooled, at one token, and as it stands."""
-    x = exact.matrix([[1, 0], [0, 1], [2, 1], [-1, 1]])
-    rows = {order: self_attention(rearranged(x, order)) for order in permutations(range(4))}
+    rows = {order: self_attention(rearranged(FOUR, order)) for order in permutations(range(4))}
     sums = {tuple(sum(column) for column in zip(*y, strict=True)) for y in rows.values()}
     t.equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
     first = {tuple(y[order.index(0)]) for order, y in rows.items()}
     t.equal("at token 1, wherever it stands", len(first), 1, "different outputs: {}")
-    y, swapped = (self_attention(rearranged(x, order)) for order in ((0, 1), (1, 0)))
-    t.case("two tokens, swapped", f"{exact.show(y)} → {exact.show(swapped)}", y == swapped, inside=False)
-    good, total = equivariant()
-    t.note(f"it is equivariant, f(πX) = π f(X), in {good} of {total} orders")
+    y, swapped = (self_attention(rearranged(FOUR, order)) for order in ((0, 1), (1, 0)))
+    t.case("two tokens, swapped", exact.pair(y, swapped, " → "), y == swapped, inside=False)
+    t.note(f"it is equivariant, f(πX) = π f(X), in {equivariant()} of 24 orders")
 
 
 @claim(ANSWERED, "Q1d")
@@ -84,14 +85,12 @@ def equivariance(t: Trial) -> None:
     """Self-attention is permutation-equivariant: f(PX) = P f(X).
 
     All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64."""
-    good, total = equivariant()
-    t.case("4 tokens, exactly", f"{good} of {total} orders", good == total)
-    mha = MultiHeadAttention(6, 2).double()
-    x = t.normal(1, 5, 6)
+    t.equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
+    mha, x = MultiHeadAttention(6, 2).double(), t.normal(1, 5, 6)
     y = mha(x)
     gap = max(apart(mha(x[:, list(o)]), y[:, list(o)]) for o in permutations(range(5)))
     t.below("5 tokens, two heads, biases", gap, 1e-12, "largest difference {:.1e}")
-    t.note(f"under a causal mask only {equivariant(causal=True)[0]} of 24 orders agree")
+    t.note(f"under a causal mask only {equivariant(causal=True)} of 24 orders agree")
 
 
 @claim(ANSWERED, "Q1d")
@@ -104,11 +103,11 @@ def swap_changes_nothing(t: Trial) -> None:
     x = exact.matrix(list(WORDS.values()))
     order = (1, 0, 2)
     y, swapped = self_attention(x), self_attention(rearranged(x, order))
-    for place, token in enumerate(order):
-        what = f"token {token + 1}, now at position {place + 1}"
-        t.case(what, f"{exact.show(y[token])} → {exact.show(swapped[place])}", y[token] == swapped[place])
+    for i, token in enumerate(order):
+        what = f"token {token + 1}, now at position {i + 1}"
+        t.case(what, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
     for i in range(3):
-        t.case(f"position {i + 1}", f"{exact.show(y[i])} → {exact.show(swapped[i])}", y[i] == swapped[i], inside=False)
+        t.case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], inside=False)
 
 
 @claim(ANSWERED, "Q1d, 'mathematical proof'")
@@ -116,8 +115,7 @@ def equivariance_formula(t: Trial) -> None:
     """f(π(X)) = π(f(X)) for any permutation π.
 
     All 24 orders of 4 tokens, in fractions."""
-    good, total = equivariant()
-    t.case("4 tokens", f"{good} of {total} orders", good == total)
+    t.equal("4 tokens", equivariant(), 24, "{} of 24 orders")
     t.note("this is equivariance, though it is offered as the proof of invariance")
 
 
@@ -129,12 +127,11 @@ def cat_chased_dog(t: Trial) -> None:
     Holds when the embeddings are compared word by word or pooled, and no causal mask is used."""
     one, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (one, two))
-    by_word = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
-    what = "word by word"
-    t.case(what, f"cat: {exact.show(by_word[0]['cat'])} and {exact.show(by_word[1]['cat'])}", by_word[0] == by_word[1])
-    pooled = [[sum(c, Fraction(0)) for c in zip(*m, strict=False)] for m in (y, z)]
-    t.equal("summed over the sentence", pooled[0], pooled[1], exact.show)
-    t.case("place by place", f"first place {exact.show(y[0])} and {exact.show(z[0])}", y == z, inside=False)
+    words, again = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
+    t.case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
+    pooled, same = ([sum(c, Fraction(0)) for c in zip(*m, strict=True)] for m in (y, z))
+    t.equal("summed over the sentence", pooled, same, exact.show)
+    t.case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, inside=False)
 
 
 @claim(ANSWERED, "Q1d")
@@ -144,15 +141,11 @@ def weights_by_content(t: Trial) -> None:
     `attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in every
     order: is the weight of a token for a token the same wherever they stand?"""
     x = t.normal(5, 4)
-
-    def weights(x: torch.Tensor) -> torch.Tensor:
-        return attend(x[None, None], x[None, None], torch.eye(5, dtype=torch.float64)[None, None])[0, 0]
-
-    found, scores = weights(x), x @ x.T / 2
+    found, scores = one_head(x, x), x @ x.T / 2
     gap = apart((found / found[:, :1]).log(), scores - scores[:, :1])
-    t.case("logarithms of their ratios: largest difference", f"{gap:.1e}", gap < 1e-12)
-    orders = [list(order) for order in permutations(range(5))]
-    t.below("120 orders: largest change of a weight", max(apart(weights(x[o]), found[o][:, o]) for o in orders), 1e-12)
+    t.below("logarithms of their ratios: largest difference", gap, 1e-12)
+    moved = [apart(one_head(x[[*o]], x[[*o]]), found[[*o]][:, [*o]]) for o in permutations(range(5))]
+    t.below("120 orders: largest change of a weight", max(moved), 1e-12)
     off = apart(found / found[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
     t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
 
@@ -164,14 +157,13 @@ def weights_from_dot_products(t: Trial) -> None:
     Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and W_K the
     identity, and with two other matrices.
     Holds when W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys."""
-    x = exact.matrix([[1, 0], [0, 1], [2, 1]])
-    turned = exact.times(x, exact.matrix([[0, 1], [-1, 0]]))
-    eye, wq, wk = (exact.matrix(m) for m in ([[1, 0], [0, 1]], [[1, 0], [1, 1]], [[0, 1], [1, 0]]))
-    for name, a, b in (("W_Q = W_K = 1", eye, eye), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", wq, wk)):
-        scores = [exact.times(exact.times(y, a), exact.transposed(exact.times(y, b))) for y in (x, turned)]
-        before, after = ([exact.weights(row) for row in rows] for rows in scores)
+    x = exact.matrix("1 0; 0 1; 2 1")
+    turned, unit = exact.times(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
+    for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
+        sides = [[exact.times(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, turned)]
+        before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
         what = f"{name}: first row before and after"
-        t.case(what, f"{exact.show(before[0])} and {exact.show(after[0])}", before == after, inside=a is eye)
+        t.case(what, exact.pair(before[0], after[0]), before == after, inside=wq == unit)
 
 
 @claim(ANSWERED, "Q1d, effectiveness")
@@ -184,9 +176,8 @@ def positions_break_symmetry(t: Trial) -> None:
     x, learned = t.normal(1, 4, 8), t.normal(4, 8)
     for name, table in (("sinusoidal", Sinusoidal().table(4, 8).double()), ("learned", learned)):
         y = mha(x + table)
-        gaps = {o: apart(mha(x[:, list(o)] + table), y[:, list(o)]) for o in permutations(range(4))}
-        least = min(gap for order, gap in gaps.items() if order != (0, 1, 2, 3))
-        t.case(f"{name}: 23 orders other than the first", f"smallest difference {least:.1e}", least > 1e-6)
+        gaps = [apart(mha(x[:, [*o]] + table), y[:, [*o]]) for o in permutations(range(4))]
+        t.above(f"{name}: 23 orders other than the first", min(gaps[1:]), 1e-6, "smallest difference {:.1e}")
 
 
 @claim(HOMEWORK, "1.5b")
@@ -208,8 +199,7 @@ def bag_of_symbols(t: Trial) -> None:
 
     Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two."""
     letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
-    orders = sorted(set(permutations("DAA")))
-    one, two = [], []
+    one, two, orders = [], [], sorted(set(permutations("DAA")))
     for order in orders:
         x = exact.matrix([letters[c] for c in (*order, "S")])
         first = self_attention(x, causal=True)
@@ -217,9 +207,8 @@ def bag_of_symbols(t: Trial) -> None:
         # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
         second = [[Fraction(round(12 * c)) for c in row] for row in first]
         two.append(self_attention(second, causal=True)[-1])
-    names = ["".join(o) for o in orders]
-    t.case(f"one layer, {', '.join(names)}", exact.show(one[0]), one[0] == one[1] == one[2])
-    t.note("a second causal layer would see the order: " + ", ".join(f"{float(row[0]):.4f}" for row in two))
+    t.case(f"one layer, {', '.join(map(''.join, orders))}", exact.show(one[0]), one[0] == one[1] == one[2])
+    t.note("a second causal layer would see the order: " + listed((float(row[0]) for row in two), ".4f"))
 
 
 @claim(FINAL, "Part 3, Problem 2.1")
@@ -241,6 +230,5 @@ def same_word_other_context(t: Trial) -> None:
     """The same word gets different representations in different contexts.
 
     'dog' after two contexts, in fractions."""
-    a = self_attention(exact.matrix([WORDS["cat"], WORDS["dog"]]))[-1]
-    b = self_attention(exact.matrix([WORDS["chased"], WORDS["dog"]]))[-1]
-    t.case("'dog' beside 'cat' and beside 'chased'", f"{exact.show(a)} and {exact.show(b)}", a != b)
+    a, b = (self_attention(exact.matrix([WORDS[other], WORDS["dog"]]))[-1] for other in ("cat", "chased"))
+    t.case("'dog' beside 'cat' and beside 'chased'", exact.pair(a, b), a != b)

@@ -9,7 +9,7 @@ import sympy as sp
 
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed
+from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed, rising
 
 
 def weight(score: int) -> Fraction:
@@ -29,9 +29,9 @@ def key_noise_one_row(t: Trial) -> None:
     Two keys, one query, in fractions: which weights change?"""
     before, after = (1 - weight(score) for score in (0, 1))
     t.case("keys 0, 0 → 1, 0: the weight of the other key", f"{before} → {after}", before == after)
-    three = exact.weights([0, 0, 0]), exact.weights([1, 0, 0])
+    three = zip(exact.weights([0, 0, 0]), exact.weights([1, 0, 0]), strict=True)
     correct = "Key i's score enters one row, but each column is normalised, so the weights of every key change."
-    t.instead(correct, all(x != y for x, y in zip(*three, strict=True)))
+    t.instead(correct, all(x != y for x, y in three))
 
 
 @claim(HOMEWORK, "1.1e")
@@ -40,21 +40,16 @@ def key_noise_all_outputs(t: Trial) -> None:
 
     Two keys of width 2 in fractions, ε = (1, 0); then small Gaussian noise, as the homework has it, 300 random queries
     over 5 keys: the smallest change of an output."""
-    k, v = exact.matrix([[1, 0], [0, 1]]), exact.matrix([[1], [0]])
-    moved = exact.matrix([[2, 0], [0, 1]])
-    found = {}
+    k, moved, v = exact.eye(2), exact.matrix("2 0; 0 1"), exact.matrix("1; 0")
     for query in ((1, 0), (-1, 1), (0, 1)):
-        q = exact.matrix([query])
-        found[query] = exact.attention(q, k, v)[0][0], exact.attention(q, moved, v)[0][0]
-    for query in ((1, 0), (-1, 1)):
-        a, b = found[query]
-        t.case(f"query {query}, ε·q = {query[0]}", f"{a} → {b}", a != b)
+        a, b = (exact.attention(exact.matrix([query]), keys, v)[0][0] for keys in (k, moved))
+        if query[0]:
+            t.case(f"query {query}, ε·q = {query[0]}", f"{a} → {b}", a != b)
     queries, keys, values = (t.normal(n, 3) for n in (300, 5, 5))
     noisy = keys.clone()
     noisy[2] += 0.01 * t.normal(3)
     before, after = ((queries @ x.T).softmax(-1) @ values for x in (keys, noisy))
     t.above("σ = 0.01: smallest change among 300 outputs", (after - before).norm(dim=1).min().item(), 1e-12)
-    a, b = found[0, 1]
     t.note(f"a query that is orthogonal to the noise (for Gaussian noise a chance of 0) sees nothing: {a} → {b}")
 
 
@@ -69,10 +64,10 @@ def key_noise_proportional(t: Trial) -> None:
     a = 1 / (1 + sp.exp(-s))
     t.note(f"dh/ds − a(1 − a) = {sp.simplify(sp.diff(a, s) - a * (1 - a))} for values 1 and 0")
     for low, high, small in ((Fraction(1, 200), Fraction(1, 100), True), (Fraction(1, 2), Fraction(9, 10), False)):
-        effects = low * (1 - low), high * (1 - high)
-        off = abs(effects[1] / effects[0] / (high / low) - 1)
+        less, more = low * (1 - low), high * (1 - high)
+        proportional = abs(more / less / (high / low) - 1) < Fraction(1, 100)
         what = f"weights {low} and {high}: effect per unit of score"
-        t.case(what, f"{effects[0]} and {effects[1]}", off < Fraction(1, 100), inside=small)
+        t.case(what, f"{less} and {more}", proportional, inside=small)
     grid = [i / 50 for i in range(51)]
     curves = {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid}
     t.draw(Lines("Effect of a disturbed key on the output", "its weight a", "|dh/ds|", grid, curves))
@@ -86,15 +81,12 @@ def key_noise_beta(t: Trial) -> None:
     Holds when β is small against 1/gap; beyond the peak a saturated softmax feels less."""
     b = sp.symbols("b", positive=True)
     sensitivity = b * sp.exp(-b) / (1 + sp.exp(-b)) ** 2
-
-    def at(x: float) -> float:
-        return float(sensitivity.subs(b, x))
-
+    at = sp.lambdify(b, sensitivity, "math")
     t.case("gap 1, β = 0.5 → 1", f"{at(0.5):.4f} → {at(1.0):.4f}", at(1.0) > at(0.5))
     t.case("gap 1, β = 2 → 10", f"{at(2.0):.4f} → {at(10.0):.4f}", at(10.0) > at(2.0), inside=False)
     t.note(f"the most sensitive β at a gap of 1 is {float(sp.nsolve(sp.diff(sensitivity, b), 1.5)):.4f}")
     betas = [i / 4 for i in range(1, 49)]
-    curves = {"sensitivity": [at(x) for x in betas]}
+    curves = {"sensitivity": list(map(at, betas))}
     t.draw(Lines("Sensitivity of the output to a score, gap 1", "β", "β a (1 − a)", betas, curves))
 
 
@@ -119,8 +111,7 @@ def key_noise_mean(t: Trial) -> None:
     quadrature; then noise ±1 in fractions.
     Holds when {FIRST_ORDER}."""
     first_order(t, "the key 1")
-    change = (weight(2) + weight(0)) / 2 - weight(1)
-    t.equal("noise ±1 on it (β = ln 2): E[change]", change, 0, inside=False)
+    t.equal("noise ±1 on it (β = ln 2): E[change]", (weight(2) + weight(0)) / 2 - weight(1), 0, inside=False)
 
 
 def gaussian_change(score: float, sigma: float) -> float:
@@ -139,15 +130,12 @@ def query_noise_mean(t: Trial) -> None:
     Query 1 over keys 1 and 0 of width 1: small Gaussian noise by quadrature (the score moves as the query does), then
     noise ±1 in fractions.
     Holds when {FIRST_ORDER}."""
-    k, v = exact.matrix([[1], [0]]), exact.matrix([[1], [0]])
-
-    def change(query: int) -> Fraction:
-        low, at, high = (exact.attention(exact.matrix([[query + e]]), k, v)[0][0] for e in (-1, 0, 1))
-        return (low + high) / 2 - at
-
+    k = v = exact.matrix("1; 0")
     first_order(t, "the query 1")
-    t.equal("query 1 ± 1 (β = ln 2): E[change]", change(1), 0, inside=False)
-    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {change(0)}")
+    outs = [exact.attention(exact.matrix([[query]]), k, v)[0][0] for query in (-1, 0, 1, 2)]
+    at_0, at_1 = ((low + high) / 2 - middle for low, middle, high in (outs[:3], outs[1:]))
+    t.equal("query 1 ± 1 (β = ln 2): E[change]", at_1, 0, inside=False)
+    t.note(f"where the softmax is symmetric, as at equal scores, it is exactly {at_0}")
 
 
 @claim(HOMEWORK, "1.1f")
@@ -155,15 +143,12 @@ def query_noise_one_output(t: Trial) -> None:
     """Disturbing query i changes output i alone.
 
     Three queries over three keys in fractions, each disturbed in turn."""
-    q, k = exact.matrix([[1, 0], [0, 2], [1, 1]]), exact.matrix([[1, 1], [0, 1], [2, 0]])
-    v = exact.matrix([[1, 0], [0, 1], [3, 2]])
+    q, k, v = (exact.matrix(text) for text in ("1 0; 0 2; 1 1", "1 1; 0 1; 2 0", "1 0; 0 1; 3 2"))
     before = exact.attention(q, k, v)
     for i in range(3):
-        moved = [row[:] for row in q]
-        moved[i][0] += 1
+        moved = [[row[0] + (j == i), row[1]] for j, row in enumerate(q)]
         after = exact.attention(moved, k, v)
-        changed = [j for j in range(3) if after[j] != before[j]]
-        t.case(f"query {i + 1}", f"outputs changed: {[j + 1 for j in changed]}", changed == [i])
+        t.equal(f"query {i + 1}", [j + 1 for j in range(3) if after[j] != before[j]], [i + 1], "outputs changed: {}")
 
 
 @claim(HOMEWORK, "1.1g")
@@ -223,8 +208,7 @@ def scale_key_alpha(t: Trial) -> None:
     The weight of a key that is stretched by 2, 3, 4 and 5, beside a key 0, in fractions."""
     for q in (1, -1, 3):
         found = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
-        rising = all(a < b for a, b in pairwise(found))
-        t.case(f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", rising)
+        t.case(f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", rising(found))
     t.note(f"where the score is 0 there is no effect to grow: {gained(0, 2)}, {gained(0, 5)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 
 import sympy as sp
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from clearhead.attention import attend
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Trial, apart, claim
+from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Trial, apart, claim, fit, n_parameters
 from clearhead.errors import ShapeError
 from clearhead.positions import ALiBi, Learned, Positions, RelativeBias, Rotary, Sinusoidal
 
@@ -30,9 +31,9 @@ def sinusoid_values(t: Trial) -> None:
     row = Sinusoidal().table(4, 512)[3]
     for i in (0, 1):
         angle = sp.Integer(3) / sp.Integer(10000) ** sp.Rational(2 * i, 512)
-        for place, value in ((2 * i, sp.sin(angle)), (2 * i + 1, sp.cos(angle))):
-            digits = sp.N(value, 20)
-            t.case(f"PE(3, {place})", f"{float(digits):.7f}", abs(float(digits) - row[place].item()) < 1e-6)
+        for place, wave in ((2 * i, sp.sin), (2 * i + 1, sp.cos)):
+            value = float(sp.N(wave(angle), 20))
+            t.case(f"PE(3, {place})", f"{value:.7f}", abs(value - row[place].item()) < 1e-6)
 
 
 @claim(EXAM, "Q4c, second of the three formulas (as the text at hand has it)")
@@ -54,14 +55,13 @@ def sinusoid_unique(t: Trial) -> None:
     """Each position gets a unique encoding vector.
 
     Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."""
-    p = sp.symbols("p", integer=True, positive=True)
     # sin p = 0 and cos p = 1 together need p / 2π whole.
+    turns = (sp.symbols("p", integer=True, positive=True) / (2 * sp.pi)).is_rational
     what = "is p / 2π rational for a whole p > 0"
-    shown = "yes" if (p / (2 * sp.pi)).is_rational else "no"
-    t.case(what, shown, (p / (2 * sp.pi)).is_rational is not True and sp.pi.is_irrational)
-    tables = {"1,000 positions, width 8": Sinusoidal().table(1000, 8)}
-    tables["1,000 learned ones as they begin"] = Learned(max_len=1000).build(8).weight.detach()
-    for name, table in tables.items():
+    t.case(what, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
+    learned = Learned(max_len=1000).build(8).weight.detach()
+    tables = ("1,000 positions, width 8", Sinusoidal().table(1000, 8)), ("1,000 learned ones as they begin", learned)
+    for name, table in tables:
         gaps = torch.cdist(table.double(), table.double()) + 9 * torch.eye(1000, dtype=torch.float64)
         t.above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
 
@@ -71,13 +71,8 @@ def position_parameters(t: Trial) -> None:
     """Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.
 
     Parameters of the built modules, counted."""
-
-    def count(module: nn.Module) -> int:
-        return sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-    learned, fixed = count(Learned(max_len=1000).build(512)), count(Sinusoidal().build(512))
-    t.equal("learned, 1000 × 512", learned, 1000 * 512, "{:,}")
-    t.equal("sinusoidal", fixed, 0)
+    t.equal("learned, 1000 × 512", n_parameters(Learned(max_len=1000).build(512)), 1000 * 512, "{:,}")
+    t.equal("sinusoidal", n_parameters(Sinusoidal().build(512)), 0)
 
 
 @claim(HOMEWORK, "1.3b")
@@ -85,12 +80,12 @@ def relative_depends_on_distance(t: Trial) -> None:
     """A relative encoding depends on the distance of two positions, not on where they stand.
 
     Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions."""
-    for name, choice in (("RelativeBias", RelativeBias()), ("ALiBi", ALiBi())):
+    for choice in (RelativeBias(), ALiBi()):
         built = choice.build(2)
         for p in built.parameters():
             nn.init.normal_(p)
         bias = built(13, 13, 0, torch.device("cpu"))
-        t.equal(name, apart(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}")
+        t.equal(type(choice).__name__, apart(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}")
     table = Sinusoidal().table(13, 8)
     least = (table[1:] - table[:-1]).norm(dim=1).min()
     t.note(f"an absolute encoding differs from place to place: by at least {least:.3f}")
@@ -116,13 +111,11 @@ def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ..
             q, k = (choice.rotate(part, places) for part in (q, k))
         return attend(q, k, v, bias=bias(n, n, 0, places.device) if bias else None) @ w["read"]
 
-    optimiser = torch.optim.Adam([*w.values(), *(bias.parameters() if bias else ())], lr=0.01)
-    for _ in range(100):
+    def loss() -> torch.Tensor:
         ids = torch.randint(0, 7, (32, 3, TRAINED))
-        loss = 3 * nn.functional.cross_entropy(logits(ids)[:, :, 1:].flatten(0, 2), ids[:, :, :-1].flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+        return 3 * nn.functional.cross_entropy(logits(ids)[:, :, 1:].flatten(0, 2), ids[:, :, :-1].flatten())
+
+    fit([*w.values(), *(bias.parameters() if bias else ())], loss, 100, lr=0.01)
     found = []
     with torch.no_grad():
         for length in (TRAINED, TWICE, BEYOND):
@@ -142,9 +135,9 @@ def sinusoid_longer(t: Trial) -> None:
     {TASK}accuracy there and at {BEYOND}. {EXAMPLE}
     Holds when 'generalise' means only that the encoding is defined there; what the model learned need
     not carry over."""
-    row = Sinusoidal().table(1, 32, start=10_000)
-    shown = f"norm {row.norm():.3f}, as everywhere: √16"
-    t.case("defined at position 10,000", shown, torch.isclose(row.norm(), torch.tensor(4.0)))
+    norm = Sinusoidal().table(1, 32, start=10_000).norm()
+    shown = f"norm {norm:.3f}, as everywhere: √16"
+    t.case("defined at position 10,000", shown, torch.isclose(norm, torch.tensor(4.0)))
     for number, (inside, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
         what = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
         t.case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, inside=False)
@@ -175,12 +168,10 @@ def learned_bound_to_length(t: Trial) -> None:
     A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back."""
     grid = Learned(grid=(4, 6), n_extra=1).build(8)
     nn.init.normal_(grid.weight)
-    try:
+    refused = True
+    with suppress(ShapeError):
         grid(torch.zeros(1, 97, 8), torch.arange(97))
-        refused = ""
-    except ShapeError as error:
-        refused = str(error)
+        refused = False
     t.case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
     t.equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
-    same = grid.resized((4, 6)).weight
-    t.below("resized to its own size: change", apart(same, grid.weight), 1e-6)
+    t.below("resized to its own size: change", apart(grid.resized((4, 6)).weight, grid.weight), 1e-6)

@@ -45,18 +45,15 @@ def drawn(n: int, seed: int = 0, document: int | None = None) -> list[Claim]:
 def meaning(text: str) -> str | None:
     """The verdict that a person means: by its number, its first letters, or in full."""
     word = " ".join(text.lower().split())
-    if word.isdigit():
-        return VERDICTS[int(word) - 1] if 0 < int(word) <= len(VERDICTS) else None
-    if word in VERDICTS:
-        return word
+    numbers = {str(number): verdict for number, verdict in enumerate(VERDICTS, 1)}
     near = [v for v in VERDICTS if word and v.startswith(word)]
-    return near[0] if len(near) == 1 else None
+    exact = word if word in VERDICTS else numbers.get(word)
+    return exact or (near[0] if len(near) == 1 else None)
 
 
 def quiz(chosen: list[Claim], ask: Ask, seed: int = 0) -> Iterator[Answer]:
     """Asks one after the other until `ask` gives None."""
     for number, claim in enumerate(chosen, 1):
-        given = ask(number, claim)
-        if given is None:
+        if (given := ask(number, claim)) is None:
             return
         yield Answer(claim.run(seed), given)

@@ -35,7 +35,9 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     page, style, script = ((here / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     legend = "".join(f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS)
     boxes = "".join(f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS)
-    about = {"n_claims": len(outcomes), "courses": _count(len(documents)), "seed": seed}
+    n = len(documents)
+    courses = "one course or exam" if n == 1 else f"{('no', '', 'two', 'three', 'four', 'five')[n]} courses and exams"
+    about = {"n_claims": len(outcomes), "courses": courses, "seed": seed}
     wrong = _wrong([o for o in outcomes if o.verdict in (DOES_NOT_HOLD, MISPRINT)], numbers)
     parts = []
     for i, (source, found) in enumerate(documents, 1):
@@ -46,11 +48,6 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
         parts.append('<p class="top"><a href="#top">Back to the contents</a></p>')
     shown = {"legend": legend, "boxes": boxes, "contents": _contents(documents), "wrong": wrong}
     return Template(page).substitute(about | shown, style=style, script=script, entries="\n".join(parts))
-
-
-def _count(n: int) -> str:
-    words = {1: "one course or exam", 2: "two", 3: "three", 4: "four", 5: "five"}
-    return words[1] if n == 1 else f"{words.get(n, str(n))} courses and exams"
 
 
 def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
@@ -82,11 +79,12 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
 def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
     if not outcomes:
         return ""
-    place = list(numbers)
+    wrong = {o.claim.id: o for o in outcomes}
     rows = "".join(
-        f'<tr><td class="n">{numbers[o.claim.id]}</td><td><a href="#{o.claim.id}">{typeset(o.claim.says)}</a></td>'
-        f"<td>{typeset(o.counter_example)}</td><td>{typeset(o.correct)}</td></tr>"
-        for o in sorted(outcomes, key=lambda o: place.index(o.claim.id))
+        f'<tr><td class="n">{number}</td><td><a href="#{id}">{typeset(wrong[id].claim.says)}</a></td>'
+        f"<td>{typeset(wrong[id].counter_example)}</td><td>{typeset(wrong[id].correct)}</td></tr>"
+        for id, number in numbers.items()
+        if id in wrong
     )
     head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
@@ -104,8 +102,8 @@ def _key(o: Outcome) -> str:
         rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correct))
     else:
         return ""
-    right = dict.fromkeys(("Holds when", "Say instead", "Meant"), " class=right")
-    body = "".join(f"<dt>{name}</dt><dd{right.get(name, '')}>{typeset(text)}</dd>" for name, text in rows)
+    right = ("Holds when", "Say instead", "Meant")
+    body = "".join(f"<dt>{x}</dt><dd{' class=right' * (x in right)}>{typeset(text)}</dd>" for x, text in rows)
     return f'<dl class="key answer">{body}</dl>'
 
 
@@ -116,8 +114,8 @@ def _entry(o: Outcome, number: str) -> str:
         f"<td>{typeset(case.got)}</td></tr>"
         for case in o.cases
     )
-    notes = "".join(f"<li>{typeset(note)}</li>" for note in o.notes)
-    notes = f'<ul class="notes answer">{notes}</ul>' if notes else ""
+    items = "".join(f"<li>{typeset(note)}</li>" for note in o.notes)
+    notes = f'<ul class="notes answer">{items}</ul>' if items else ""
     figure = f'<figure class="answer">{o.figure.svg()}</figure>' if o.figure else ""
     return (
         f'<article class="{_CLASS[o.verdict]}" id="{c.id}" tabindex="-1"><span class="number">{number}</span>'

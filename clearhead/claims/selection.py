@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
 
-from clearhead.attention import attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import ANSWERED, HOMEWORK, Trial, claim
+from clearhead.claims.ledger import ANSWERED, HOMEWORK, Trial, claim, one_head
 from clearhead.masks import window
-
-
-def hard_weights(q: list[list[int]], k: list[list[int]]) -> exact.Matrix:
-    scores = exact.times(exact.matrix(q), exact.transposed(exact.matrix(k)))
-    return [exact.hardest(row) for row in scores]
 
 
 @claim(HOMEWORK, "1.3c")
@@ -24,11 +19,11 @@ def identity_layer(t: Trial) -> None:
     is the identity.
 
     Orthogonal tokens, exact limit β → ∞."""
-    c = [[2, 0, 0], [0, 1, 0], [0, 0, 3]]
-    a = hard_weights(c, c)
-    eye = exact.matrix([[int(i == j) for j in range(3)] for i in range(3)])
-    t.equal("three orthogonal tokens: A", a, eye, exact.show)
-    t.equal("output", exact.times(a, exact.matrix(c)), exact.matrix(c), exact.show)
+    c = exact.matrix("2 0 0; 0 1 0; 0 0 3")
+    t.equal(
+        "three orthogonal tokens: A", exact.attention(c, c, exact.eye(3), by=exact.hardest), exact.eye(3), exact.show
+    )
+    t.equal("output", exact.attention(c, c, c, by=exact.hardest), c, exact.show)
 
 
 @claim(HOMEWORK, "1.3c")
@@ -37,10 +32,10 @@ def permutation_layer(t: Trial) -> None:
 
     Two queries, two keys, exact limit β → ∞: rows and columns of A counted.
     Holds when different queries have different such keys; otherwise one value is copied twice and another is lost."""
-    for queries, keys, apart in (([[1, 0], [0, 1]], [[0, 1], [1, 0]], True), ([[1], [2]], [[1], [0]], False)):
-        a = hard_weights(queries, keys)
+    for queries, keys, apart in (("1 0; 0 1", "0 1; 1 0", True), ("1; 2", "1; 0", False)):
+        a = exact.attention(exact.matrix(queries), exact.matrix(keys), exact.eye(2), by=exact.hardest)
         columns = [sum(column, Fraction(0)) for column in zip(*a, strict=True)]
-        what = f"queries {exact.show(queries)}, keys {exact.show(keys)}: A (rows are queries)"
+        what = f"queries [{queries}], keys [{keys}]: A (rows are queries)"
         t.case(what, f"{exact.show(a)}, column sums {exact.show(columns)}", all(c == 1 for c in columns), inside=apart)
 
 
@@ -49,9 +44,9 @@ def selected_value(t: Trial) -> None:
     """If the weight of key 2 for query 1 is 1 and all others of that query are 0, then h₁ = v₂.
 
     Column 1 of V·A in fractions, with the homework's columns as queries."""
-    v, a = exact.matrix([[1, 4, 7], [2, 5, 8]]), exact.matrix([[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+    v, a = exact.matrix("1 4 7; 2 5 8"), exact.matrix("0 1 0; 1 0 0; 0 0 1")
     first, second = [row[0] for row in exact.times(v, a)], [row[1] for row in v]
-    t.case("h₁ and v₂", f"{exact.show(first)} and {exact.show(second)}", first == second)
+    t.case("h₁ and v₂", exact.pair(first, second), first == second)
 
 
 @claim(HOMEWORK, "1.3d, example")
@@ -63,16 +58,15 @@ def attention_as_convolution(t: Trial) -> None:
     n, kernel = 9, torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     distance = torch.arange(n)[None, :] - torch.arange(n)[:, None]
     bias = torch.where(distance.abs() <= 1, kernel[(distance + 1).clamp(0, 2)].log(), -torch.inf)
-    v, q = t.normal(1, 1, n, 2), torch.zeros(1, 1, n, 3, dtype=torch.float64)
-    out = attend(q, q, v, bias=bias, impl="reference")[0, 0]
-    conv = torch.nn.functional.conv1d(v[0, 0].T[:, None], kernel[None, None], padding=1)[:, 0].T
-    gaps = (out - conv).abs().amax(1)
+    v, q = t.normal(n, 2), torch.zeros(n, 3, dtype=torch.float64)
+    conv = torch.nn.functional.conv1d(v.T[:, None], kernel[None, None], padding=1)[:, 0].T
+    gaps = (one_head(q, q, v, bias=bias, impl="reference") - conv).abs().amax(1)
     t.below("positions 2 … 8", gaps[1:-1].max(), 1e-12, "largest difference {:.1e}")
     t.case("position 1", f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3", gaps[0] < 1e-12, inside=False)
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
     shown = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
     t.case(f"kernel {edge}", shown, min(edge) >= 0, inside=False)
-    t.draw(Grid("Weights of a convolution by attention", bias.exp().div(bias.exp().sum(1, keepdim=True)).tolist()))
+    t.draw(Grid("Weights of a convolution by attention", bias.softmax(1).tolist()))
 
 
 @claim(HOMEWORK, "1.3d")
@@ -91,15 +85,14 @@ def cats_to_mask(t: Trial) -> None:
 
     One layer, rows are queries: does the prediction at [MASK] depend on the row of 'cats' or on that of [MASK]?
     Holds when 'from cats to [MASK]' is the way that information goes; the query that looks is the one at [MASK]."""
-    v = exact.matrix([[1, 0], [0, 1], [0, 0], [2, 2]])  # The, cats, [MASK], running
-    flat = exact.weights([0, 0, 0, 0])
-    to_mask, to_cats = exact.matrix([[0, 0, 1, 0], [0, 1, 0, 0]])
+    v = exact.matrix("1 0; 0 1; 0 0; 2 2")  # The, cats, [MASK], running
+    flat, to_mask, to_cats = exact.matrix("1/4 1/4 1/4 1/4; 0 0 1 0; 0 1 0 0")
     rows = [flat] * 4, [flat, to_mask, flat, flat], [flat, flat, to_cats, flat]
     base, one, other = (exact.times(weights, v)[2] for weights in rows)
-    what = "the query at [MASK] looks at 'cats': output at [MASK]"
-    t.case(what, f"{exact.show(base)} → {exact.show(other)}, the value of 'cats'", other != base and other == v[1])
+    shown = f"{exact.pair(base, other, ' → ')}, the value of 'cats'"
+    t.case("the query at [MASK] looks at 'cats': output at [MASK]", shown, other != base and other == v[1])
     what = "the query at 'cats' looks at [MASK]: output at [MASK]"
-    t.case(what, f"{exact.show(base)} → {exact.show(one)}", one != base, inside=False)
+    t.case(what, exact.pair(base, one, " → "), one != base, inside=False)
 
 
 @claim(HOMEWORK, "1.4b.5")
@@ -123,22 +116,19 @@ def dropout_diffuses(t: Trial) -> None:
 
     With dropout p on the weights (and division by 1 − p) the expected squared error for an answer 1 is exactly (Σ a v −
     1)² + p/(1 − p) · Σ a² v². All weights of 4 keys in twelfths, p = 1/10: which are best?"""
-    p, points = Fraction(1, 10), exact.simplex(4, 12)
-    alike = min(points, key=lambda a: dropout_error(a, (1, 1, 1, 1), p))
+    p, points, hard = Fraction(1, 10), exact.simplex(4, 12), exact.eye(4)[0]
+
+    def error(a: Sequence[Fraction], values: tuple[int, ...], p: Fraction = p) -> Fraction:
+        """E (Σ m a v / (1 − p) − 1)² where each m is 0 with chance p: bias² + variance."""
+        parts = [w * v for w, v in zip(a, values, strict=True)]
+        return (sum(parts) - 1) ** 2 + p / (1 - p) * sum(x * x for x in parts)
+
+    alike = min(points, key=lambda a: error(a, (1, 1, 1, 1)))
     t.equal("four equal values: best weights", alike, (Fraction(1, 4),) * 4, exact.show)
-    hard = dropout_error((Fraction(1), Fraction(0), Fraction(0), Fraction(0)), (1, 1, 1, 1), p)
-    t.note(f"expected error there {dropout_error(alike, (1, 1, 1, 1), p)}, with one key alone {hard}")
-    one = min(points, key=lambda a: dropout_error(a, (1, 0, 0, 0), p))
+    t.note(f"expected error there {error(alike, (1, 1, 1, 1))}, with one key alone {error(hard, (1, 1, 1, 1))}")
+    one, alone = (min(points, key=lambda a: error(a, (1, 0, 0, 0), p)) for p in (p, Fraction(0)))
     t.case("only the first carries the answer, the others 0: best weights", exact.show(one), one[0] < 1)
-    alone = min(points, key=lambda a: dropout_error(a, (1, 0, 0, 0), Fraction(0)))
     t.note(f"without dropout the best weights there are {exact.show(alone)}")
-
-
-def dropout_error(a: tuple[Fraction, ...], values: tuple[int, ...], p: Fraction) -> Fraction:
-    """E (Σ m a v / (1 − p) − 1)² where each m is 0 with chance p: bias² + variance."""
-    mean = sum((w * v for w, v in zip(a, values, strict=True)), Fraction(0))
-    variance = p / (1 - p) * sum((w * w * v * v for w, v in zip(a, values, strict=True)), Fraction(0))
-    return (mean - 1) ** 2 + variance
 
 
 @claim(HOMEWORK, "1.4a.3 and 1.4b")
@@ -149,7 +139,7 @@ def combination_of_others(t: Trial) -> None:
     Every weight of 1, 2 and 3 equal tokens and of three different ones, in fractions."""
     for tokens in ([[1, 0]], [[1, 0]] * 2, [[1, 0]] * 3, [[1, 0], [0, 1], [1, 1]]):
         x = exact.matrix(tokens)
-        rows = [exact.weights(row) for row in exact.times(x, exact.transposed(x))]
+        rows = exact.attention(x, x, exact.eye(len(x)))
         whole = all(min(row) > 0 and sum(row) == 1 for row in rows)
         t.case(f"tokens {exact.show(x)}: weights", exact.show(rows), whole)
     t.note("a token that is alone sees itself: there are no others")

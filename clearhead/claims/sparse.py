@@ -6,7 +6,7 @@ import torch
 
 from clearhead.attention import Additive, Dot
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import EXAM, Trial, apart, claim, listed
+from clearhead.claims.ledger import EXAM, Trial, apart, claim, listed, n_parameters
 from clearhead.masks import every, full, window
 
 
@@ -19,8 +19,8 @@ def sparse_saves(t: Trial) -> None:
     every fourth token."""
     pattern = window(2, 2) | every(4)
     by_hand = sum(abs(i - j) <= 2 or j % 4 == 0 for i in range(16) for j in range(16))
-    what = "pairs at n = 16"
-    t.case(what, f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}", by_hand == pattern.count(16) and by_hand < 256)
+    shown = f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}"
+    t.case("pairs at n = 16", shown, by_hand == pattern.count(16) and by_hand < 256)
     sizes = (16, 256, 4096, 65536)
     whole, local = ([p.count(m) / m for m in sizes] for p in (pattern, window(2, 2)))
     t.case("the window alone, pairs a token at n = 16 … 65,536", listed(local, ".2f"), max(local) < 5)
@@ -49,8 +49,8 @@ def additive_multiplicative(t: Trial) -> None:
     q, k = (t.normal(1, 1, m, 7) for m in (3, 5))
     additive = Additive(7, 7, 11).double()
     with torch.no_grad():
-        gaps = [apart(f(2 * q, k), 2 * f(q, k)) for f in (Dot(), additive)]
-    t.case("score(2q) − 2 score(q): dot", f"{gaps[0]:.1e}", gaps[0] < 1e-12)
-    t.case("the same: additive", f"{gaps[1]:.2f}", gaps[1] > 1e-3)
+        linear, bent = (apart(f(2 * q, k), 2 * f(q, k)) for f in (Dot(), additive))
+    t.below("score(2q) − 2 score(q): dot", linear, 1e-12)
+    t.above("the same: additive", bent, 1e-3, "{:.2f}")
     # A dot product has one multiply-add a width; the additive score one, and a tanh, for each hidden unit, and weights.
-    t.above("parameters of the score: dot, additive", sum(p.numel() for p in additive.parameters()), 0, "0, {}")
+    t.above("parameters of the score: dot, additive", n_parameters(additive), 0, "0, {}")

@@ -62,11 +62,9 @@ class Study:
             wanted = [f.name for f in fields(Training)]
             rows = [Training(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
         except FileNotFoundError as error:
-            raise StorageError(
-                f"there is no file {source}: expected a study's outcome; make it with python -m tools.study"
-            ) from error
+            wanted_is = "expected a study's outcome; make it with python -m tools.study"
+            raise StorageError(f"there is no file {source}: {wanted_is}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StorageError(
-                f"{source} is not a study's outcome ({error!r}): make it again with python -m tools.study"
-            ) from error
+            wrong = f"is not a study's outcome ({error!r}): make it again with python -m tools.study"
+            raise StorageError(f"{source} {wrong}") from error
         return cls(document, rows)

@@ -8,10 +8,10 @@ from typing import Any
 import sympy as sp
 import torch
 
-from clearhead.attention import Hard, ScaledDot, attend
+from clearhead.attention import Hard, ScaledDot
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, claim, listed
+from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, claim, listed, one_head
 
 T = sp.symbols("T", positive=True)
 
@@ -53,8 +53,8 @@ def never_uniform_is_false(t: Trial) -> None:
 
     Search for one z and one T with uniform weights, exactly."""
     t.equal("z = (7, 7, 7, 7), T = 3", at_temperature((7, 7, 7, 7), sp.Integer(3)), [sp.Rational(1, 4)] * 4, exact.show)
-    other = at_temperature((1, 0), sp.Integer(3))
-    t.note(f"for z = (1, 0), T = 3 they are {listed(map(float, other), '.3f')}: the option is true of unequal z")
+    other = listed(map(float, at_temperature((1, 0), sp.Integer(3))), ".3f")
+    t.note(f"for z = (1, 0), T = 3 they are {other}: the option is true of unequal z")
 
 
 @claim(FINAL, "Part 1, Q1, solution")
@@ -106,9 +106,8 @@ def zero_temperature_examples(t: Trial) -> None:
     half = sp.Rational(1, 2)
     for z, expected in (((1, -2, 5, 0), [0, 0, 1, 0]), ((5, -2, 5, 0), [half, 0, half, 0])):
         t.equal(f"{z}", to_limit(z, 0), expected, exact.show)
-        keys = torch.tensor(z, dtype=torch.float64)[None, None, :, None]
-        one, identity = torch.ones_like(keys[:, :, :1]), torch.eye(4, dtype=torch.float64)[None, None]
-        ours = attend(one, keys, identity, weights=Hard()).flatten().tolist()
+        keys = torch.tensor(z, dtype=torch.float64)[:, None]
+        ours = one_head(torch.ones_like(keys[:1]), keys, weights=Hard()).flatten().tolist()
         t.equal(f"{z} by Hard()", ours, [float(x) for x in expected])
 
 
@@ -118,15 +117,11 @@ def scale_by_length(t: Trial) -> None:
 
     `attend` against softmax(s/√size of s) and softmax(s/√width of the keys): one query 1 and the keys 1 and 0 of width
     1, then random ones, 3 keys of width 2."""
-    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
-    q, k = t.normal(1, 1, 1, 2), t.normal(1, 1, 3, 2)
-    right = True
-    for query, keys in ((one, torch.cat((one, 0 * one), 2)), (q, k)):
-        n, width = keys.shape[-2:]
+    one, right = torch.ones(1, 1, dtype=torch.float64), True
+    for query, keys in ((one, torch.cat((one, 0 * one))), (t.normal(1, 2), t.normal(3, 2))):
+        n, width = keys.shape
         s = (query @ keys.mT).flatten()
-        identity = torch.eye(n, dtype=torch.float64)[None, None]
-        used = attend(query, keys, identity, scores=ScaledDot()).flatten()
-        by_size = (s / math.sqrt(n)).softmax(0)
+        used, by_size = one_head(query, keys, scores=ScaledDot()).flatten(), (s / math.sqrt(n)).softmax(0)
         what = f"{n} keys of width {width}: first weight, used and with T = √{n}"
         t.case(what, f"{used[0]:.4f} and {by_size[0]:.4f}", torch.allclose(used, by_size, atol=1e-12))
         right &= torch.allclose(used, (s / math.sqrt(width)).softmax(0), atol=1e-12)

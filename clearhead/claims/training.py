@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import EXAM, FINAL, Trial, claim, listed, slope
+from clearhead.claims.ledger import EXAM, FINAL, Trial, claim, falling, listed, rising, saved_tensors, slope
 from clearhead.layers import Xavier
 from clearhead.training import WarmupCosine
 
@@ -26,8 +26,8 @@ def warmup_cosine(t: Trial) -> None:
     top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
     rise = top * s / warm
     fall = top * sp.Rational(1, 2) * (1 + sp.cos((s - warm) / (total - warm) * sp.pi))
-    joint = rise.subs(s, warm), fall.subs(s, warm)
-    t.case("at step 4000 from both sides", f"{joint[0]} and {joint[1]}", joint[0] == joint[1] == top)
+    before, after = rise.subs(s, warm), fall.subs(s, warm)
+    t.case("at step 4000 from both sides", f"{before} and {after}", before == after == top)
     t.equal("at step 100000", fall.subs(s, total), 0)
     t.equal("at step 52000, halfway down", fall.subs(s, 52_000), top / 2)
     schedule = WarmupCosine(0.001, 4000, 100_000)
@@ -54,10 +54,10 @@ def clipping_necessary(t: Trial) -> None:
                 return math.inf
         return x
 
+    free, clipped, gentle = descend(4, math.inf), descend(4, 1.0), descend(2, math.inf)
     what = "x⁴: without and with clipping, after 200 steps"
-    shown = f"{descend(4, math.inf)} and {descend(4, 1.0):.3f}"
-    t.case(what, shown, math.isinf(descend(4, math.inf)) and abs(descend(4, 1.0)) < 0.5)
-    t.case("x² without clipping", f"{descend(2, math.inf):.1e}", abs(descend(2, math.inf)) > 1.0, inside=False)
+    t.case(what, f"{free} and {clipped:.3f}", math.isinf(free) and abs(clipped) < 0.5)
+    t.case("x² without clipping", f"{gentle:.1e}", abs(gentle) > 1.0, inside=False)
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     p.grad = torch.tensor([5.0, 12.0], dtype=torch.float64)
     torch.nn.utils.clip_grad_norm_([p], 2.0)
@@ -71,7 +71,7 @@ def initialisation_matters(t: Trial) -> None:
     Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of 64
     standard normal inputs."""
     x = torch.randn(64, 128, generator=t.generator)
-    variance, top = {}, {}
+    found = []
     for xavier in (True, False):
         mha = MultiHeadAttention(128, 1, bias=False)
         if xavier:
@@ -80,10 +80,10 @@ def initialisation_matters(t: Trial) -> None:
             for p in mha.parameters():
                 torch.nn.init.normal_(p)
         s = mha.q_proj(x) @ mha.k_proj(x).T / math.sqrt(128)
-        variance[xavier], top[xavier] = s.var().item(), s.softmax(-1).amax(-1).mean().item()
-    shown = f"{variance[True]:.2f}, {variance[False]:.0f}"
-    t.case("variance of scores: Xavier, variance 1", shown, 0.5 < variance[True] < 2 < variance[False])
-    t.case("mean largest of 64 weights", f"{top[True]:.2f}, {top[False]:.2f}", top[True] < 0.3 and top[False] > 0.9)
+        found.append((s.var().item(), s.softmax(-1).amax(-1).mean().item()))
+    (usual, top), (large, hard) = found
+    t.case("variance of scores: Xavier, variance 1", f"{usual:.2f}, {large:.0f}", 0.5 < usual < 2 < large)
+    t.case("mean largest of 64 weights", f"{top:.2f}, {hard:.2f}", top < 0.3 and hard > 0.9)
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -100,7 +100,7 @@ def minibatch_noise(t: Trial) -> None:
         variance = sum((m - mean) ** 2 for m in batches) / len(batches)
         found.append(variance)
         t.equal(f"b = {b}, {len(batches)} minibatches", variance, spread / b * Fraction(8 - b, 7), "variance {}")
-    t.case("it falls with b", " > ".join(str(v) for v in found), all(x > y for x, y in pairwise(found)))
+    t.case("it falls with b", " > ".join(map(str, found)), falling(found))
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -112,11 +112,7 @@ def minibatch_cost(t: Trial) -> None:
     rows = []
     for batch in (1, 4, 16, 64):
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
-        held: list[torch.Tensor] = []
-        with (
-            FlopCounterMode(display=False) as counted,
-            torch.autograd.graph.saved_tensors_hooks(lambda v, held=held: held.append(v) or v, lambda v: v),  # type: ignore[misc]
-        ):
+        with FlopCounterMode(display=False) as counted, saved_tensors() as held:
             model(torch.ones(batch, 5)).sum().backward()
         rows.append((counted.get_total_flops() // 2, sum(v.numel() for v in held)))
     work, memory = zip(*rows, strict=True)
@@ -130,13 +126,11 @@ def minibatch_rate(t: Trial) -> None:
 
     Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; the
     largest η = 1/2, 1/4, … that settles below 1/20."""
-    found = []
-    for b in (1, 4, 16):
-        rates = (Fraction(1, 2**i) for i in range(1, 12))
-        found.append(next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)))
-    settled = (1 - found[0]) ** 2 * (level := found[0] / (2 - found[0])) + found[0] ** 2 == level
-    t.case("that level stays as it is", level, settled)
-    t.case("largest η for b = 1, 4, 16", ", ".join(map(str, found)), all(x < y for x, y in pairwise(found)))
+    rates = [Fraction(1, 2**i) for i in range(1, 12)]
+    found = [next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)) for b in (1, 4, 16)]
+    level = found[0] / (2 - found[0])
+    t.case("that level stays as it is", level, (1 - found[0]) ** 2 * level + found[0] ** 2 == level)
+    t.case("largest η for b = 1, 4, 16", ", ".join(map(str, found)), rising(found))
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -180,8 +174,7 @@ def minibatch_escape(t: Trial) -> None:
                 noise = t.normal(2000) * strength / math.sqrt(b)
                 x = (x - 0.02 * (4 * x * (x.square() - 1) + 0.3 + noise)).clamp(-3, 3)
             shares.append((x < 0).double().mean().item())
-        # Standard error of a difference of two shares of 2,000, at its largest.
-        error = math.sqrt(2 * 0.25 / 2000)
+        error = math.sqrt(2 * 0.25 / 2000)  # standard error of a difference of two shares of 2,000, at its largest
         falls = all(later < earlier + 4 * error for earlier, later in pairwise(shares))
         leave = falls and shares[0] > shares[-1] + 4 * error
         t.case(f"s = {strength:g}, b = 1, 4, 16, 64", listed(shares, ".3f"), leave)
@@ -211,16 +204,13 @@ def relu_workaround(t: Trial) -> None:
 
     Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each activation: gradient
     at the input."""
-    slopes = {}
-    for at in (10.0, -10.0):
-        x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
-        slopes[at] = [slope(f(x), x).item() for f in (torch.relu, torch.sigmoid)]
-    relu, sigmoid = slopes[10.0]
+    x = torch.tensor([10.0, -10.0], dtype=torch.float64, requires_grad=True)
+    (relu, zero), (sigmoid, tiny) = (slope(f(x).sum(), x).tolist() for f in (torch.relu, torch.sigmoid))
     t.case("slope at 10: ReLU, sigmoid", f"{relu:g}, {sigmoid:.1e}", relu > sigmoid)
-    t.note(f"at −10 they are {slopes[-10.0][0]:g} and {slopes[-10.0][1]:.1e}: for negative inputs ReLU passes nothing")
+    t.note(f"at −10 they are {zero:g} and {tiny:.1e}: for negative inputs ReLU passes nothing")
     sizes = []
     for f, gain in ((torch.relu, 2**0.5), (torch.sigmoid, 1.0)):
-        h = x0 = torch.randn(8, 32, generator=t.generator, dtype=torch.float64, requires_grad=True)
+        h = x0 = t.normal(8, 32).requires_grad_()
         for _ in range(30):
             h = f(h @ t.normal(32, 32) * gain / 32**0.5)
         sizes.append(slope(h.sum(), x0).norm().item())

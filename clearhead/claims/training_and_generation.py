@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Trial, apart, claim
+from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Trial, apart, claim, fit
 from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
@@ -28,9 +28,8 @@ def training_parallel(t: Trial) -> None:
     Logits of one pass over 9 tokens against 9 passes over growing prefixes."""
     model = _config(16, n_layers=2).build().double().eval()
     ids = torch.randint(0, 5, (3, 9), generator=t.generator)
-    at_once = model(ids)
     steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
-    t.below("one pass against nine", apart(at_once, steps), 1e-12, "largest difference {:.1e}")
+    t.below("one pass against nine", apart(model(ids), steps), 1e-12, "largest difference {:.1e}")
 
 
 def second_token_spread() -> float:
@@ -45,8 +44,8 @@ def generation_sequential(t: Trial) -> None:
     """At test time a decoder's pass over a sequence cannot be done for all positions at once.
 
     Do the logits of the second generated token depend on which token was chosen first?"""
-    spread = second_token_spread()
-    t.case("logits of the second token, over the choices of the first", f"differ by up to {spread:.3f}", spread > 1e-6)
+    what = "logits of the second token, over the choices of the first"
+    t.above(what, second_token_spread(), 1e-6, "differ by up to {:.3f}")
 
 
 @claim(HOMEWORK, "1.4a.1")
@@ -55,29 +54,24 @@ def inference_parallel(t: Trial) -> None:
 
     Is the input of the second generated token known before the first is chosen? Logits at place 2 for
     each first token."""
-    spread = second_token_spread()
     what = "two generated tokens: the second's logits, over the choices of the first"
-    t.case(what, f"differ by up to {spread:.3f}", spread < 1e-9)
+    t.below(what, second_token_spread(), 1e-9, "differ by up to {:.3f}")
     model = _config(16, n_layers=1).build().double().eval()
     whole, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
     correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
-    correct += "because each token is the input of the next."
-    t.instead(correct, torch.allclose(whole, prompt, atol=1e-12))
+    t.instead(f"{correct}because each token is the input of the next.", torch.allclose(whole, prompt, atol=1e-12))
 
 
 def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(seed)
     model = _config(8, n_layers=1, tied=False, mask=causal() if masked else full()).build()
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(70):
+
+    def loss() -> Tensor:
         ids = torch.randint(0, 5, (32, 9), generator=t.generator)
-        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+        return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    losses = fit(model.parameters(), loss, 70, lr=0.01)
     with torch.no_grad():
         ids = torch.randint(0, 5, (400, 9), generator=t.generator)
         # Generating: at place i only the tokens up to i exist.
@@ -96,5 +90,5 @@ def causal_mask_essential(t: Trial) -> None:
         t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
         cheat, accuracy = _train(False, seed, t)
         t.case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
-        what = "and yet its guesses when generating"
-        t.case(what, f"{accuracy:.3f} right, chance is 0.2", abs(accuracy - 0.2) < 0.03)
+        shown = f"{accuracy:.3f} right, chance is 0.2"
+        t.case("and yet its guesses when generating", shown, abs(accuracy - 0.2) < 0.03)

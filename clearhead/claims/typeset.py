@@ -28,17 +28,13 @@ def typeset(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    pieces = []
-    end = 0
+    pieces, end = [], 0
     for found in _MATRIX.finditer(text):
-        pieces += [_line(text[end : found.start()]), _matrix(found[1] or _by_semicolons(found[2]))]
+        # [1, 0], [0, 1] is the same as 1 0; 0 1
+        body = found[1] or found[2][1:-1].replace("], [", ";").replace(",", " ")
+        pieces += [_line(text[end : found.start()]), _matrix(body)]
         end = found.end()
     return "".join([*pieces, _line(text[end:])])
-
-
-def _by_semicolons(rows: str) -> str:
-    """`[1, 0], [0, 1]` as `1 0; 0 1`."""
-    return rows[1:-1].replace("], [", ";").replace(",", " ")
 
 
 def _matrix(body: str) -> str:

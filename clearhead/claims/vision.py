@@ -33,8 +33,7 @@ def patches_as_convolution(t: Trial) -> None:
     """The linear embedding of 16 × 16 patches is a convolution with kernel 16 and stride 16.
 
     PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels."""
-    patches = PatchEmbedding(3, 16, 11).double()
-    images = t.normal(2, 3, 48, 32)
+    patches, images = PatchEmbedding(3, 16, 11).double(), t.normal(2, 3, 48, 32)
     conv = patches.as_convolution()
     t.case("kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16))
     t.below("largest difference", apart(patches(images), conv(images).flatten(2).mT), 1e-12)
@@ -45,7 +44,7 @@ def cls_sees_all(t: Trial) -> None:
     """By self-attention [CLS] gathers information from the whole image.
 
     Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer."""
-    image = torch.randn(1, 1, 8, 12, generator=t.generator, dtype=torch.float64, requires_grad=True)
+    image = t.normal(1, 1, 8, 12).requires_grad_()
     gradient = slope(small(t.seed)(image).square().sum(), image)
     by_patch = gradient[0, 0].abs().reshape(2, 4, 3, 4).sum((1, 3))
     t.above("six patches: smallest gradient", by_patch.min(), 0)
@@ -75,9 +74,8 @@ def vit_2d_positions(t: Trial) -> None:
         row, column = torch.arange(64) // 8, torch.arange(64) % 8
         distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
         near = [(unit @ unit.T)[distance == d].mean().item() for d in (1, 2, 4)]
-        name = f"as it begins, draw {draw}" if draw else "trained"
-        shown = listed(near, ".2f")
-        t.case(f"{name}: distance 1, 2, 4", shown, near[0] > near[1] + 0.1 > near[2] + 0.2, inside=not draw)
+        what = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
+        t.case(what, listed(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, inside=not draw)
         model = model.config.build()
 
 
@@ -89,20 +87,15 @@ def no_spatial_bias(t: Trial) -> None:
     A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it is not
     (pixels moved between patches).
     Holds when it is said of relations between patches; which pixels share a patch is built in."""
-    model, other = small(t.seed), small(t.seed)
-    image = t.normal(3, 1, 8, 12)
-    order = [4, 0, 5, 2, 1, 3]
-    moved = patches_moved(image, order)
+    model, other, image, order = small(t.seed), small(t.seed), t.normal(3, 1, 8, 12), [4, 0, 5, 2, 1, 3]
     table = next(p for name, p in other.named_parameters() if "positions" in name)
     with torch.no_grad():
         table[1:] = table[1:][order].clone()
     what = "patches moved, positions moved with them: logits"
-    t.below(what, apart(model(image), other(moved)), 1e-12, "differ by {:.1e}")
+    t.below(what, apart(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
     # Two neighbours of one patch may be told apart by one linear map; pixels of two patches may not.
-    embed = small(t.seed).embedding
     swapped = image.clone()
     swapped[..., 0, 0], swapped[..., 0, 4] = image[..., 0, 4], image[..., 0, 0]
-    a, b = embed(image), embed(swapped)
-    changed = int(((a - b).abs().amax((0, 2)) > 1e-9).sum())
+    changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())
     what = "two pixels of different patches exchanged: patch vectors changed"
     t.equal(what, changed, 0, "{}; no rearrangement of positions undoes it", inside=False)

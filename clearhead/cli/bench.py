@@ -70,8 +70,7 @@ def sparse(
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
-    from clearhead.bench.sparse import measure, options_for
-    from clearhead.bench.sparse_rows import line, read_rows
+    from clearhead.bench.sparse import line, measure, options_for, read_rows
 
     device = device_here(device)
     options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)

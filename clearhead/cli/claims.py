@@ -42,9 +42,8 @@ def run(
     """Try claims and print their verdicts."""
     outcomes = _run(ids or [], seed)
     if json:
-        show_json({"claims": [o.to_dict() for o in outcomes]})
-    else:
-        _print_tables(outcomes)
+        return show_json({"claims": [o.to_dict() for o in outcomes]})
+    _print_tables(outcomes)
 
 
 @claims.command()
@@ -140,10 +139,10 @@ def quiz(
     try:
         for answer in ask_all(chosen, ask, seed):
             answers.append(answer)
-            verdict = answer.outcome.verdict
             if answer.right:
                 tell(Text("Right.", style="green"))
                 continue
+            verdict = answer.outcome.verdict
             tell(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
             for line in answer.because:
                 tell(f"  {line}", markup=False)
@@ -151,10 +150,9 @@ def quiz(
     except KeyboardInterrupt:
         tell("")
     right = sum(a.right for a in answers)
+    tell(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
     if json:
         show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
-    else:
-        tell(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
 
 
 def _run(ids: list[str], seed: int) -> list[Outcome]:
@@ -172,17 +170,15 @@ def _print_tables(outcomes: list[Outcome]) -> None:
     from clearhead.claims import DOCUMENTS
 
     for source in DOCUMENTS:
-        found = [o for o in outcomes if o.claim.source == source]
-        if not found:
+        if not (found := [o for o in outcomes if o.claim.source == source]):
             continue
         console.print(Text(f"\n{source}", style="bold"))
         rows = table(["claim", "verdict", "place", "figure"], [])
         for o in found:
             rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.place), Text(o.headline))
         console.print(rows)
-    counts = {v: sum(o.verdict == v for o in outcomes) for v in _COLOUR}
+    summary = ", ".join(f"{sum(o.verdict == v for o in outcomes)} {v}" for v in _COLOUR)
     seconds = sum(o.seconds for o in outcomes)
-    summary = ", ".join(f"{n} {v}" for v, n in counts.items())
     console.print(f"\n{len(outcomes)} claims: {summary}; {seconds:.0f} s", markup=False)
 
 

@@ -122,8 +122,7 @@ def study(
     ] = None,
 ) -> None:
     """A study: a panel for each of its first choices, a line for each of the second, a band over the seeds."""
-    from clearhead.bench.studies import read
-    from clearhead.bench.studies.figure import draw_study
+    from clearhead.bench.studies import draw_study, read
 
     record, out = read(results), out or results.with_suffix(".png")
     with writing(out, FIGURES):

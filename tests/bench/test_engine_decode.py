@@ -20,7 +20,7 @@ def test_more_is_better_in_every_ratio():
 
 
 def test_decoding_beside_transformers():
-    rows = list(engine_decode.decode_cpu(TRIAL))
+    rows = list(engine_decode.ON_CPU["decode_cpu"](TRIAL))
     assert [row.peer for row in rows] == ["transformers", "reading the weights once a token"]
     assert all(row.ours > 0 and row.peer_value > 0 for row in rows)
 
@@ -33,7 +33,7 @@ def test_rows_without_a_peer(make, n):
 
 
 def test_the_translator_needs_its_sentences():
-    assert list(engine_decode.translate_greedy(TRIAL)) == []
+    assert list(engine_decode.ON_GPU["translate_greedy"](TRIAL)) == []
 
 
 def test_rows_by_name(tmp_path):

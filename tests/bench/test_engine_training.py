@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.bench import engine_training, engine_under
+from clearhead.bench import engine_training
 from clearhead.bench.engine import Setting
 
 
@@ -40,7 +40,7 @@ def test_the_base_model_is_measured_on_sentence_pairs(tmp_path):
 
 def test_a_llama_trains_under_a_mask():
     pytest.importorskip("transformers")
-    (row,) = engine_under.train_under(Setting("cpu", trial=True))
+    (row,) = engine_training.train_under(Setting("cpu", trial=True))
     assert row.wanted == 4.0
     assert row.ours > 0 < row.peer_value
 

@@ -11,11 +11,9 @@ import torch
 
 from clearhead.bench import sparse
 from clearhead.bench.results import machine
-from clearhead.bench.sparse import Options, measure, stages
-from clearhead.bench.sparse_ahead import compile_ahead
-from clearhead.bench.sparse_flex import predicate_of
+from clearhead.bench.sparse import Masked, Options, measure, read_rows, stages
+from clearhead.bench.sparse_flex import compile_ahead, predicate_of
 from clearhead.bench.sparse_masks import CATALOGUE
-from clearhead.bench.sparse_rows import Masked, read_rows
 from clearhead.errors import StorageError
 
 TINY = Options(lengths=(37, 23), widths=(8,), batch=1, heads=2, device="cpu", dtype=torch.float32, seconds=1e6)

@@ -13,8 +13,7 @@ import torch
 from clearhead import claims
 from clearhead.bench import studies
 from clearhead.bench.studies import fixed_vector, gaze, heads, learning, positions, speech, stability
-from clearhead.bench.studies.engine import Outcome, Record, Sizes, Trial, carry_out
-from clearhead.bench.studies.figure import draw_study
+from clearhead.bench.studies.engine import Outcome, Record, Sizes, Trial, carry_out, draw_study
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import DecoderConfig
 from clearhead.training import WarmupCosine

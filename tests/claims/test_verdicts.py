@@ -115,7 +115,7 @@ MUTATIONS = [
     ("temperature-zero", temperature, "to_limit", lambda z, at: [0, 0, 0, 1], DOES_NOT_HOLD),
     ("conv-program-runs", convnet, "PRINTED", convnet.PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU"), HOLDS),
     ("conv-linear-144", convnet, "network", lambda width: REAL_NETWORK(144), DOES_NOT_HOLD),
-    ("dedup-values", dedup_decoder, "attention_matrix", lambda: [[Fraction(1, 7)] * 7] * 7, DOES_NOT_HOLD),
+    ("dedup-values", dedup_decoder, "P", [[Fraction(1, 7)] * 7] * 7, DOES_NOT_HOLD),
     ("softmax-fixes", dedup_decoder, "gradients", lambda weights, first: dict.fromkeys(
         ("W_Q", "W_K", "W_V"), torch.zeros(4, 2)), DOES_NOT_HOLD),
     ("separable-no-minimum", logistic, "DATA", (((1, 1), 1), ((1, 1), -1)), DOES_NOT_HOLD),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from clearhead.bench.studies import fixed_vector, gaze, heads, positions, speech, stability
-from clearhead.bench.studies.engine import Record, Study, carry_out
+from clearhead.bench.studies.engine import Record, Study, carry_out, draw_study
 from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
 
-__all__ = ["STUDIES", "Record", "Study", "carry_out", "read", "study"]
+__all__ = ["STUDIES", "Record", "Study", "carry_out", "draw_study", "read", "study"]
 
 _ALL = (*(module.STUDY for module in (fixed_vector, positions, stability, heads, gaze, speech)), speech.NEW_SPEAKER)
 STUDIES = {study.name: study for study in _ALL}

@@ -6,6 +6,7 @@ from the rows. Its results file is whole after every row, and the same command g
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import torch
 from clearhead.bench.results import Row, machine, reading, versions
 from clearhead.disk import write_atomically
 from clearhead.errors import ConfigError, StorageError
+from clearhead.training.figure import new_figure, save_figure
 from clearhead.values import whole
 
 Curve = dict[str, float | None]  # what was measured, by x; None where the model refused or its loss became no number
@@ -84,8 +86,7 @@ class Outcome:
 
     def said(self, panel: str, line: str, x: str, form: str = ".0%") -> str:
         """The mean, and the least and largest of the seeds where they differ as printed."""
-        values = self.values(panel, line, x)
-        if not values:
+        if not (values := self.values(panel, line, x)):
             return "nothing"
         low, high, mean = (format(v, form) for v in (min(values), max(values), sum(values) / len(values)))
         return mean if low == high else f"{mean} ({low} to {high})"
@@ -140,11 +141,8 @@ class Record:
         """Columns and rows for people: the means of the seeds, at a few of the places where they were measured."""
         found = Outcome(self.rows)
         xs = _few(list(dict.fromkeys(x for panel in found.panels for x in found.xs(panel))))
-        rows = [
-            (panel, line, *(_number(found.mean(panel, line, x)) for x in xs))
-            for panel in found.panels
-            for line in found.lines
-        ]
+        both = itertools.product(found.panels, found.lines)
+        rows = [(panel, line, *(_number(found.mean(panel, line, x)) for x in xs)) for panel, line in both]
         return (self.study.panel[0], self.study.line[0], *xs), rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,10 +168,10 @@ class Record:
             if any(not isinstance(row.curve, dict) or not 0 <= row.run < len(record.runs) for row in record.rows):
                 raise ValueError("a row without a curve or a run")
         if document.get("sizes") != record.to_dict()["sizes"]:
-            raise StorageError(
-                f"{path} was made with other sizes than {record.study.name} has now, so its rows cannot stand beside "
-                "new ones; give --out another name, or move the file away"
+            what = (
+                f"was made with other sizes than {record.study.name} has now, so its rows cannot stand beside new ones"
             )
+            raise StorageError(f"{path} {what}; give --out another name, or move the file away")
         return record
 
 
@@ -245,3 +243,54 @@ def _few(xs: list[str]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+# ---------------------------------------------------------------------- the picture of any study
+
+
+def draw_study(record: Record, path: Path) -> Path:
+    """Draws a study's rows to a PNG or SVG file; the same rows give the same file.
+
+    A panel for each of its first choices, a line (or bars) for each of the second. A line is the mean of the seeds; the
+    band around it reaches from the least seed to the largest."""
+    if not record.rows:
+        raise StorageError(f"the study {record.study.name} has no row yet; run `clearhead bench study` first")
+    found = Outcome(record.rows)
+    figure = new_figure(max(7.0, 4.2 * len(found.panels)), 4.6)
+    panels = figure.subplots(1, len(found.panels), squeeze=False, sharey=True)[0]
+    for axes, panel in zip(panels, found.panels, strict=True):
+        _panel(axes, record, found, panel)
+    panels[0].set_ylabel(record.study.y)
+    handles, labels = panels[0].get_legend_handles_labels()
+    where = {"loc": "outside lower center", "ncols": min(4, len(labels)), "title": record.study.line[0]}
+    figure.legend(handles, labels, fontsize=8, title_fontsize=8, **where)
+    figure.suptitle(f"{record.study.asks}\n{found.n_seeds} seeds: mean, least and largest", fontsize=10)
+    return save_figure(figure, path)
+
+
+def _panel(axes: Any, record: Record, found: Outcome, panel: str) -> None:
+    study = record.study
+    xs = found.xs(panel)
+    for number, line in enumerate(found.lines):
+        spreads = {x: values for x in xs if (values := found.values(panel, line, x))}
+        means = [sum(values) / len(values) for values in spreads.values()]
+        low, high = [min(v) for v in spreads.values()], [max(v) for v in spreads.values()]
+        if study.bars:
+            width = 0.8 / len(found.lines)
+            at = [xs.index(x) + (number + 0.5) * width - 0.4 for x in spreads]
+            reach = [[abs(m - end) for m, end in zip(means, ends, strict=True)] for ends in (low, high)]
+            axes.bar(at, means, width, yerr=reach, color=f"C{number}", label=line, error_kw={"linewidth": 1})
+            continue
+        at = [float(x) for x in spreads]
+        axes.plot(at, means, color=f"C{number}", label=line, marker="osD^vPX"[number % 7], markersize=4)
+        axes.fill_between(at, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+    axes.set_title(panel, fontsize=10)
+    axes.set_xlabel(study.x)
+    if study.bars:
+        axes.set_xticks(range(len(xs)), xs, rotation=60, ha="right", fontsize=8)
+    if record.sizes.trained:
+        axes.axvline(record.sizes.trained, color="0.6", linestyle=":", linewidth=1)
+    if study.log_y:
+        axes.set_yscale("log")
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.3)

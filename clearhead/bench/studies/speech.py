@@ -39,18 +39,10 @@ def measure_new(sizes: Sizes, mask: str, speaker: str, seed: int, data: Path) ->
 
 def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, dict[str, Any]]:
     """Error rates, and the wait that 95 % of the digits do not exceed (None where all is heard first)."""
-    settings = {
-        "d_model": sizes.width,
-        "n_heads": sizes.heads,
-        "n_layers": sizes.layers,
-        "steps": sizes.steps,
-        "warmup_steps": sizes.warmup,
-        "lr_max": sizes.lr,
-        "batch.examples": sizes.batch,
-        "n_validation": sizes.tested,
-        "eval_every": sizes.steps,
-        "checkpoint_every": sizes.steps + 1,
-    }
+    settings: dict[str, Any] = {"d_model": sizes.width, "n_heads": sizes.heads, "n_layers": sizes.layers}
+    settings |= {"steps": sizes.steps, "warmup_steps": sizes.warmup, "lr_max": sizes.lr}
+    settings |= {"batch.examples": sizes.batch, "n_validation": sizes.tested}
+    settings |= {"eval_every": sizes.steps, "checkpoint_every": sizes.steps + 1}
     with tempfile.TemporaryDirectory() as folder:
         made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", set=settings | choices)
         model = load(f"{folder}/run/model", device=choose_device("auto")).eval()
