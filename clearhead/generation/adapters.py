@@ -83,8 +83,8 @@ def _continuing(
         mask = kind.config.seen(kind.config.mask)
         if kind.config.cross_attention:
             raise ConfigError(
-                "this Decoder reads a memory (cross_attention=True); give generate the EncoderDecoder that it belongs "
-                "to"
+                "this Decoder reads a memory (cross_attention=True); "
+                "give generate the EncoderDecoder that it belongs to"
             )
     elif not isinstance(kind.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")

@@ -36,12 +36,10 @@ def likeliest(
         from clearhead.generation.pick_triton import launch
 
         return launch(logits, k)
-    if recordable and k == 1:
-        places = _largest(logits)
-    elif recordable:
-        places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    else:
+    if not recordable:
         places = _best(logits, k)
+    else:
+        places = _largest(logits) if k == 1 else logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     return places, log_probs_of(logits, places)
 
 
@@ -72,8 +70,7 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _best(x: Tensor, k: int) -> Tensor:
-    """(R, k): `topk` leaves open which of equals it takes, and in which order: rows that have some are looked
-    at again."""
+    """(R, k): `topk` leaves open which of equals it takes, and in which order; rows that have some are seen again."""
     values, places = _topk(x, min(k + 1, x.shape[1]))
     tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
     places = places[:, :k]
@@ -87,11 +84,9 @@ def _best(x: Tensor, k: int) -> Tensor:
 
 
 def _topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` along a row. The k largest lie in the k pieces whose largest are largest, and finding those is
-    much quicker.
+    """`topk` along a row. The k largest lie in the k pieces whose largest are largest, and finding those is quicker.
 
-    Where a piece that is left out has one as large as the last, so have k others that are not: the last two are equal.
-    """
+    Where a piece that is left out has one as large as the last, so have k others: the last two are equal."""
     R, V = x.shape
     n = V // _PIECE
     if n < 4 * k:

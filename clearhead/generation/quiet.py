@@ -43,5 +43,4 @@ def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
 
 
 _LOCK = threading.Lock()
-_HELD: dict[nn.Module, int] = {}
-"""Parts that were in training mode, and how many are running them now."""
+_HELD: dict[nn.Module, int] = {}  # parts that were in training mode, and how many are running them now

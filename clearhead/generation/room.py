@@ -7,8 +7,7 @@ can be recorded once and replayed at every length. On the CPU nothing is recorde
 Beams change places at every step. On a GPU their keys stay where they are and a table of parents says where to look; on
 the CPU they are moved.
 
-    B prompts   R rows (B times the beams)   S places   K key/value heads   D head width   H query heads   M model width
-"""
+    B prompts   R rows (B times the beams)   S places   K, H key/value and query heads   D head width   M model width"""
 
 from __future__ import annotations
 
@@ -86,8 +85,6 @@ class Room:
             turn = rotary.rotate(probe, torch.arange(limit, device=device))
             self.cos, self.sin = turn[:, :n].contiguous(), turn[:, n : 2 * n].contiguous()
 
-    # ------------------------------------------------------------------ a sequence begins
-
     def load(
         self, kept: Sequence[tuple[Tensor, Tensor]], before: Tensor | None, memory: Memory | None, *, beams: bool
     ) -> None:
@@ -111,10 +108,7 @@ class Room:
                     k.copy_(new_k), v.copy_(new_v)
             self.memory_bias = _into(self.memory_bias, memory.bias)
         if self.recordable and beams:
-            own = self.own[:, None].expand(-1, self.places)
-            self.parents = _into(self.parents, own.contiguous())
-
-    # ------------------------------------------------------------------ one token a row
+            self.parents = _into(self.parents, self.own[:, None].expand(-1, self.places).contiguous())
 
     def step(self, ids: Tensor) -> Tensor:
         """The logits (R, V) after one more token (R,) a row."""
@@ -175,8 +169,6 @@ class Room:
 
     def _attend_memory(self, layer: int, part: Attention, q: Tensor) -> Tensor:
         return attend_memory(q, *self.memory[layer], self.memory_bias, scale=part.scale)
-
-    # ------------------------------------------------------------------ rows change places
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was. Of beams, those of one prompt stay together."""

@@ -12,13 +12,12 @@ from torch import nn
 
 from clearhead.config import Config
 from clearhead.errors import StorageError
+from clearhead.interop.convert import export, family_of, read
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Keys
 from clearhead.interop.gguf_file import GGUF
-from clearhead.interop.reading import family_of, read
 from clearhead.interop.source import CONFIG, HUB, Folder, Source, fetch, refuse_pickle
 from clearhead.interop.text import companions, limits_of, pooling_of, start_of, stops_of, tokenizer_of
-from clearhead.interop.writing import export
 
 __all__ = [
     "FAMILIES", "Source", "companions", "config_of", "export", "is_foreign", "limits_of", "load", "open_source",

@@ -13,9 +13,8 @@ from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks import Ids, check
 from clearhead.costs import cost
 from clearhead.generation import generate
+from clearhead.interop.convert import family_of, tensors
 from clearhead.interop.family import settled
-from clearhead.interop.reading import family_of
-from clearhead.interop.writing import tensors
 from clearhead.look import trace
 from clearhead.masks import padding
 from clearhead.models import Decoder, EncoderDecoder

@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead.config import Config
 from clearhead.interop.families.words import OLD, activation, eps
-from clearhead.interop.family import Family, Fields, Keys
+from clearhead.interop.family import Family, Field, Fields, Keys
 from clearhead.interop.table import LIFT, Row, block, fold
 from clearhead.layers import LayerNorm
 from clearhead.masks import causal
@@ -14,17 +14,7 @@ from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
 from clearhead.positions import Learned
 
 
-def _read_text(keys: Keys) -> dict[str, Any]:
-    longest = keys("max_position_embeddings", 77)
-    return {"mask": causal(), "max_len": longest, "positions": Learned(max_len=longest)}
-
-
-def _read_image(keys: Keys) -> dict[str, Any]:
-    side = keys("image_size", 224)
-    return {"image_size": (side, side), "n_classes": 0, "embedding_norm": True, "patch_bias": False}
-
-
-def _half(name: str, kind: type[Config], read: Any, write: Any, **fields: Any) -> Family:
+def _half(name: str, kind: type[Config], read: Any, **fields: Any) -> Family:
     """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
     shared: Fields = {
         "num_hidden_layers": ("n_layers", 12),
@@ -33,15 +23,14 @@ def _half(name: str, kind: type[Config], read: Any, write: Any, **fields: Any) -
         "attention_dropout": ("attention_dropout", 0.0),
     }
     harmless = (*OLD, "dropout", "initializer_factor", "projection_dim")
-    how = {"fields": shared | fields, "read": read, "write": write, "rows": (), "harmless": harmless}
-    return Family(name=name, architecture="", kind=kind, **how)
+    return Family(name=name, architecture="", kind=kind, fields=shared | fields, read=read, rows=(), harmless=harmless)
 
 
 _TEXT = _half(
     "clip_text_model",
     EncoderConfig,
-    _read_text,
-    lambda config: {"max_position_embeddings": config.max_len},
+    lambda keys: {"mask": causal(), "positions": Learned(max_len=keys("max_position_embeddings", 77))},
+    max_position_embeddings=("max_len", 77),
     vocab_size=("vocab_size", 49408),
     hidden_size=("d_model", 512),
     intermediate_size=("d_ff", 2048),
@@ -50,8 +39,8 @@ _TEXT = _half(
 _IMAGE = _half(
     "clip_vision_model",
     VisionConfig,
-    _read_image,
-    lambda config: {"image_size": config.image_size[0]},
+    lambda keys: {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
+    image_size=Field("image_size", 224, lambda side: (side, side), lambda sides: sides[0]),
     patch_size=("patch_size", 32),
     num_channels=("n_channels", 3),
     hidden_size=("d_model", 768),

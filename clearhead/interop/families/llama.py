@@ -156,19 +156,14 @@ QWEN2 = dataclasses.replace(
     write=_write_mask,
     harmless=(),
 )
-
-
-def _read_normed(keys: Keys) -> dict[str, Any]:
-    norms = RMSNorm(eps=keys("rms_norm_eps", 1e-6))
-    return _read(keys) | _read_mask(keys) | {"qk_norm": norms, "bias": words.read_biases(keys)}
-
-
 QWEN3 = dataclasses.replace(
     QWEN2,
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
-    read=_read_normed,
+    read=lambda keys: (
+        QWEN2.read(keys) | {"qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6)), "bias": words.read_biases(keys)}
+    ),
     write=lambda config: _write_mask(config) | {"attention_bias": config.biases.q},
 )
 
