@@ -31,6 +31,7 @@ class Ids:
         whole(self.vocab_size, "vocab_size", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Token numbers of shape (batch, length)."""
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
 
@@ -44,6 +45,7 @@ class Embeddings:
         whole(self.width, "width", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Normal numbers of shape (batch, length, width)."""
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
 
@@ -58,6 +60,7 @@ class Values:
             whole(size, "a size of shape", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Normal numbers of shape (batch, *shape)."""
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
 
 
@@ -72,6 +75,7 @@ class TrueIsReal:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
+        """The argument for these tokens: True where one is real."""
         return keep
 
 
@@ -82,21 +86,31 @@ class TrueIsHidden:
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
+        """The argument for these tokens: True where one is padding."""
         return ~keep
 
 
 Padding = TrueIsReal | TrueIsHidden
 
 
+def _reorder(cache: Any, rows: Tensor) -> None:
+    """Row i goes on from what row `rows[i]` was."""
+    cache.reorder(rows)
+
+
+def _truncate(cache: Any, length: int) -> None:
+    """Forgets all but the first `length` tokens."""
+    cache.truncate(length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`. After `reorder(cache, rows)` row i goes on from what
-    row `rows[i]` was; `truncate(cache, length)` forgets all but the first tokens, and None says that it cannot."""
+    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
 
     new: Callable[[], Any]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = lambda cache, rows: cache.reorder(rows)
-    truncate: Callable[[Any, int], None] | None = lambda cache, length: cache.truncate(length)
+    reorder: Callable[[Any, Tensor], None] | None = _reorder
+    truncate: Callable[[Any, int], None] | None = _truncate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +127,7 @@ class Batch:
 
     @property
     def length(self) -> int:
+        """How many tokens each row of x has."""
         return self.x.shape[1]
 
     def rows(self, rows: Tensor | slice) -> Batch:
