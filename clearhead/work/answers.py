@@ -55,7 +55,7 @@ def _json(text: str, name: str) -> Source:
         whose = {"student": values["student"]} if "student" in values else {}
         filled = {s.get("key"): s.get("exact") for s in steps if isinstance(s, dict) and not s.get("given")}
         values = whose | {key: cells for key, cells in filled.items() if _has_something(cells)}
-    return Source(name, values, {})
+    return Source(name, values)
 
 
 def _has_something(cells: Any) -> bool:
@@ -80,7 +80,7 @@ def _csv(text: str, path: Path) -> list[tuple[str, Source]]:
         if step and cells:
             found.setdefault(student, {}).setdefault(step, []).append(cells)
     return [
-        (student, Source(path.name, {key: _value(rows) for key, rows in steps.items()}, {}))
+        (student, Source(path.name, {key: _value(rows) for key, rows in steps.items()}))
         for student, steps in (found or {path.stem: {}}).items()
     ]
 

@@ -28,7 +28,7 @@ Values = dict[str, Any]
 
 def explain(work: Work, key: str, rows: list[list[object]]) -> str:
     """The mistake that gives exactly these numbers for a step, in a sentence; empty where none is known."""
-    step, source = work.step(key), Source(work.name, work.problem, {})
+    step, source = work.step(key), Source(work.name, work.problem)
     for kind in ("mistake", "document"):
         for block in source.tables(kind):
             if block.values.get("step") == key and block.text("why") and _says(block, rows, step):

@@ -86,7 +86,7 @@ def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any]
     """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
     it should be after the ones before it, also where a wrong answer stands in its own place."""
     values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
-    source = Source(work.name, values | (changes or {}), {}, answered=own or {})
+    source = Source(work.name, values | (changes or {}), answered=own or {})
     made = work_of(source)
     refilled = {key: source.worked[key] for key in source.answered if key in source.worked}
     steps = [replace(s, grid=_refilled(s.grid, refilled[s.key])) if s.key in refilled else s for s in made.steps]
