@@ -14,8 +14,7 @@ from typing import Any
 import sympy
 
 from clearhead.errors import ClearheadError
-from clearhead.work.algebra import Matrix, transpose
-from clearhead.work.exact import Exact
+from clearhead.work.algebra import EXACT, Matrix, transpose
 from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns
 from clearhead.work.language import Run, parse
 from clearhead.work.numbers import NumberError, close_to, places, read_number
@@ -151,9 +150,9 @@ def _own(slip: Values, work: Work) -> dict[str, Matrix]:
         known["T"] = [[read_number(work.problem.get("temperature", f"sqrt({width})"))]]
     fields = [{"h": f"{h + 1}" if many else ""} for h in range(heads if many else 1)]
     fields = [one | {"loss": loss.get("name", "loss")} for one in fields for loss in work.problem.get("loss", [{}])]
-    run = Run({}, known, Exact())
+    run = Run({}, known, EXACT)
     written = {key.format(**one): text.format(**one) for one in fields for key, text in slip["own"].items()}
-    return {key: run.work(parse(text, set(known), set(Exact().functions))) for key, text in written.items()}
+    return {key: run.work(parse(text, set(known))) for key, text in written.items()}
 
 
 def _cells(step: Step) -> Matrix:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clearhead.errors import ConfigError, StorageError
 from clearhead.values import did_you_mean
-from clearhead.work.exact import Exact
+from clearhead.work.algebra import EXACT
 from clearhead.work.kinds import KINDS
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.numbers import text
@@ -101,5 +101,5 @@ def uncommented(written: str) -> str:
 
 def _read(name: str) -> str:
     written = (resources.files("clearhead.work") / "templates" / f"{name}.toml").read_text(encoding="utf-8")
-    functions = textwrap.fill(", ".join(sorted(Exact().functions)), 110).replace("\n", "\n# ")
+    functions = textwrap.fill(", ".join(sorted(EXACT.functions)), 110).replace("\n", "\n# ")
     return written.replace("{models}", ", ".join(MODELS)).replace("{functions}", functions)

@@ -25,13 +25,11 @@ from typing import Any
 
 import sympy
 
-from clearhead.work.algebra import Matrix, tensor
-from clearhead.work.doubles import Doubles
+from clearhead.work.algebra import DIGITS, DOUBLES, EXACT, LanguageError, Matrix, is_above, scalar, tensor
 from clearhead.work.draw import Draw
-from clearhead.work.exact import DIGITS, Exact, is_above, scalar
 from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.kinds.models import MODELS
-from clearhead.work.language import LanguageError, Run, parse, shown
+from clearhead.work.language import Run, parse, shown
 from clearhead.work.numbers import LETTERS, Number, read_number, same, text
 from clearhead.work.sheet import Check, Grid, Step
 from clearhead.work.show.latex import symbol_in_latex, words
@@ -41,16 +39,15 @@ KEYS = ("given", "titles", "symbols", "general", "needs", "vary", "step", "model
 _STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "columns", "letters", "equals", "always",
          "at_most")  # fmt: skip
 _COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b: is_above(b, a), ">": is_above}
-_FUNCTIONS = set(Exact().functions)
 _CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
 
 
 def solve(source: Source) -> Solved:
     given, blocks, trees = _read(source)
-    exact: Run[Matrix] = Run(trees, given, Exact())
-    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, Doubles())
+    exact = Run(trees, given, EXACT)
+    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, DOUBLES)
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
-    lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
+    lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, EXACT)
     if not source.answered:
         _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
@@ -148,7 +145,7 @@ def _value(table: Source, name: str) -> Matrix:
 
 def _parse(source: Source, key: str, text: str, known: set[str]) -> ast.expr:
     with _blamed(source, key):
-        return parse(text, known, _FUNCTIONS)
+        return parse(text, known)
 
 
 @contextmanager
