@@ -76,7 +76,7 @@ def _is_long(x: Number) -> bool:
 
 
 def is_above(a: Number, b: Number) -> bool:
-    return bool(close_to(a - b, 40) > 0)
+    return a != b and bool(close_to(a - b, 40) > 0)
 
 
 def _largest(values: Sequence[Number]) -> Number:
@@ -124,12 +124,21 @@ def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Numb
     return [powers[i] / whole if i in powers else sympy.S.Zero for i in range(len(values))]
 
 
-def floats(a: Matrix) -> list[list[float]]:
+def floats(a: Sequence[Sequence[Number]]) -> list[list[float]]:
     return [[as_float(x) for x in row] for row in a]
 
 
 def tensor(a: Matrix) -> Tensor:
     return torch.tensor(floats(a), dtype=torch.float64)
+
+
+def difference(exact: Sequence[Sequence[Number]], computed: Tensor) -> float:
+    """The largest difference, relative to the largest number where that is above 1."""
+    numbers = floats(exact)
+    size = max([1.0, *[abs(x) for row in numbers for x in row]])
+    pairs = [pair for rows in zip(numbers, computed.tolist(), strict=True) for pair in zip(*rows, strict=True)]
+    worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
+    return worst if worst == worst else float("inf")  # NaN agrees with nothing
 
 
 def scalar(a: Matrix) -> Number:

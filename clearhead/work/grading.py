@@ -2,7 +2,14 @@
 
 An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and
 to three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do
-not count, so that 0.000 is no learning rate."""
+not count, so that 0.000 is no learning rate. What a document prints is laid beside what was computed:
+
+    [[document]]
+    step = "weights"
+    says = [["1", "0"], ["1/2", "1/2"]]
+    place = "part 2"
+    why = "said where the two differ"
+"""
 
 from __future__ import annotations
 
@@ -10,10 +17,12 @@ from decimal import Decimal
 
 import sympy
 
-from clearhead.work.numbers import Number, as_float, close_to, places, read_number, same
-from clearhead.work.sheet import Grid, Step
+from clearhead.work.numbers import Number, NumberError, as_float, both, close_to, places, read_number, same
+from clearhead.work.sheet import Comparison, Grid, Step
+from clearhead.work.source import Source
 
 LEAST_PLACES = 3
+_LISTED = 6
 
 
 def least_places(grid: Grid) -> int:
@@ -63,3 +72,57 @@ def numeric_columns(step: Step) -> Grid:
 
 def size(rows: int, columns: int) -> str:
     return f"{rows}×{columns}"
+
+
+# ---------------------------------------------------------------------- what a document prints
+
+
+def compare(source: Source, steps: list[Step]) -> tuple[Comparison, ...]:
+    """One comparison for each [[document]] table of a problem file: agreement, or every cell that differs."""
+    known = {step.key: step for step in steps}
+    return tuple(_compared(block, known) for block in source.tables("document"))
+
+
+def _compared(block: Source, known: dict[str, Step]) -> Comparison:
+    block.only("step", "says", "place", "why")
+    block.need("step", "says")
+    key = block.choice("step", known)
+    grid, says, gives = numeric_columns(known[key]), block.values["says"], ""
+    if not isinstance(says, list) and grid.shape != (1, 1):
+        gives = f"{says} for every cell"
+        says = [[says] * grid.shape[1]] * grid.shape[0]
+    rows = as_rows(says, grid)
+    if not rows or any(len(row) != len(rows[0]) for row in rows):
+        block.fail("says", f"the rows of says for {key!r} differ in length; give each as many numbers")
+    place = f" ({block.text('place')})" if "place" in block.values else ""
+    shape = (len(rows), len(rows[0]))
+    gives = gives or (str(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
+    head, wrong = f"Step {key}: the document{place} gives {gives}", _differences(block, rows, grid)
+    if shape != grid.shape:
+        what = "the cells they share agree" if not wrong else f"{len(wrong)} of the cells they share differ"
+        said = [f"{head}; computed is {size(*grid.shape)}. They differ in shape; {what}."]
+    elif not wrong:
+        return Comparison(key, True, (f"{head}, which agrees with what is computed.",))
+    elif shape == (1, 1):
+        said = [f"{head}; computed is {both(grid.cells[0][0])}. They differ."]
+    else:
+        said = [f"{head}; {len(wrong)} of its {shape[0] * shape[1]} cells differ from what is computed."]
+    if wrong and shape != (1, 1):
+        more = f", and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        said.append("Cells: " + "; ".join(wrong[:_LISTED]) + more + ".")
+    if block.text("why"):
+        said.append(block.text("why"))
+    return Comparison(key, False, tuple(said))
+
+
+def _differences(block: Source, rows: list[list[object]], grid: Grid) -> list[str]:
+    """The cells that both have and that are not the same."""
+    wrong, least = [], least_places(grid)
+    for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False)):
+        for j, (given, right) in enumerate(zip(row, exact, strict=False)):
+            try:
+                if not is_right(given, right, least):
+                    wrong.append(f"({grid.place(i, j)}) the document {given}, computed {both(right)}")
+            except NumberError as error:
+                block.fail("says", f"says: {error}")
+    return wrong

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import StorageError
-from clearhead.work.document import compare
+from clearhead.work.grading import compare
 from clearhead.work.kinds import KINDS
 from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import MAX_BYTES, Source
@@ -71,14 +71,12 @@ def solve_text(text: str, name: str = "problem.toml") -> Work:
 def work_of(source: Source) -> Work:
     """Works what a source says."""
     kind = source.choice("kind", KINDS)
-    room = KINDS[kind]
-    source.only(*COMMON, *room.KEYS)
-    solved = room.solve(source)
+    source.only(*COMMON, *KINDS[kind].keys)
+    steps, checks, remarks = KINDS[kind].solve(source)
     return Work(
-        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=solved.steps,
-        checks=solved.checks, source=source.text("source"), question=_filled(source, "question").strip(),
-        remarks=(*solved.remarks, *source.names("remarks")), comparisons=compare(source, solved.steps),
-        problem=source.values,
+        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=tuple(steps),
+        checks=tuple(checks), source=source.text("source"), question=_filled(source, "question").strip(),
+        remarks=(*remarks, *source.names("remarks")), comparisons=compare(source, steps), problem=source.values,
     )  # fmt: skip
 
 

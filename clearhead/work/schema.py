@@ -78,7 +78,7 @@ def write_template(path: Path, kind: str | None = None) -> None:
 def schema(kind: str | None = None) -> tuple[str, list[Key]]:
     """What a kind of problem is, and its keys; without a kind, the keys that every problem may have."""
     about, _, written = _read(known(kind) if kind else "any").partition("\n")
-    names = KINDS[kind].KEYS if kind else COMMON
+    names = KINDS[kind].keys if kind else COMMON
     return about.lstrip("# "), [_key(written, name) for name in names]
 
 

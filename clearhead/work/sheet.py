@@ -101,6 +101,15 @@ class Check:
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
+# The steps of a problem, the float64 checks, and what is worth saying in words.
+Solved = tuple[list[Step], list[Check], list[str]]
+
+
+def given(values: dict[str, Cell]) -> Step:
+    """The numbers and words that a problem states, as its first step."""
+    return Step("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
+
+
 @dataclass(frozen=True)
 class Work:
     """A worked problem: `print` it, show it in a notebook, or give it to `clearhead.work.show`."""
@@ -136,6 +145,6 @@ class Work:
         return terminal(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.work.show.html import fragment
+        from clearhead.work.show.formats import fragment
 
         return fragment(self)

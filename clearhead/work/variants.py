@@ -44,10 +44,10 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
 
 def _draws(source: Source, name: str, row: int) -> Iterator[dict[str, Any]]:
     """Values for the file, no two the same, and none those of the file itself."""
-    room = KINDS[source.choice("kind", KINDS)]
+    vary = KINDS[source.choice("kind", KINDS)].vary
     seen = {repr(source.values)}
     for number in range(_LONGEST_ROW):
-        values = source.values | room.vary(source, Draw(f"{name} {row} {number}"))
+        values = source.values | vary(source, Draw(f"{name} {row} {number}"))
         if repr(values) not in seen:
             seen.add(repr(values))
             yield values

@@ -26,7 +26,7 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
     instead = [key for kind_, key in INSTEAD if kind_ == kind]
     lines = [x for x in template(kind).splitlines() if not any(x.startswith(f"#{key} = ") for key in instead)]
     whole = uncommented("\n".join(lines))
-    assert set(tomllib.loads(whole)) == {*COMMON, *KINDS[kind].KEYS} - set(instead)
+    assert set(tomllib.loads(whole)) == {*COMMON, *KINDS[kind].keys} - set(instead)
     full = solve_text(whole)
     assert full.agrees
     assert len(full.comparisons) == 1
@@ -39,7 +39,7 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
 def test_the_reference_says_which_keys_are_needed(kind):
     about, keys = schema(kind)
     assert about
-    assert [key.name for key in keys] == list(KINDS[kind].KEYS)
+    assert [key.name for key in keys] == list(KINDS[kind].keys)
     values = tomllib.loads(template(kind))
     for key in keys:
         assert key.says, key.name

@@ -9,12 +9,21 @@ import sympy
 from clearhead import masks
 from clearhead.errors import ClearheadError
 from clearhead.work.algebra import Matrix, eye, transpose
-from clearhead.work.kinds.attention_loss import Loss, read_losses
 from clearhead.work.numbers import Number, text
 from clearhead.work.source import Source
 
 _WEIGHTS = ("Q", "K", "V", "O", "U")
 _DIRECT = ("Q", "K", "V")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum (or mean) of −log P(word) over positions, which count from 0 here and from 1 in files."""
+
+    name: str
+    title: str
+    targets: dict[int, str]
+    mean: bool
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,16 @@ class Setting:
     vocabulary: list[str]
     losses: list[Loss]
     gradients: list[str]
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether the weights move with the scores: at temperature 0 and ∞ they do not."""
+        return self.temperature != 0 and not self.temperature.is_infinite
+
+    @property
+    def numbers(self) -> list[str]:
+        """What the heads are called: nothing where there is one."""
+        return [f"{h + 1}" for h in range(self.heads)] if self.heads > 1 else [""]
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,7 @@ def read(source: Source) -> Setting:
         weights["U"] = transpose(list(vectors.values()))
     _chain(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
     allowed, mask = _mask(source, len(x), len(origin))
-    losses = read_losses(source, len(x), vocabulary, "U" in weights)
+    losses = _losses(source, len(x), vocabulary, "U" in weights)
     gradients = source.names("gradient")
     for name in gradients:
         if name not in ("Q", "K", "V") or not losses:
@@ -159,6 +178,32 @@ def _chain(
             unembedding.fail(key, f"the unembedding is {size('U')} and R has width {out}; it needs {out} rows")
         if len(weights["U"][0]) != words:
             table.fail("U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary")
+
+
+def _losses(source: Source, length: int, vocabulary: list[str], has_logits: bool) -> list[Loss]:
+    losses: list[Loss] = []
+    for block in source.tables("loss"):
+        block.only("name", "title", "targets", "reduction")
+        block.need("targets")
+        if not has_logits:
+            block.fail(None, "a loss needs logits; give unembedding = 'tied' or U in [weights]")
+        table = block.table("targets")
+        if not table.values:
+            block.fail("targets", "targets is empty; expected positions and words, such as { 4 = 'A' }")
+        targets = {}
+        for position, word in table.values.items():
+            if not position.isdecimal() or not 1 <= int(position) <= length:
+                block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
+            if word not in vocabulary:
+                known = ", ".join(map(repr, vocabulary))
+                block.fail("targets", f"the target {word!r} is not in the vocabulary {known}")
+            targets[int(position) - 1] = word
+        name = block.text("name", "loss")
+        if any(loss.name == name for loss in losses):
+            block.fail("name", f"two losses are named {name!r}; give each its own name")
+        mean = block.choice("reduction", ("sum", "mean"), "sum") == "mean"
+        losses.append(Loss(name, block.text("title", "Cross-entropy"), targets, mean))
+    return losses
 
 
 def _mask(source: Source, queries: int, keys: int) -> tuple[list[list[bool]], masks.Mask]:

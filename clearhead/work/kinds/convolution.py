@@ -12,12 +12,11 @@ import sympy
 import torch
 from torch import nn
 
+from clearhead.work.algebra import difference
 from clearhead.work.draw import Draw
-from clearhead.work.kinds.base import Solved, difference
-from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.sheet import Check, Grid, Solved, Step
 from clearhead.work.source import Source
 
-KEYS = ("input", "layer")
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
 Pair = tuple[int, ...]
 
@@ -54,7 +53,7 @@ def solve(source: Source) -> Solved:
     weights = source.own("weights", [[sympy.Integer(s.weights)] for s in stages[1:]])
     fields = [[sympy.Integer(n) for n in s.field] for s in stages]
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
-    steps = (
+    steps = [
         Step("layers", "Given", _described(layers, names[1:]), given=True),
         Step("shapes", "Shapes", Grid.of(numbers, names, ["channels", "height", "width"]), "",
              "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1",
@@ -66,7 +65,7 @@ def solve(source: Source) -> Solved:
              Grid.of(fields, names, ["height", "width"]), "",
              "r = r_before + (kernel − 1)·(product of the strides before)",
              r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
-    )  # fmt: skip
+    ]  # fmt: skip
     remarks = []
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
@@ -74,7 +73,7 @@ def solve(source: Source) -> Solved:
             f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees "
             "more than there is, and those at its edges see less than the field."
         )
-    return Solved(steps, _checks(stages, modules), tuple(remarks))
+    return steps, _checks(stages, modules), remarks
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def _pair(layer: Source, key: str, default: int | None) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _checks(stages: list[Stage], modules: list[nn.Module]) -> tuple[Check, ...]:
+def _checks(stages: list[Stage], modules: list[nn.Module]) -> list[Check]:
     """torch's own layers on the meta device: shapes and parameter counts without any arithmetic."""
     x = torch.empty(1, stages[0].channels, *stages[0].size, device="meta")
     shapes, counts = [], []
@@ -175,7 +174,7 @@ def _checks(stages: list[Stage], modules: list[nn.Module]) -> tuple[Check, ...]:
         counts.append([sum(p.numel() for p in module.parameters())])
     exact = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages[1:]]
     weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
-    return (
+    return [
         Check("the shapes of torch's layers", difference(exact, torch.tensor(shapes, dtype=torch.float64))),
         Check("the parameters of torch's layers", difference(weights, torch.tensor(counts, dtype=torch.float64))),
-    )
+    ]

@@ -8,7 +8,7 @@ import sympy
 
 from clearhead.work.numbers import Number
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing
+from clearhead.work.show.layout import PLAIN, TOO_LONG, Block, Style, rendered
 
 _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \usepackage{amsmath}
@@ -33,28 +33,20 @@ TEXT = {
 }  # fmt: skip
 
 
-def latex(work: Work, style: Style | None = None) -> str:
+def latex(work: Work, style: Style = PLAIN) -> str:
     """The sheet as a complete document."""
-    style = style or Style()
-    lines = [_HEAD, rf"\section*{{{words(work.title)}}}"]
-    if work.source:
-        lines.append(rf"From: {words(work.source)}\par")
-    if work.question:
-        lines.append(rf"{words(' '.join(work.question.split()))}\par")
-    for block in blocks(work, style, number_in_latex, _word):
-        step = block.step
-        given = ", given" if step.given else ""
-        lines.append(rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}")
-        if step.latex:
-            lines.append(rf"\fitted{{{step.latex}}}")
-        lines += [rf"\fitted{{{part}}}" for part in _body(block)]
-        lines += [rf"\fitted{{{letter} = {value}}}" for letter, value in block.legend]
-        if block.note:
-            lines.append(rf"{words(block.note)}\par")
-    for heading, sentences in closing(work, style):
-        lines += [rf"\subsection*{{{words(heading)}}}", r"\begin{itemize}"]
-        lines += [rf"\item {words(sentence)}" for sentence in sentences]
-        lines.append(r"\end{itemize}")
+    lines = rendered(work, style, {
+        "title": lambda title: [_HEAD, rf"\section*{{{words(title)}}}"],
+        "source": lambda source: [rf"{words(source)}\par"],
+        "question": lambda question: [rf"{words(question)}\par"],
+        "step": _step,
+        "legend": lambda legend: [rf"\fitted{{{letter} = {value}}}" for letter, value in legend],
+        "note": lambda note: [rf"{words(note)}\par"],
+        "section": lambda said: [
+            rf"\subsection*{{{words(said[0])}}}", r"\begin{itemize}", *[rf"\item {words(one)}" for one in said[1]],
+            r"\end{itemize}",
+        ],
+    }, number_in_latex, _word)  # fmt: skip
     return "\n".join([*lines, r"\end{document}"]) + "\n"
 
 
@@ -97,21 +89,23 @@ def _cell(text: str, exact: bool) -> str:
     return re.sub(r"e(-?\d+)$", r" \\times 10^{\1}", plain)
 
 
-def _body(block: Block) -> list[str]:
-    if block.step.grid.is_one:
-        exact = _cell(block.exact[0][0], True)
-        return [rf"= {exact}" + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")]
-    parts = [_array(block, block.exact, True)]
-    if block.decimals is not None:
-        parts.append(r"\approx " + _array(block, block.decimals, False))
-    return parts
+def _step(block: Block) -> list[str]:
+    step, rounded = block.step, block.decimals
+    given = ", given" if step.given else ""
+    heading = rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}"
+    parts = [step.latex] if step.latex else []
+    if step.grid.is_one:
+        about = "" if rounded is None else rf" \approx {_cell(rounded[0][0], False)}"
+        parts.append(f"= {_cell(block.exact[0][0], True)}{about}")
+    else:
+        parts.append(_array(block, block.exact, True))
+        parts += [] if rounded is None else [r"\approx " + _array(block, rounded, False)]
+    return [heading, *[rf"\fitted{{{part}}}" for part in parts]]
 
 
 def _array(block: Block, cells: list[list[str]], exact: bool) -> str:
-    head = " & ".join(["", *[rf"\text{{{words(name)}}}" for name in block.columns]])
-    body = [
-        " & ".join([rf"\text{{{words(name)}}}", *[_cell(cell, exact) for cell in row]])
-        for name, row in zip(block.rows, cells, strict=True)
-    ]
+    rows = [["", *map(_word, block.columns)]]
+    rows += [[_word(name), *[_cell(x, exact) for x in row]] for name, row in zip(block.rows, cells, strict=True)]
+    head, *body = (" & ".join(row) for row in rows)
     shape = "l|" + "r" * len(block.columns)
     return rf"\begin{{array}}{{{shape}}} {head} \\ \hline " + r" \\ ".join(body) + r" \end{array}"

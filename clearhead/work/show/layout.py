@@ -14,6 +14,7 @@ TOO_LONG = "…"
 _WIDEST = 72
 _SHORT = 9
 _MOST_NODES = 100
+Ways = dict[str, Callable[[Any], list[str]]]  # how a format writes each part of a sheet
 _LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
 
 
@@ -24,6 +25,9 @@ class Style:
     digits: int = 4
     blank: bool = False
     width: int = 80
+
+
+PLAIN = Style()
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,7 @@ class Block:
     exact: list[list[str]]
     decimals: list[list[str]] | None
     note: str
-    legend: tuple[tuple[str, str], ...] = ()
-    """Letters that stand for long exact numbers in a wide table."""
+    legend: tuple[tuple[str, str], ...] = ()  # letters that stand for long exact numbers in a wide table
 
 
 def blocks(
@@ -77,6 +80,17 @@ def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
         sections.append(("What the document says", [" ".join(verdict) for verdict in verdicts]))
     sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in work.checks]))
     return sections
+
+
+def rendered(work: Work, style: Style, ways: Ways, *writing: Callable[[Any], str]) -> list[str]:
+    """The sheet from top to bottom, each part in the format's own way; parts that it has no way for are left out."""
+    parts: list[tuple[str, Any]] = [("source", f"From: {work.source}" if work.source else "")]
+    parts.append(("question", " ".join(work.question.split())))
+    for block in blocks(work, style, *writing):
+        parts += [("step", block), ("legend", block.legend), ("note", block.note), ("end", block)]
+    parts += [("section", section) for section in closing(work, style)]
+    written = [line for kind, said in parts if said and kind in ways for line in ways[kind](said)]
+    return [*ways["title"](work.title), *written]
 
 
 def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
