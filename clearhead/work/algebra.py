@@ -80,6 +80,8 @@ def is_above(a: Number, b: Number) -> bool:
 
 
 def _largest(values: Sequence[Number]) -> Number:
+    if any(value.free_symbols for value in values):
+        return sympy.Max(*values)
     best = values[0]
     for value in values[1:]:
         best = value if is_above(value, best) else best
@@ -231,15 +233,6 @@ def _layer_norm(a: Matrix) -> Matrix:
     return made
 
 
-def _max(a: Matrix) -> Matrix:
-    lettered = any(x.free_symbols for x in _cells(a))
-    return [[sympy.Max(*_cells(a)) if lettered else _largest(_cells(a))]]
-
-
-def _relu(x: Number) -> Number:
-    return sympy.Max(0, x) if x.free_symbols else x if is_above(x, sympy.S.Zero) else sympy.S.Zero
-
-
 def _rows(a: Matrix, places: Matrix) -> Matrix:
     """The rows with these numbers, counted from 1."""
     if any(not i.is_Integer or not 1 <= i <= len(a) for i in _cells(places)):
@@ -253,7 +246,7 @@ def _where(test: Callable[[int, int], bool], high: int, wide: int) -> Matrix:
 
 def _band(n: Matrix, weights: Matrix) -> Matrix:
     """n×n, with these numbers on the diagonals around the main one and −∞ elsewhere: position j at distance j − i."""
-    size, known = _size(n), {i - len(weights[0]) // 2: w for i, w in enumerate(weights[0])}
+    size, known = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
     return [[known.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
 
 
@@ -273,13 +266,14 @@ EXACT: Algebra[Matrix] = Algebra(
     },
     functions={
         "exp": _cellwise(sympy.exp), "log": _cellwise(sympy.log), "sqrt": _cellwise(sympy.sqrt),
-        "abs": _cellwise(sympy.Abs), "tanh": _cellwise(sympy.tanh), "relu": _cellwise(_relu),
-        "sigmoid": _cellwise(lambda x: 1 / (1 + sympy.exp(-x))), "ceil": _cellwise(sympy.ceiling),
-        "floor": _cellwise(sympy.floor), "nonzero": _cellwise(lambda x: sympy.Integer(int(not same(x, sympy.S.Zero)))),
+        "abs": _cellwise(sympy.Abs), "tanh": _cellwise(sympy.tanh), "ceil": _cellwise(sympy.ceiling),
+        "floor": _cellwise(sympy.floor), "relu": _cellwise(lambda x: _largest([sympy.S.Zero, x])),
+        "sigmoid": _cellwise(lambda x: 1 / (1 + sympy.exp(-x))),
+        "nonzero": _cellwise(lambda x: sympy.Integer(int(not same(x, sympy.S.Zero)))),
         "sign": _cellwise(lambda x: sympy.Integer(is_above(x, sympy.S.Zero) - is_above(-x, sympy.S.Zero))),
         "flat": lambda a: [[x] for x in _cells(a)], "shaped": _shaped,
         "masked": _cellwise(lambda score, may: score if may != 0 else -sympy.oo),
-        "softmax": _softmax, "layer_norm": _layer_norm, "max": _max,
+        "softmax": _softmax, "layer_norm": _layer_norm, "max": lambda a: [[_largest(_cells(a))]],
         "sum": lambda a: [[kept(sympy.Add(*_cells(a)))]],
         "mean": lambda a: [[kept(sympy.Add(*_cells(a)) / len(_cells(a)))]],
         "row_sums": lambda a: [[kept(sympy.Add(*row))] for row in a],

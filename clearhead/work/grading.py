@@ -27,8 +27,7 @@ _LISTED = 6
 
 def least_places(grid: Grid) -> int:
     """To how many places the numbers of this grid must be right."""
-    numbers = [x for x in grid.flat if not isinstance(x, str)]
-    sizes = [abs(as_float(x)) for x in numbers if not x.is_infinite and not x.free_symbols]
+    sizes = [abs(as_float(x)) for x in grid.numbers if not x.is_infinite and not x.free_symbols]
     largest = Decimal(max(sizes, default=0.0))
     return LEAST_PLACES + (max(0, -largest.adjusted() - 1) if largest else 0)
 

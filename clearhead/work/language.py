@@ -166,17 +166,12 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
     if isinstance(node, ast.List):
         return "[" + ", ".join(inner(part, 0) for part in node.elts) + "]", 5
     if isinstance(node, ast.Call):
-        return _call(node, symbols, latex), 5
+        name, parts = ast.unparse(node.func), [inner(part, 0) for part in node.args]
+        if name in _NOTATION:
+            return _NOTATION[name][latex].format(*parts), 5
+        called, given = name.replace("_", " "), ", ".join(parts)
+        return (rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"), 5
     if isinstance(node, ast.Name):
         symbol = symbols.get(node.id, node.id)
         return (symbol_in_latex(symbol) if latex else symbol), 5
     return ast.unparse(node), 5
-
-
-def _call(node: ast.Call, symbols: Mapping[str, str], latex: bool) -> str:
-    name = node.func.id  # type: ignore[attr-defined]
-    parts = [_shown(part, symbols, latex)[0] for part in node.args]
-    if name in _NOTATION:
-        return _NOTATION[name][latex].format(*parts)
-    called, given = name.replace("_", " "), ", ".join(parts)
-    return rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"

@@ -20,7 +20,6 @@ from clearhead.work.kinds.models import MODELS
 from clearhead.work.numbers import text
 from clearhead.work.problem import COMMON, solve_text
 
-_LIVE = re.compile(r"(?m)^#(?=\S)")
 _KEY = re.compile(r"^(#?)(?:\[+(\w+)\]+|(\w+) = (.*))$")
 
 
@@ -45,8 +44,10 @@ def template(kind: str | None = None) -> str:
     step = work.steps[-1]
     says = json.dumps([[text(x) for x in row] for row in step.grid.cells], ensure_ascii=False)
     common = _read("any").replace("{step}", step.key).replace("{says}", says)
-    flat, tables = (_halves(part) for part in (common, _read(kind)))
-    return "\n".join([tables[0], flat[0].partition("\n")[2], tables[1], flat[1]]).replace("\n\n\n", "\n\n")
+    # Plain keys stand in the first block, for tables have to stand below all of them.
+    (common_keys, _, common_tables), (keys, _, tables) = (part.partition("\n\n") for part in (common, _read(kind)))
+    parts = [keys, "", common_keys.partition("\n")[2], "", tables, common_tables]
+    return "\n".join(parts).replace("\n\n\n", "\n\n")
 
 
 def known(kind: str) -> str:
@@ -54,12 +55,6 @@ def known(kind: str) -> str:
     if kind not in KINDS:
         raise ConfigError(f"no kind of problem is called {kind!r}; {did_you_mean(kind, KINDS)}")
     return kind
-
-
-def _halves(written: str) -> tuple[str, str]:
-    """The plain keys of a template, and its tables, which have to stand below all of them."""
-    blocks = written.split("\n\n")
-    return blocks[0] + "\n", "\n\n".join(blocks[1:])
 
 
 def write_template(path: Path, kind: str | None = None) -> None:
@@ -92,11 +87,6 @@ def _key(written: str, name: str) -> Key:
             return Key(name, says, example, bool(found[1]) or "optional" in says)
         words = [*words, line[2:]] if line.startswith("# ") else []
     return Key(name, f"The kind of problem: {', '.join(KINDS)}.", f'"{next(iter(KINDS))}"', False)
-
-
-def uncommented(written: str) -> str:
-    """A template with all its keys in force."""
-    return _LIVE.sub("", written)
 
 
 def _read(name: str) -> str:

@@ -104,7 +104,7 @@ class Source:
         if default is None:
             self.need(key)
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if type(value) is not int:  # true is no number
             self.fail(key, f"{key} is {_kind(value)}; expected a whole number")
         if not least <= value <= most:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
@@ -122,7 +122,7 @@ class Source:
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_SIDE:
             self.fail(key, f"{key} must be a list of 1 to {MAX_SIDE} whole numbers")
         for i, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            if type(value) is not int or not 0 <= value <= most:
                 self.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
         return list(values)
 
@@ -163,8 +163,7 @@ class Source:
             name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
                 self.fail((key, i), f"{name} is {_kind(row)}; expected a list of numbers")
-            if len(row) != len(rows[0]):
-                first = len(rows[0])
+            if len(row) != (first := len(rows[0])):
                 self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
             if len(row) > MAX_SIDE:
                 self.fail((key, i), f"{name} has {len(row)} numbers; at most {MAX_SIDE} are worked")
@@ -194,10 +193,8 @@ class Source:
 def _kind(value: object) -> str:
     if isinstance(value, bool):
         return f"{value}".lower()
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "an empty list" if not value else "a list"
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list" if value else "an empty list"
     return repr(value) if isinstance(value, (str, int)) else str(value)
 
 

@@ -42,12 +42,11 @@ def solve(source: Source) -> Solved:
     if setting.heads > 1:
         r = source.own("concat", r)
         plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
-        grid = Grid.of(r, labels, _features("z", r))
-        steps.append(Step("concat", "The heads' outputs side by side", grid, "Z", f"Z = [{plain}]", f"Z = [{latex}]"))
+        said = "The heads' outputs side by side"
+        steps.append(Step("concat", said, _table(r, labels, "z"), "Z", f"Z = [{plain}]", f"Z = [{latex}]"))
     if "O" in setting.weights:
         r = source.own("r", times(r, setting.weights["O"]))
-        grid = Grid.of(r, labels, _features("r", r))
-        steps.append(Step("r", "Output projection", grid, "R", "R = Z·W_O", "R = Z W_O"))
+        steps.append(Step("r", "Output projection", _table(r, labels, "r"), "R", "R = Z·W_O", "R = Z W_O"))
     logits: Matrix = []
     if "U" in setting.weights:
         logits = source.own("logits", times(r, setting.weights["U"]))
@@ -119,20 +118,23 @@ def _features(letter: str, matrix: Matrix) -> list[str]:
     return [f"{letter}{i + 1}" for i in range(len(matrix[0]))]
 
 
+def _table(matrix: Matrix, rows: list[str], letter: str) -> Grid:
+    return Grid.of(matrix, rows, _features(letter, matrix))
+
+
 def _given(source: Source, setting: Setting) -> list[Step]:
     """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
     width = _features("x", setting.x)
     steps = []
     if not setting.direct and "x" not in source.values:
-        vectors = {name: source.table("embeddings").vector(name) for name in source.table("embeddings").values}
-        grid = Grid.of(list(vectors.values()), list(vectors), width)
+        table = source.table("embeddings")
+        grid = _table([table.vector(name) for name in table.values], list(table.values), "x")
         steps.append(Step("E", "Embeddings", grid, "E", given=True))
     inputs = {} if setting.direct else {"Q": width, "K": width, "V": width}
     inputs["O"] = _features("z", setting.weights["V"])
     for name, rows in inputs.items():
         if name in setting.weights:
-            matrix = setting.weights[name]
-            grid = Grid.of(matrix, rows, _features(name.lower() if name != "O" else "r", matrix))
+            grid = _table(setting.weights[name], rows, name.lower() if name != "O" else "r")
             steps.append(Step(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True))
     if "U" in setting.weights and "unembedding" not in source.values:
         matrix = setting.weights["U"]
@@ -140,7 +142,7 @@ def _given(source: Source, setting: Setting) -> list[Step]:
         steps.append(Step("U", "The unembedding U", grid, "U", given=True))
     if setting.direct:
         return steps
-    grid = Grid.of(setting.x, setting.labels, width)
+    grid = _table(setting.x, setting.labels, "x")
     if "x" in source.values:
         return [*steps, Step("x", "The inputs", grid, "X", given=True)]
     formula = "row i of X is the embedding of token i"
@@ -154,11 +156,10 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
     for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
         big = key.upper()
         said = f"{big}{h} = X·W_{big}{columns}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}"
-        grid = Grid.of(made, labels if key == "q" else keys, _features(key, made))
-        said = ("", "") if setting.direct else said
+        grid, said = _table(made, labels if key == "q" else keys, key), ("", "") if setting.direct else said
         steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", *said, given=setting.direct))
     scores, weights = Grid.of(head.scores, labels, keys), Grid.of(head.weights, labels, keys)
-    sums, (formula, latex) = Grid.of(head.z, labels, _features("z", head.z)), _softmax_formula(setting.temperature)
+    formula, latex = _softmax_formula(setting.temperature)
     steps.append(Step(f"scores{h}", "Scores" + of, scores, f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
                       rf"S{sub} = Q{sub} K{sub}^{{\top}}"))  # fmt: skip
     if not all(may for row in setting.allowed for may in row):
@@ -168,7 +169,7 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
     return [
         *steps,
         Step(f"weights{h}", "Attention weights" + of, weights, f"P{h}", formula.format(h=h), latex.replace("SUB", sub)),
-        Step(f"z{h}", "Weighted sums of the values" + of, sums, f"Z{h}",
+        Step(f"z{h}", "Weighted sums of the values" + of, _table(head.z, labels, "z"), f"Z{h}",
              f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}"),
     ]  # fmt: skip
 

@@ -90,14 +90,18 @@ def read(source: Source) -> Setting:
     vocabulary = source.names("vocabulary") or list(vectors)
     if "unembedding" in source.values:
         if source.text("unembedding") != "tied" or not vectors:
-            what = "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]"
-            source.fail("unembedding", what)
+            known = "unembedding may only be 'tied', with [embeddings]"
+            source.fail("unembedding", f"{known}; give others as U in [weights]")
         if "U" in weights:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
         vocabulary = list(vectors)
         weights["U"] = transpose(list(vectors.values()))
     _chain(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
-    allowed, mask = _mask(source, len(x), len(origin))
+    try:
+        mask = masks.parse(source.text("mask", "full()"))
+        allowed = mask.dense(len(x), len(origin)).tolist()
+    except ClearheadError as error:
+        source.fail("mask", f"mask: {str(error).splitlines()[0]}")
     losses = _losses(source, len(x), vocabulary, "U" in weights)
     gradients = source.names("gradient")
     for name in gradients:
@@ -204,11 +208,3 @@ def _losses(source: Source, length: int, vocabulary: list[str], has_logits: bool
         mean = block.choice("reduction", ("sum", "mean"), "sum") == "mean"
         losses.append(Loss(name, block.text("title", "Cross-entropy"), targets, mean))
     return losses
-
-
-def _mask(source: Source, queries: int, keys: int) -> tuple[list[list[bool]], masks.Mask]:
-    try:
-        mask = masks.parse(source.text("mask", "full()"))
-        return mask.dense(queries, keys).tolist(), mask
-    except ClearheadError as error:
-        source.fail("mask", f"mask: {str(error).splitlines()[0]}")

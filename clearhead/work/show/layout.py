@@ -39,8 +39,8 @@ class Block:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     exact: list[list[str]]
-    decimals: list[list[str]] | None
-    note: str
+    decimals: list[list[str]] | None = None
+    note: str = ""
     legend: tuple[tuple[str, str], ...] = ()  # letters that stand for long exact numbers in a wide table
 
 
@@ -50,19 +50,22 @@ def blocks(
     """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
     made = []
     taken = {step.symbol for step in work.steps}
+
+    def table(grid: Grid, number: Callable[[Number], str]) -> list[list[str]]:
+        return [[word(x) if isinstance(x, str) else number(x) for x in row] for row in grid.cells]
+
     for i, step in enumerate(work.steps):
         grid, hide = step.grid, style.blank and not step.given
-        letters = {} if hide or grid.is_one else _letters(grid, taken, style.width)
-        exact = [["" if hide else _exact(x, write, word, letters) for x in row] for row in grid.cells]
-        legend = tuple((letter, write(x)) for x, letter in letters.items())
-        decimals = None
-        if not hide and not grid.is_whole:
-            decimals = [
-                [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row] for row in grid.cells
-            ]
-        note = "" if hide else step.note
-        shown = zip(grid.flat, [form for row in exact for form in row], strict=True)
-        if any(form == TOO_LONG and not x.is_Float for x, form in shown):
+        if hide:
+            made.append(Block(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
+            continue
+        letters = {} if grid.is_one else _letters(grid, taken, style.width)
+        long = {x for x in grid.numbers if len(written(x)) > LONGEST}
+        forms = letters | dict.fromkeys(long, TOO_LONG)
+        exact = table(grid, lambda x, forms=forms: forms.get(x) or write(x))
+        decimals = None if grid.is_whole else table(grid, lambda x: decimal(x, style.digits))
+        legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
+        if any(not x.is_Float for x in long):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
         made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return made
@@ -106,14 +109,6 @@ def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
     long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
     each = len(free)
     return {x: free[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
-
-
-def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]) -> str:
-    if isinstance(x, str):
-        return word(x)
-    if x in letters:
-        return letters[x]
-    return write(x) if len(written(x)) <= LONGEST else TOO_LONG
 
 
 def written(x: Number) -> str:
