@@ -42,8 +42,8 @@ def solve(source: Source) -> Solved:
     if setting.heads > 1:
         r = source.own("concat", r)
         plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
-        said = "The heads' outputs side by side"
-        steps.append(Step("concat", said, _table(r, labels, "z"), "Z", f"Z = [{plain}]", f"Z = [{latex}]"))
+        steps.append(Step("concat", "The heads' outputs side by side", _table(r, labels, "z"), "Z",
+                          f"Z = [{plain}]", f"Z = [{latex}]"))  # fmt: skip
     if "O" in setting.weights:
         r = source.own("r", times(r, setting.weights["O"]))
         steps.append(Step("r", "Output projection", _table(r, labels, "r"), "R", "R = Z·W_O", "R = Z W_O"))

@@ -9,10 +9,10 @@ import sympy
 import torch
 
 from clearhead import masks
-from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ClearheadError
 from clearhead.work.algebra import difference
 from clearhead.work.draw import Draw
+from clearhead.work.kinds.models import line_counts, meta_layer
 from clearhead.work.numbers import N, Number
 from clearhead.work.sheet import Check, Grid, Solved, Step, given
 from clearhead.work.source import MAX_SIDE, Path, Source
@@ -116,7 +116,10 @@ def cost(source: Source) -> Solved:
         Step("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum"),
     ]  # fmt: skip
     length = int(n) if n.is_Integer else 13  # a formula is tried at one length
-    count, flops = _real_layer(d, h, bias, output, length)
+    layer = meta_layer(d, h, bias)
+    parts = [layer.q_proj, layer.k_proj, layer.v_proj, *([layer.o_proj] if output else [])]
+    count = sum(p.numel() for part in parts for p in part.parameters())
+    flops = 2 * sum(line_counts(layer, length, length)[: 6 if output else 5])
     checks = [
         Check("the parameters of MultiHeadAttention", difference([[weights]], _one(count))),
         Check("torch's count of the operations", difference([[made.subs(N, length)]], _one(flops))),
@@ -129,21 +132,6 @@ def cost(source: Source) -> Solved:
         else "The attention weights are no parameters: they are computed for each input.",
     ]
     return steps, checks, remarks
-
-
-def _real_layer(d: int, h: int, bias: bool, output: bool, length: int) -> tuple[int, int]:
-    """The parameters of a real layer, and the operations that torch counts for it."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        layer = MultiHeadAttention(d, h, bias=bias)
-        projections = [layer.q_proj, layer.k_proj, layer.v_proj]
-        q, k, v = (part(torch.empty(length, d)).unflatten(-1, (h, -1)).transpose(0, 1) for part in projections)
-        z = ((q @ k.mT) @ v).transpose(0, 1).flatten(1)  # q, k, v: (h, n, D)
-        if output:
-            projections.append(layer.o_proj)
-            layer.o_proj(z)
-    return sum(p.numel() for part in projections for p in part.parameters()), counter.get_total_flops()
 
 
 def vary_cost(source: Source, draw: Draw) -> dict[str, Any]:

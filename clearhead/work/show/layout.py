@@ -60,12 +60,11 @@ def blocks(
             made.append(Block(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
             continue
         letters = {} if grid.is_one else _letters(grid, taken, style.width)
-        long = {x for x in grid.numbers if len(written(x)) > LONGEST}
-        forms = letters | dict.fromkeys(long, TOO_LONG)
-        exact = table(grid, lambda x, forms=forms: forms.get(x) or write(x))
+        forms = {x: letters.get(x) or (write(x) if len(written(x)) <= LONGEST else TOO_LONG) for x in grid.numbers}
+        exact = table(grid, forms.__getitem__)
         decimals = None if grid.is_whole else table(grid, lambda x: decimal(x, style.digits))
         legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
-        if any(not x.is_Float for x in long):
+        if any(form == TOO_LONG and not x.is_Float for x, form in forms.items()):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
         made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return made
