@@ -26,9 +26,8 @@ from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.work.problem import read_text, solve
 from clearhead.work.sheet import Work
 from clearhead.work.show import Style, latex, markdown
-from clearhead.work.show.latex import number_in_latex, symbol_in_latex, words
+from clearhead.work.show.latex import math, number_in_latex, symbol_in_latex, words
 from clearhead.work.show.layout import TOO_LONG, Block, blocks
-from clearhead.work.show.typst import math
 from clearhead.work.source import Source
 from clearhead.work.variants import variant
 

@@ -2,14 +2,7 @@
 
 An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and
 to three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do
-not count, so that 0.000 is no learning rate. What a document prints is laid beside what was computed:
-
-    [[document]]
-    step = "weights"
-    says = [["1", "0"], ["1/2", "1/2"]]
-    place = "part 2"
-    why = "said where the two differ"
-"""
+not count, so that 0.000 is no learning rate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Marking: a student's answers, cell by cell, against the exact numbers.
 
-An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are
-not marked. A cell that is wrong but follows from the student's own wrong numbers has its credit, and a wrong answer
+An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are not
+marked. A cell that is wrong but follows from the student's own wrong numbers has its credit, and a wrong answer
 that is known is explained (`mistakes.py`). A file has one student's answers, or is a CSV with a whole class in it:
 
 TOML   z = [[3, 0], [0, "3/4"]]            JSON   {"z": [[3, 0], [0, "3/4"]]}, or a blank sheet filled in

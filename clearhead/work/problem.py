@@ -102,10 +102,11 @@ def _filled(source: Source, key: str, default: str = "") -> str:
 
     def value(found: re.Match[str]) -> str:
         named = source.values.get(found[1], source.table("given").values.get(found[1]))
-        if isinstance(named, (list, dict)):
-            flat = all(isinstance(one, (int, str)) for one in named)
-            return " ".join(map(str, named)) if isinstance(named, list) and flat else found[0]
-        return found[0] if named is None else f"{named:,}" if isinstance(named, int) else str(named)
+        if isinstance(named, list) and all(isinstance(one, (int, str)) for one in named):
+            return " ".join(map(str, named))
+        if named is None or isinstance(named, (list, dict)):
+            return found[0]
+        return f"{named:,}" if isinstance(named, int) else str(named)
 
     return _NAMED.sub(value, source.text(key, default))
 

@@ -141,10 +141,10 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
         source.need("tokens", "embeddings")
         if not tokens:
             source.fail("tokens", "tokens is an empty list; expected at least one token")
+        first = next(iter(vectors), "")
         for token, vector in vectors.items():
-            first, wanted = next((name, len(other)) for name, other in vectors.items())
-            if len(vector) != wanted:
-                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {wanted}"
+            if len(vector) != len(vectors[first]):
+                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {len(vectors[first])}"
                 source.fail(("embeddings", token), f"the embedding of {both}; give each as many")
         for i, token in enumerate(tokens):
             if token not in vectors:

@@ -1,16 +1,5 @@
-"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`.
-
-    [given]
-    z = [1, 0, 2]
-
-    [[step]]
-    key = "p"
-    is = "softmax(z)"
-
-    [[step]]
-    key = "J"
-    is = "diag(p) - p.T @ p"
-    always = "jacobian(p, z)"
+"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`, as in
+`templates/derivation.toml`: p is "softmax(z)", and J is "diag(p) - p.T @ p", always "jacobian(p, z)".
 
 A step may say what it `equals` with these numbers, and what it is `always`, whatever the numbers: then sympy works both
 sides with letters in place of the numbers named in `general`. Every step runs once more in float64.
