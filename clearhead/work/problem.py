@@ -35,8 +35,9 @@ class Problem:
 
 def shipped() -> dict[str, str]:
     """The problems that come with clearhead: name and title, in order of name."""
-    names = sorted(entry.name.removesuffix(".toml") for entry in _SHIPPED.iterdir() if entry.name.endswith(".toml"))
-    return {name: _filled(load(name).source, "title") for name in names}
+    files = {entry.name.removesuffix(".toml"): entry for entry in _SHIPPED.iterdir() if entry.name.endswith(".toml")}
+    texts = {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
+    return {name: _filled(Source.parse(text, f"{name}.toml"), "title") for name, text in texts.items()}
 
 
 def load(problem: str | Path | Problem) -> Problem:

@@ -79,8 +79,9 @@ def grade(name: str, path: Path) -> Grade:
 
 
 def _texts() -> dict[str, str]:
-    entries = sorted((resources.files("clearhead.work") / "skeletons").iterdir(), key=lambda entry: entry.name)
-    return {entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8") for entry in entries}
+    folder = resources.files("clearhead.work") / "skeletons"
+    texts = {entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
+    return dict(sorted(texts.items()))
 
 
 def _text(name: str) -> str:
