@@ -155,8 +155,9 @@ def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
     steps = []
     for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
         big = key.upper()
-        said = f"{big}{h} = X·W_{big}{columns}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}"
-        grid, said = _table(made, labels if key == "q" else keys, key), ("", "") if setting.direct else said
+        formulas = f"{big}{h} = X·W_{big}{columns}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}"
+        grid = _table(made, labels if key == "q" else keys, key)
+        said = ("", "") if setting.direct else formulas
         steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", *said, given=setting.direct))
     scores, weights = Grid.of(head.scores, labels, keys), Grid.of(head.weights, labels, keys)
     formula, latex = _softmax_formula(setting.temperature)
