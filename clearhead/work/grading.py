@@ -25,8 +25,9 @@ def least_places(grid: Grid) -> int:
     return LEAST_PLACES + (max(0, -largest.adjusted() - 1) if largest else 0)
 
 
-def is_right(given: object, exact: Number, least: int = LEAST_PLACES) -> bool:
-    """Whether a cell of a file stands for the exact number; raises `NumberError` where it is no number."""
+def is_right(given: object, exact: Number, least: int = LEAST_PLACES, *, most: int | None = None) -> bool:
+    """Whether a cell of a file stands for the exact number, to the places that it gives, `least` at the least, or just
+    to `most`; raises `NumberError` where it is no number."""
     if isinstance(exact, str):
         return isinstance(given, str) and given.strip() == exact
     number, digits = read_number(given), places(given)
@@ -34,16 +35,14 @@ def is_right(given: object, exact: Number, least: int = LEAST_PLACES) -> bool:
         return True
     if digits is None or exact.is_infinite or exact.free_symbols:
         return False
-    allowed = sympy.Rational(1, 2 * 10 ** max(digits, least))
+    allowed = sympy.Rational(1, 2 * 10 ** (max(digits, least) if most is None else most))
     return bool(abs(close_to(number - exact, digits + 30)) <= allowed)
 
 
 def follows(given: object, worked: Number, least: int = LEAST_PLACES) -> bool:
     """Whether a cell follows from the student's own numbers. Those were rounded, so it is not asked for more places
     than every answer is."""
-    if places(given) is None or isinstance(worked, str) or worked.is_infinite or worked.free_symbols:
-        return is_right(given, worked, least)
-    return bool(abs(close_to(read_number(given) - worked, least + 30)) <= sympy.Rational(1, 2 * 10**least))
+    return is_right(given, worked, least, most=least)
 
 
 def as_rows(value: object, grid: Grid) -> list[list[object]]:

@@ -17,7 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.work.algebra import EXACT, Matrix, transpose
 from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns
 from clearhead.work.language import Run, parse
-from clearhead.work.numbers import NumberError, close_to, places, read_number
+from clearhead.work.numbers import NumberError, read_number
 from clearhead.work.problem import again
 from clearhead.work.sheet import Grid, Step, Work
 from clearhead.work.source import Source
@@ -90,12 +90,7 @@ def _anywhere(work: Work, step: Step, rows: list[list[object]]) -> str:
 
 def _nearly(given: object, exact: Any) -> bool:
     """Whether a cell rounds correctly to the places it has, however few."""
-    if given in ("", None) or is_right(given, exact):
-        return True
-    number, digits = read_number(given), places(given)
-    if digits is None or number == 0:
-        return False
-    return bool(abs(close_to(number - exact, 30)) <= sympy.Rational(1, 2 * 10**digits))
+    return given in ("", None) or is_right(given, exact) or (read_number(given) != 0 and is_right(given, exact, 0))
 
 
 # ---------------------------------------------------------------------- the slips of each kind

@@ -145,18 +145,15 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         layer.fail(None, f"a layer of type {kind} follows {before.name}, whose output is flat; put it before that")
     kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
     stride = _pair(layer, "stride", 1 if kind == "convolution" else None)
-    sizes = []
+    sizes, worked = [], []
     for n, k, s, p in zip(before.size, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
             layer.fail("kernel", f"the kernel is {k} long and its input with padding is {n + 2 * p}; make it shorter")
         sizes.append((n + 2 * p - k) // s + 1)
-    worked = " by ".join(
-        f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {m}"
-        for n, p, k, s, m in zip(before.size, padding, kernel, stride, sizes, strict=True)
-    )
+        worked.append(f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {sizes[-1]}")
     field = tuple(r + (k - 1) * j for r, k, j in zip(before.field, kernel, before.jump, strict=True))
     jump = tuple(j * s for j, s in zip(before.jump, stride, strict=True))
-    after = Stage(name, before.channels, tuple(sizes), 0, field, jump, worked)
+    after = Stage(name, before.channels, tuple(sizes), 0, field, jump, " by ".join(worked))
     if kind == "convolution":
         filters = layer.whole("filters", most=10**6)
         weights = filters * (kernel[0] * kernel[1] * before.channels + bias)

@@ -60,10 +60,10 @@ def solve(source: Source) -> Solved:
         steps.append(_step(source, block, key, cells, trees, symbols))
     checks = [Check("torch in float64", worst)]
     if "model" in source.values:
-        model = MODELS[source.choice("model", MODELS)]
-        found = model.run({name: doubles.name(name) for name in (*given, *trees)})
+        by, model = MODELS[source.choice("model", MODELS)]
+        found = model({name: doubles.name(name) for name in (*given, *trees)})
         apart = [difference(in_numbers(step.grid.cells), found[step.key]) for step in steps if step.key in found]
-        checks.append(Check(model.name, max(apart)))
+        checks.append(Check(by, max(apart)))
     remarks = []
     if proved:
         remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")

@@ -1,9 +1,9 @@
-"""What models themselves compute for a derivation: `model = "vision"` in a file has its steps compared with it."""
+"""What models themselves compute for a derivation: `model = "vision"` in a file has its steps compared with it. A model
+takes what is given and worked, as float64, and gives what it makes of that, by key of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,14 +17,6 @@ from clearhead.positions import Learned
 Values = dict[str, Tensor]
 _COLD = 1e-5  # a temperature at which the softmax of float64 is its limit
 _NOTHING = 1e-300  # what added to a variance does not change it
-
-
-@dataclass(frozen=True)
-class Model:
-    """`run` takes what is given and worked, as float64, and gives what a model makes of it, by key of a step."""
-
-    name: str
-    run: Callable[[Values], Values]
 
 
 def _table(*rows: list[int]) -> Tensor:
@@ -138,9 +130,9 @@ def _encoder_decoder(given: Values) -> Values:
     }
 
 
-MODELS = {
-    "heads": Model("MultiHeadAttention, its shapes and parameters", _heads),
-    "lines": Model("torch's count of the operations of each line", _lines),
-    "vision": Model("VisionTransformer, its tokens and parameters", _vision),
-    "encoder-decoder": Model("EncoderDecoder in float64 with these weights", _encoder_decoder),
+MODELS: dict[str, tuple[str, Callable[[Values], Values]]] = {
+    "heads": ("MultiHeadAttention, its shapes and parameters", _heads),
+    "lines": ("torch's count of the operations of each line", _lines),
+    "vision": ("VisionTransformer, its tokens and parameters", _vision),
+    "encoder-decoder": ("EncoderDecoder in float64 with these weights", _encoder_decoder),
 }
