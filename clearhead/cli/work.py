@@ -52,7 +52,7 @@ def work(
     clearhead work new my.toml [KIND] writes a commented template of a problem of your own, clearhead work schema [KIND]
     says what such a file may hold, and clearhead work skeleton NAME prints a program to fill in, which
     clearhead work skeleton NAME --check mine.py runs and grades."""
-    from clearhead.work import answer_files, shipped, solve, variant
+    from clearhead.work import answer_files, shipped, show, solve, variant
 
     if json:
         format = Format.json
@@ -67,7 +67,11 @@ def work(
     solved = solve(problem if seed is None else variant(problem, seed))
     if check is not None:
         _mark(solved, answer_files([check, *map(Path, files or [])]), format)
-    _show(solved, format, digits, blank)
+    style = show.Style(digits, blank, max(24, min(console.width, 120)))
+    if format is Format.json:
+        show_json(show.to_dict(solved, style))
+    else:
+        show_picture(getattr(show, format)(solved, style))
     raise typer.Exit(0 if solved.agrees else 1)
 
 
@@ -134,13 +138,3 @@ def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
         for name, why in marks.unread:
             say(f"not marked: {name}: {why}")
     raise typer.Exit(0 if marks.is_right else 1)
-
-
-def _show(solved: Work, format: Format, digits: int, blank: bool) -> None:
-    from clearhead.work import show
-
-    style = show.Style(digits, blank, max(24, min(console.width, 120)))
-    if format is Format.json:
-        return show_json(show.to_dict(solved, style))
-    ways = {"terminal": show.terminal, "markdown": show.markdown, "latex": show.latex, "html": show.html}
-    show_picture(ways[format](solved, style))

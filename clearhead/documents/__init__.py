@@ -66,7 +66,11 @@ def documents() -> dict[str, Document]:
         if entry.name.endswith(".toml"):
             values = tomllib.loads(entry.read_text(encoding="utf-8"))
             number = entry.name.removesuffix(".toml")
-            found[number] = Document(number, values["name"], values["about"], tuple(map(_question, values["question"])))
+            for question in values["question"]:
+                question["answers"] = tuple(Answer(*answer) for answer in question["answers"])
+                question["steps"] = tuple(question.get("steps", ()))
+            questions = tuple(Question(**question) for question in values["question"])
+            found[number] = Document(number, values["name"], values["about"], questions)
     return found
 
 
@@ -76,8 +80,3 @@ def document(number: str) -> Document:
     if number not in known:
         raise ConfigError(f"there is no document {number!r}; there are {', '.join(known)}")
     return known[number]
-
-
-def _question(values: dict[str, Any]) -> Question:
-    answers = tuple(Answer(command, shows) for command, shows in values.pop("answers"))
-    return Question(answers=answers, steps=tuple(values.pop("steps", ())), **values)

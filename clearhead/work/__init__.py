@@ -3,8 +3,7 @@
 A problem is a short TOML file. Its steps are worked with fractions, roots and exponentials kept as such, and run once
 more in float64 by the code that models use. This room needs sympy and is imported only when it is used."""
 
-from clearhead.work.answers import answer_files
-from clearhead.work.marks import ClassMarks, Marks, mark, mark_class, mark_text
+from clearhead.work.marks import ClassMarks, Marks, answer_files, mark, mark_class, mark_text
 from clearhead.work.problem import Problem, load, shipped, solve, solve_text
 from clearhead.work.sheet import Check, Comparison, Grid, Step, Work
 from clearhead.work.source import ProblemError

@@ -1,16 +1,47 @@
-"""Products and sums of small exact matrices, kept in a form that people can read."""
+"""Small matrices, worked in two ways: exactly, in a form that people can read, and in float64 by torch.
+
+Fractions, roots and exponentials are kept as such; a number whose exact form would be beyond all reading, as a root of
+roots is, goes on with sixty digits. `EXACT` and `DOUBLES` are what the language of derivations is worked with: torch's
+functions, masks and automatic differentiation know nothing of the exact numbers that they are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import sympy
 import torch
 from torch import Tensor
 
+from clearhead import masks
+from clearhead.errors import ConfigError
 from clearhead.work.numbers import Number, as_float, close_to, same
 
+V = TypeVar("V")
 Matrix = list[list[Number]]
+DIGITS = 60
+_MOST_NODES = 400
+_NOTHING = sympy.Float("1e-45")
+_TIE = 1e-9
+
+
+class LanguageError(ConfigError):
+    """Text that is no expression of the language of derivations, or one that cannot be worked."""
+
+
+@dataclass(frozen=True)
+class Algebra(Generic[V]):
+    """What an expression is worked with: exact numbers, or float64."""
+
+    number: Callable[[int], V]
+    table: Callable[[list[list[V]]], V]
+    jacobian: Callable[[Callable[[V], V], V], V]
+    signs: Mapping[str, Callable[..., V]]
+    functions: Mapping[str, Callable[..., V]]
+
+
+# ---------------------------------------------------------------------- exact numbers
 
 
 def tidy(x: Number) -> Number:
@@ -22,13 +53,48 @@ def tidy(x: Number) -> Number:
     return sympy.radsimp(sympy.expand(x))
 
 
-def times(a: Matrix, b: Matrix) -> Matrix:
+def kept(x: Number) -> Number:
+    """The number in a form that people can read, or sixty digits of it; digits that cancel are nothing. What holds
+    letters is left as it came: it is compared or differentiated, and tidying it takes longest."""
+    if x.is_Float:
+        return sympy.S.Zero if abs(x) < _NOTHING else x
+    if x.is_Rational or x.free_symbols:
+        return x
+    return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
+
+
+def _is_long(x: Number) -> bool:
+    """Whether a form has many parts, or a root of what is itself no fraction."""
+    nodes, waiting = 0, [x]
+    while waiting and nodes <= _MOST_NODES:
+        nodes += 1
+        part = waiting.pop()
+        if part.is_Float or (part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and not part.base.is_Rational):
+            return not (part.is_Pow and part.base == sympy.E)
+        waiting += part.args
+    return nodes > _MOST_NODES
+
+
+def is_above(a: Number, b: Number) -> bool:
+    return a != b and bool(close_to(a - b, 40) > 0)
+
+
+def _largest(values: Sequence[Number]) -> Number:
+    if any(value.free_symbols for value in values):
+        return sympy.Max(*values)
+    best = values[0]
+    for value in values[1:]:
+        best = value if is_above(value, best) else best
+    return best
+
+
+def times(a: Matrix, b: Matrix, form: Callable[[Number], Number] = tidy) -> Matrix:
     columns = transpose(b)
-    return [[tidy(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns] for row in a]
+    return [[form(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns] for row in a]
 
 
 def eye(size: int) -> Matrix:
-    return [[sympy.Integer(int(i == j)) for j in range(size)] for i in range(size)]
+    return _where(lambda i, j: i == j, size, size)
 
 
 def transpose(a: Matrix) -> Matrix:
@@ -44,34 +110,231 @@ def columns(a: Matrix, first: int, last: int) -> Matrix:
     return [row[first:last] for row in a]
 
 
-def largest(values: Sequence[Number]) -> list[bool]:
-    """Which of the values are the largest; ties are found exactly, not to rounding."""
-    best = values[0]
-    for value in values[1:]:
-        if not same(value, best) and close_to(value - best, 40) > 0:
-            best = value
-    return [same(value, best) for value in values]
-
-
 def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Number) -> list[Number]:
-    """One row of weights; both limits of the temperature are exact, and a row without keys gets zeros."""
-    zero = sympy.Integer(0)
+    """One row of weights; both limits of the temperature are exact, and a row without keys gets zeros. Ties are found
+    exactly, not to rounding."""
     open_ = [i for i, may in enumerate(allowed) if may]
     if not open_:
-        return [zero for _ in values]
-    if temperature == 0:
-        chosen = [i for i, is_largest in zip(open_, largest([values[i] for i in open_]), strict=True) if is_largest]
-        return [sympy.Rational(int(i in chosen), len(chosen)) for i in range(len(values))]
-    if temperature.is_infinite:
+        return [sympy.S.Zero for _ in values]
+    if temperature == 0 or temperature.is_infinite:
+        if temperature == 0:
+            best = _largest([values[i] for i in open_])
+            open_ = [i for i in open_ if same(values[i], best)]
         return [sympy.Rational(int(i in open_), len(open_)) for i in range(len(values))]
     powers = {i: sympy.exp(values[i] if temperature == 1 else tidy(values[i] / temperature)) for i in open_}
     whole = sympy.Add(*powers.values())
-    return [powers[i] / whole if i in powers else zero for i in range(len(values))]
+    return [powers[i] / whole if i in powers else sympy.S.Zero for i in range(len(values))]
 
 
-def floats(a: Matrix) -> list[list[float]]:
+def floats(a: Sequence[Sequence[Number]]) -> list[list[float]]:
     return [[as_float(x) for x in row] for row in a]
 
 
 def tensor(a: Matrix) -> Tensor:
     return torch.tensor(floats(a), dtype=torch.float64)
+
+
+def difference(exact: Sequence[Sequence[Number]], computed: Tensor) -> float:
+    """The largest difference, relative to the largest number where that is above 1."""
+    numbers = floats(exact)
+    size = max([1.0, *[abs(x) for row in numbers for x in row]])
+    pairs = [pair for rows in zip(numbers, computed.tolist(), strict=True) for pair in zip(*rows, strict=True)]
+    worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
+    return worst if worst == worst else float("inf")  # NaN agrees with nothing
+
+
+def scalar(a: Matrix) -> Number:
+    if len(a) != 1 or len(a[0]) != 1:
+        raise LanguageError(f"a number is wanted where there is a {len(a)}×{len(a[0])} matrix")
+    return a[0][0]
+
+
+def _size(a: Matrix) -> int:
+    number = scalar(a)
+    if not number.is_Integer or not 0 < number <= 64:
+        raise LanguageError(f"a size is {number}; expected a whole number from 1 to 64")
+    return int(number)
+
+
+def _cells(a: Matrix) -> list[Number]:
+    return [x for row in a for x in row]
+
+
+def _each(function: Callable[..., Number], *parts: Matrix) -> Matrix:
+    """Cell by cell; numbers, rows and columns are stretched to the largest part."""
+    high, wide = max(len(a) for a in parts), max(len(a[0]) for a in parts)
+    for a in parts:
+        if len(a) not in (1, high) or len(a[0]) not in (1, wide):
+            sizes = " and ".join(f"{len(b)}×{len(b[0])}" for b in parts)
+            raise LanguageError(f"{sizes} do not fit cell by cell")
+    return [[kept(function(*[a[i % len(a)][j % len(a[0])] for a in parts])) for j in range(wide)] for i in range(high)]
+
+
+def _cellwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
+    return lambda *parts: _each(function, *parts)
+
+
+def _power(a: Number, b: Number) -> Number:
+    if a == 0 and b.is_negative:
+        raise LanguageError("it divides by zero")
+    return a**b
+
+
+def _divide(a: Number, b: Number) -> Number:
+    if b == 0 or (not b.is_Rational and not b.free_symbols and same(b, sympy.S.Zero)):
+        raise LanguageError("it divides by zero")
+    return a / b
+
+
+def _product(a: Matrix, b: Matrix) -> Matrix:
+    if len(a[0]) != len(b):
+        raise LanguageError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
+    return times(a, b, kept)
+
+
+def _table(rows: list[list[Matrix]]) -> Matrix:
+    if any(len(row) != len(rows[0]) for row in rows):
+        raise LanguageError("the rows of a table differ in length")
+    return [[scalar(cell) for cell in row] for row in rows]
+
+
+def _shaped(a: Matrix, like: Matrix) -> Matrix:
+    cells = iter(_cells(a))
+    return [[next(cells) for _ in row] for row in like]
+
+
+def _jacobian(function: Callable[[Matrix], Matrix], x: Matrix) -> Matrix:
+    letters = [[sympy.Dummy(real=True) for _ in row] for row in x]
+    back = dict(zip(_cells(letters), _cells(x), strict=True))
+    return [[kept(y.diff(letter).subs(back)) for letter in back] for y in _cells(function(letters))]
+
+
+def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
+    """Rows; a column of temperatures has one for each."""
+    T = [[sympy.S.One]] if temperature is None else temperature
+    rows = scores if len(T) <= len(scores) else scores * len(T)
+    return [softmax(row, [x != -sympy.oo for x in row], T[i % len(T)][0]) for i, row in enumerate(rows)]
+
+
+def _layer_norm(a: Matrix) -> Matrix:
+    """Rows with mean 0 and mean square 1. Scale does not matter, so roots that a whole row shares are divided out."""
+    made: Matrix = []
+    for row in a:
+        lead = next((x for x in row if x != 0), sympy.S.One)
+        if not lead.is_Rational and not any(x.has(sympy.Float, sympy.exp) or x.free_symbols for x in row):
+            sign = 1 if is_above(lead, sympy.S.Zero) else -1
+            row = [sign * sympy.radsimp(x / lead) for x in row]
+        mean = kept(sympy.Add(*row) / len(row))
+        centred = [kept(x - mean) for x in row]
+        variance = kept(sympy.Add(*[x**2 for x in centred]) / len(row))
+        if same(variance, sympy.S.Zero):
+            raise LanguageError("a row's entries are all the same; its norm divides by zero")
+        made.append([kept(x / sympy.sqrt(variance)) for x in centred])
+    return made
+
+
+def _rows(a: Matrix, places: Matrix) -> Matrix:
+    """The rows with these numbers, counted from 1."""
+    if any(not i.is_Integer or not 1 <= i <= len(a) for i in _cells(places)):
+        raise LanguageError(f"rows are asked for by {_cells(places)}; expected numbers from 1 to {len(a)}")
+    return [a[int(i) - 1] for i in _cells(places)]
+
+
+def _where(test: Callable[[int, int], bool], high: int, wide: int) -> Matrix:
+    return [[sympy.Integer(int(test(i, j))) for j in range(wide)] for i in range(high)]
+
+
+def _band(n: Matrix, weights: Matrix) -> Matrix:
+    """n×n, with these numbers on the diagonals around the main one and −∞ elsewhere: position j at distance j − i."""
+    size, known = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
+    return [[known.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
+
+
+def _joined(*parts: Matrix) -> Matrix:
+    if len({len(part) for part in parts}) > 1:
+        raise LanguageError("matrices side by side need as many rows each")
+    return beside(parts)
+
+
+EXACT: Algebra[Matrix] = Algebra(
+    number=lambda value: [[sympy.Integer(value)]],
+    table=_table,
+    jacobian=_jacobian,
+    signs={
+        "+": _cellwise(lambda x, y: x + y), "-": _cellwise(lambda x, y: x - y), "*": _cellwise(lambda x, y: x * y),
+        "/": _cellwise(_divide), "**": _cellwise(_power), "@": _product, ".T": transpose,
+    },
+    functions={
+        "exp": _cellwise(sympy.exp), "log": _cellwise(sympy.log), "sqrt": _cellwise(sympy.sqrt),
+        "abs": _cellwise(sympy.Abs), "tanh": _cellwise(sympy.tanh), "ceil": _cellwise(sympy.ceiling),
+        "floor": _cellwise(sympy.floor), "relu": _cellwise(lambda x: _largest([sympy.S.Zero, x])),
+        "sigmoid": _cellwise(lambda x: 1 / (1 + sympy.exp(-x))),
+        "nonzero": _cellwise(lambda x: sympy.Integer(int(not same(x, sympy.S.Zero)))),
+        "sign": _cellwise(lambda x: sympy.Integer(is_above(x, sympy.S.Zero) - is_above(-x, sympy.S.Zero))),
+        "flat": lambda a: [[x] for x in _cells(a)], "shaped": _shaped,
+        "masked": _cellwise(lambda score, may: score if may != 0 else -sympy.oo),
+        "softmax": _softmax, "layer_norm": _layer_norm, "max": lambda a: [[_largest(_cells(a))]],
+        "sum": lambda a: [[kept(sympy.Add(*_cells(a)))]],
+        "mean": lambda a: [[kept(sympy.Add(*_cells(a)) / len(_cells(a)))]],
+        "row_sums": lambda a: [[kept(sympy.Add(*row))] for row in a],
+        "row_means": lambda a: [[kept(sympy.Add(*row) / len(row))] for row in a],
+        "diag": lambda a: [[x if i == j else sympy.S.Zero for j in range(len(a[0]))] for i, x in enumerate(a[0])],
+        "eye": lambda n: eye(_size(n)),
+        "ones": lambda t, s: _where(lambda i, j: True, _size(t), _size(s)),
+        "causal": lambda n: _where(lambda i, j: j <= i, _size(n), _size(n)),
+        "padding": lambda t, s, kept_: _where(lambda i, j: j < int(scalar(kept_)), _size(t), _size(s)),
+        "band": _band, "rows": _rows, "columns": lambda a, places: transpose(_rows(transpose(a), places)),
+        "beside": _joined, "below": lambda *parts: [row for part in parts for row in part],
+        "pick": lambda a, places: [[row[int(i) - 1]] for row, i in zip(a, _cells(places), strict=True)],
+    },
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------- float64
+
+
+def _softmax_in_float64(scores: Tensor, temperature: Tensor | None = None) -> Tensor:
+    T = torch.ones(1, 1, dtype=scores.dtype) if temperature is None else temperature
+    scores, T = torch.broadcast_tensors(scores, T[:, :1])
+    hard = (scores >= scores.amax(-1, keepdim=True) - _TIE).to(scores.dtype)
+    soft = (scores / T.where(T > 0, 1.0)).softmax(-1)
+    return torch.where(T > 0, soft, hard / hard.sum(-1, keepdim=True))
+
+
+def _band_in_float64(n: Tensor, weights: Tensor) -> Tensor:
+    places, most = torch.arange(int(n)), weights.shape[1]
+    which = places - places[:, None] + most // 2
+    return weights[0][which.clamp(0, most - 1)].masked_fill((which < 0) | (which >= most), -torch.inf)
+
+
+def _picked(a: Tensor, places: Tensor) -> Tensor:
+    return a[places.flatten().long() - 1]
+
+
+DOUBLES: Algebra[Tensor] = Algebra(
+    number=lambda value: torch.tensor([[float(value)]], dtype=torch.float64),
+    table=lambda rows: torch.cat([torch.cat(row, 1) for row in rows]),
+    jacobian=lambda function, x: torch.autograd.functional.jacobian(function, x).reshape(-1, x.numel()),
+    signs={
+        "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "**": torch.pow, "@": torch.matmul,
+        ".T": torch.t,
+    },
+    functions={
+        "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "abs": torch.abs, "tanh": torch.tanh,
+        "relu": torch.relu, "sigmoid": torch.sigmoid, "ceil": torch.ceil, "floor": torch.floor,
+        "nonzero": lambda a: (a.abs() > _TIE).to(a.dtype), "sign": lambda a: a.where(a.abs() > _TIE, 0.0).sign(),
+        "flat": lambda a: a.reshape(-1, 1), "shaped": lambda a, like: a.reshape(like.shape),
+        "masked": lambda scores, may: scores.masked_fill(may == 0, -torch.inf), "softmax": _softmax_in_float64,
+        "layer_norm": lambda a: torch.nn.functional.layer_norm(a, a.shape[-1:], eps=0.0),
+        "max": lambda a: a.max().reshape(1, 1), "sum": lambda a: a.sum().reshape(1, 1),
+        "mean": lambda a: a.mean().reshape(1, 1), "row_sums": lambda a: a.sum(1, keepdim=True),
+        "row_means": lambda a: a.mean(1, keepdim=True), "diag": lambda a: torch.diag(a[0]),
+        "eye": lambda n: torch.eye(int(n), dtype=torch.float64),
+        "ones": lambda t, s: torch.ones(int(t), int(s), dtype=torch.float64),
+        "causal": lambda n: masks.causal().dense(int(n)).double(),
+        "padding": lambda t, s, kept: masks.padding(torch.tensor([int(kept)])).dense(int(t), int(s))[0, 0].double(),
+        "band": _band_in_float64, "rows": _picked, "columns": lambda a, places: _picked(a.T, places).T,
+        "beside": lambda *parts: torch.cat(parts, 1), "below": lambda *parts: torch.cat(parts),
+        "pick": lambda a, places: a.gather(1, places.flatten().long()[:, None] - 1),
+    },
+)  # fmt: skip

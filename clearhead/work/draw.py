@@ -48,19 +48,18 @@ class Draw:
             return self._once([value], lambda: self._cells([value], _near))[0]
         if not value or not isinstance(value[0], list):
             return self._once(value, lambda: self._cells(value, _among))
-        flat = [cell for row in value for cell in row]
+        flat, columns = [cell for row in value for cell in row], [list(column) for column in zip(*value, strict=True)]
         if _is_pattern(flat):
-            return value if _is_one_hot(value) else self._once(value, lambda: self._moved(value))
+            one_hot = all(sum(line) <= 1 for line in (*value, *columns))
+            return value if one_hot else self._once(value, lambda: self._moved(value))
         limits = _among([read_number(cell) for cell in flat])
-        columns = [list(column) for column in zip(*value, strict=True)]
         drawn = [self._once(one, lambda one=one: self._cells(one, lambda _: limits)) for one in columns]
         return [list(row) for row in zip(*drawn, strict=True)]
 
     def _once(self, key: object, make: Any) -> Any:
-        name = repr(key)
-        if name not in self._drawn:
-            self._drawn[name] = make()
-        return self._drawn[name]
+        if repr(key) not in self._drawn:
+            self._drawn[repr(key)] = make()
+        return self._drawn[repr(key)]
 
     def _moved(self, matrix: list[list[Written]]) -> list[list[Written]]:
         cells = iter(self.shuffled([cell for row in matrix for cell in row]))
@@ -76,11 +75,10 @@ class Draw:
     def _cell(self, cell: Written, number: Number, low: Number, high: Number) -> Written:
         if not number.is_Rational:
             return cell
-        while True:
-            below, above = sympy.ceiling(low * number.q), sympy.floor(high * number.q)
-            made = sympy.Rational(self.whole(int(below), int(above)), number.q)
-            if made.q == number.q:
-                return int(made) if made.is_Integer else f"{made.p}/{made.q}"
+        below, above = int(sympy.ceiling(low * number.q)), int(sympy.floor(high * number.q))
+        while (made := sympy.Rational(self.whole(below, above), number.q)).q != number.q:
+            pass  # a fraction keeps its denominator
+        return int(made) if made.is_Integer else f"{made.p}/{made.q}"
 
 
 def _near(exact: list[Number]) -> tuple[Number, Number]:
@@ -94,14 +92,10 @@ def _near(exact: list[Number]) -> tuple[Number, Number]:
 
 def _among(exact: list[Number]) -> tuple[Number, Number]:
     """The limits of numbers that belong together: from the least to the greatest, or some way above."""
-    rational = [x for x in exact if x.is_Rational and not x.is_infinite] or [sympy.Integer(0)]
+    rational = [x for x in exact if x.is_Rational] or [sympy.S.Zero]
     low, high = min(rational), max(rational)
     return low, max(high, low + 3 if low >= 0 and high <= 3 else low + 6)
 
 
 def _is_pattern(cells: Sequence[Written]) -> bool:
     return all(cell in (0, 1) for cell in cells)
-
-
-def _is_one_hot(matrix: list[list[Written]]) -> bool:
-    return all(sum(row) <= 1 for row in matrix) and all(sum(column) <= 1 for column in zip(*matrix, strict=True))

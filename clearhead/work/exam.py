@@ -26,9 +26,8 @@ from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.work.problem import read_text, solve
 from clearhead.work.sheet import Work
 from clearhead.work.show import Style, latex, markdown
-from clearhead.work.show.latex import number_in_latex, symbol_in_latex, words
+from clearhead.work.show.latex import math, number_in_latex, symbol_in_latex, words
 from clearhead.work.show.layout import TOO_LONG, Block, blocks
-from clearhead.work.show.typst import math
 from clearhead.work.source import Source
 from clearhead.work.variants import variant
 
@@ -102,9 +101,9 @@ def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int 
         name = ascii_uppercase[i] if variants > 1 else ""
         # Each exam has a row of seeds of its own, so that variants of two seeds are never the same.
         own = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
-        works = [solve(task.sheet if own is None else variant(task.sheet, own)) for task in exam.tasks]
+        works = [_chosen(task, own) for task in exam.tasks]
         for solutions in (False, True):
-            end = "-".join(["", *([name] if name else []), *(["solutions"] if solutions else [])])
+            end = "".join(f"-{part}" for part in (name, "solutions" if solutions else "") if part)
             path = out.with_name(f"{out.stem}{end}{out.suffix}")
             path.write_bytes(_paper(exam, works, own, name, solutions, out.suffix))
             written.append(path)
@@ -112,15 +111,13 @@ def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int 
 
 
 def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions: bool, ending: str) -> bytes:
-    chosen = [_chosen(work, task) for work, task in zip(works, exam.tasks, strict=True)]
+    pairs, running = list(zip(works, exam.tasks, strict=True)), exam.title + (f", variant {name}" if name else "")
     if ending in (".md", ".tex"):
-        return _text(exam, chosen, name, solutions, ending).encode()
-    pairs = enumerate(zip(chosen, exam.tasks, strict=True), 1)
+        return _text(pairs, running + (", solutions" if solutions else ""), Style(blank=not solutions), ending).encode()
     data = {
         "title": exam.title, "about": exam.about, "variant": name, "solutions": solutions, "rules": _RULES,
-        "running": exam.title + (f", variant {name}" if name else ""),
-        "total": sum(task.points for task in exam.tasks),
-        "questions": [_question(i, work, task, seed, solutions) for i, (work, task) in pairs],
+        "running": running, "total": sum(task.points for task in exam.tasks),
+        "questions": [_question(i, work, task, seed, solutions) for i, (work, task) in enumerate(pairs, 1)],
     }  # fmt: skip
     template = (resources.files("clearhead.work.show") / "exam.typ").read_text(encoding="utf-8")
     document = json.dumps(data, ensure_ascii=False)
@@ -135,20 +132,19 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
     return bytes(typst.compile(template.encode(), sys_inputs={"data": document}))
 
 
-def _chosen(work: Work, task: Task) -> Work:
+def _chosen(task: Task, seed: int | None) -> Work:
     """The sheet with what is given and the steps that are asked."""
+    work = solve(task.sheet if seed is None else variant(task.sheet, seed))
     keep = [step for step in work.steps if step.given or not task.steps or step.key in task.steps]
     return replace(work, steps=tuple(keep), comparisons=(), remarks=() if task.steps else work.remarks)
 
 
-def _text(exam: Exam, works: list[Work], name: str, solutions: bool, ending: str) -> str:
+def _text(pairs: list[tuple[Work, Task]], title: str, style: Style, ending: str) -> str:
     """The sheets one after the other, as Markdown or LaTeX has them."""
-    title = exam.title + (f", variant {name}" if name else "") + (", solutions" if solutions else "")
     headed = [
-        replace(work, title=f"{i + 1}. {work.title}" + (f" ({task.points} points)" if task.points else ""))
-        for i, (work, task) in enumerate(zip(works, exam.tasks, strict=True))
+        replace(work, title=f"{i}. {work.title}" + (f" ({task.points} points)" if task.points else ""))
+        for i, (work, task) in enumerate(pairs, 1)
     ]
-    style = Style(blank=not solutions)
     if ending == ".md":
         return f"# {title}\n\n" + "\n".join(re.sub(r"(?m)^#", "##", markdown(work, style)) for work in headed)
     begin, end = r"\begin{document}", r"\end{document}"
@@ -182,10 +178,9 @@ def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
     """A list of single numbers as so many equations; other tables as they are."""
     if block.step.key != "given":
         return [shown]
-    symbols = [_math(symbol_in_latex(name)) or f'"{name}"' for name in block.rows]
     return [
-        shown | {"symbol": name, "one": True, "cells": [row], "decimals": None}
-        for name, row in zip(symbols, shown["cells"], strict=True)
+        shown | {"symbol": _math(symbol_in_latex(name)) or f'"{name}"', "one": True, "cells": [row], "decimals": None}
+        for name, row in zip(block.rows, shown["cells"], strict=True)
     ]
 
 
@@ -204,17 +199,17 @@ def _shown(block: Block) -> dict[str, Any]:
     words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
 
     def cell(written: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
-        if not written and column in words:  # not asked
-            written = value
+        written = written or (value if column in words else "")  # words are not asked
         if not written:
             return None
         plain = isinstance(value, str) or written == TOO_LONG or not exact
         return {"math": None if plain else _math(written), "text": written}
 
     def table(rows: list[list[str]] | None, exact: bool) -> Any:
-        pairs = zip(rows or (), step.grid.cells, strict=rows is not None)
-        made = [[cell(x, v, exact, j) for j, (x, v) in enumerate(zip(*row, strict=True))] for row in pairs]
-        return made or None
+        if rows is None:
+            return None
+        pairs = zip(rows, step.grid.cells, strict=True)
+        return [[cell(x, v, exact, j) for j, (x, v) in enumerate(zip(*row, strict=True))] for row in pairs]
 
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,

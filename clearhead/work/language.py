@@ -12,38 +12,20 @@ matrix product and `.T` the transpose. Three forms look at how a thing was made:
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping
+from typing import Generic
 
-from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
+from clearhead.work.algebra import EXACT, Algebra, LanguageError, V
 from clearhead.work.show.latex import symbol_in_latex
 
-V = TypeVar("V")
 MAX_TEXT = 1000
 FORMS = {"jacobian": 2, "grad": 2, "at": 3}
+_CALLED = sorted({*EXACT.functions, *FORMS})
 _OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
 
 
-class LanguageError(ConfigError):
-    """Text that is no expression of this language, or one that cannot be worked."""
-
-
-@runtime_checkable
-class Algebra(Protocol[V]):
-    """What an expression is worked with: exact numbers, or float64."""
-
-    @property
-    def functions(self) -> Mapping[str, Callable[..., V]]: ...
-    def number(self, value: int) -> V: ...
-    def table(self, rows: list[list[V]]) -> V: ...
-    def operate(self, sign: str, a: V, b: V) -> V: ...
-    def transpose(self, a: V) -> V: ...
-    def jacobian(self, function: Callable[[V], V], x: V) -> V: ...
-    def reshape(self, a: V, like: V) -> V: ...
-
-
-def parse(text: str, known: set[str], functions: set[str]) -> ast.expr:
+def parse(text: str, known: set[str]) -> ast.expr:
     """The tree of an expression whose names are all known."""
     if len(text) > MAX_TEXT:
         raise LanguageError(f"the expression has {len(text)} characters; at most {MAX_TEXT} are read")
@@ -51,11 +33,11 @@ def parse(text: str, known: set[str], functions: set[str]) -> ast.expr:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise LanguageError(f"cannot read {text!r} as an expression") from None
-    _check(tree, text, known, functions)
+    _check(tree, text, known)
     return tree
 
 
-def _check(node: ast.AST, text: str, known: set[str], functions: set[str]) -> None:
+def _check(node: ast.AST, text: str, known: set[str]) -> None:
     if isinstance(node, ast.Constant):
         if type(node.value) is not int or abs(node.value) > 10**9:
             raise LanguageError(f"{text!r} holds {node.value!r}; expected whole numbers, and fractions such as 1/2")
@@ -65,9 +47,9 @@ def _check(node: ast.AST, text: str, known: set[str], functions: set[str]) -> No
             raise LanguageError(f"{node.id!r} in {text!r} is not known; {did_you_mean(node.id, sorted(known))}")
         return
     if isinstance(node, ast.Call):
-        if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in functions | set(FORMS):
+        if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in _CALLED:
             name = ast.unparse(node.func)
-            raise LanguageError(f"there is no function {name!r}; {did_you_mean(name, sorted(functions | set(FORMS)))}")
+            raise LanguageError(f"there is no function {name!r}; {did_you_mean(name, _CALLED)}")
         form = FORMS.get(node.func.id)
         if form is not None and (len(node.args) != form or not isinstance(node.args[1], ast.Name)):
             raise LanguageError(f"{text!r}: {node.func.id} takes {form} arguments, the second a name of [given]")
@@ -83,7 +65,7 @@ def _check(node: ast.AST, text: str, known: set[str], functions: set[str]) -> No
     else:
         raise LanguageError(f"{ast.unparse(node)!r} in {text!r} is not part of this language")
     for part in parts:
-        _check(part, text, known, functions)
+        _check(part, text, known)
 
 
 class Run(Generic[V]):
@@ -112,11 +94,11 @@ class Run(Generic[V]):
         if isinstance(node, ast.Name):
             return self.name(node.id)
         if isinstance(node, ast.BinOp):
-            return algebra.operate(_OPERATIONS[type(node.op)], self.work(node.left), self.work(node.right))
+            return algebra.signs[_OPERATIONS[type(node.op)]](self.work(node.left), self.work(node.right))
         if isinstance(node, ast.UnaryOp):
-            return algebra.operate("-", algebra.number(0), self.work(node.operand))
+            return algebra.signs["-"](algebra.number(0), self.work(node.operand))
         if isinstance(node, ast.Attribute):
-            return algebra.transpose(self.work(node.value))
+            return algebra.signs[".T"](self.work(node.value))
         if isinstance(node, ast.List):
             rows = [row.elts if isinstance(row, ast.List) else [row] for row in node.elts]
             if not any(isinstance(row, ast.List) for row in node.elts):
@@ -134,7 +116,7 @@ class Run(Generic[V]):
             return self.changed(name, self.work(parts[2])).work(parts[0])
         x = self.name(name)
         made = self.algebra.jacobian(lambda value: self.changed(name, value).work(parts[0]), x)
-        return made if form == "jacobian" else self.algebra.reshape(made, x)
+        return made if form == "jacobian" else self.algebra.functions["shaped"](made, x)
 
 
 # ---------------------------------------------------------------------- shown
@@ -184,17 +166,12 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
     if isinstance(node, ast.List):
         return "[" + ", ".join(inner(part, 0) for part in node.elts) + "]", 5
     if isinstance(node, ast.Call):
-        return _call(node, symbols, latex), 5
+        name, parts = ast.unparse(node.func), [inner(part, 0) for part in node.args]
+        if name in _NOTATION:
+            return _NOTATION[name][latex].format(*parts), 5
+        called, given = name.replace("_", " "), ", ".join(parts)
+        return (rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"), 5
     if isinstance(node, ast.Name):
         symbol = symbols.get(node.id, node.id)
         return (symbol_in_latex(symbol) if latex else symbol), 5
     return ast.unparse(node), 5
-
-
-def _call(node: ast.Call, symbols: Mapping[str, str], latex: bool) -> str:
-    name = node.func.id  # type: ignore[attr-defined]
-    parts = [_shown(part, symbols, latex)[0] for part in node.args]
-    if name in _NOTATION:
-        return _NOTATION[name][latex].format(*parts)
-    called, given = name.replace("_", " "), ", ".join(parts)
-    return rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"

@@ -14,11 +14,10 @@ from typing import Any
 import sympy
 
 from clearhead.errors import ClearheadError
-from clearhead.work.algebra import Matrix, transpose
-from clearhead.work.exact import Exact
+from clearhead.work.algebra import EXACT, Matrix, transpose
 from clearhead.work.grading import as_rows, is_right, least_places, numeric_columns
 from clearhead.work.language import Run, parse
-from clearhead.work.numbers import NumberError, close_to, places, read_number
+from clearhead.work.numbers import NumberError, read_number
 from clearhead.work.problem import again
 from clearhead.work.sheet import Grid, Step, Work
 from clearhead.work.source import Source
@@ -28,24 +27,23 @@ Values = dict[str, Any]
 
 def explain(work: Work, key: str, rows: list[list[object]]) -> str:
     """The mistake that gives exactly these numbers for a step, in a sentence; empty where none is known."""
-    step, source = work.step(key), Source(work.name, work.problem, {})
-    for kind in ("mistake", "document"):
-        for block in source.tables(kind):
-            if block.values.get("step") == key and block.text("why") and _says(block, rows, step):
+    step = work.step(key)
+    known = (str(slip["why"]) for slip in slips(work.kind) if _same(rows, made(work, slip, key), step))
+    stated = _stated(work, "mistake", step, rows) or next(known, "") or _stated(work, "document", step, rows)
+    return stated or _anywhere(work, step, rows)
+
+
+def _stated(work: Work, kind: str, step: Step, rows: list[list[object]]) -> str:
+    """Why the file itself says that an answer is wrong, if it does."""
+    for block in Source(work.name, work.problem).tables(kind):
+        if block.values.get("step") == step.key and block.text("why"):
+            try:
+                said = [[read_number(x) for x in row] for row in as_rows(block.values.get("says"), step.grid)]
+            except NumberError:
+                continue
+            if _same(rows, said, step):
                 return block.text("why").strip()
-        if kind == "mistake":
-            for slip in slips(work.kind):
-                if _same(rows, made(work, slip, key), step):
-                    return str(slip["why"])
-    return _anywhere(work, step, rows)
-
-
-def _says(block: Source, rows: list[list[object]], step: Step) -> bool:
-    try:
-        said = [[read_number(x) for x in row] for row in as_rows(block.values.get("says"), step.grid)]
-    except NumberError:
-        return False
-    return _same(rows, said, step)
+    return ""
 
 
 def made(work: Work, slip: Values, key: str) -> Matrix | None:
@@ -83,8 +81,7 @@ def _anywhere(work: Work, step: Step, rows: list[list[object]]) -> str:
     if _same(rows, [[100 * x for x in row] for row in cells], step):
         return "These are percentages: the right numbers times 100."
     for other in work.steps:
-        words = any(isinstance(x, str) for x in other.grid.flat)
-        if other.key != step.key and not words and _same(rows, [list(row) for row in other.grid.cells], step):
+        if other.key != step.key and other.grid.numbers == other.grid.flat and _same(rows, _cells(other), step):
             return f"This is another step: {other.key} ({other.title})."
     if all(_nearly(given, exact) for row in zip(rows, cells, strict=True) for given, exact in zip(*row, strict=True)):
         return "Right but for the rounding: give three places at least, or the exact number."
@@ -93,12 +90,7 @@ def _anywhere(work: Work, step: Step, rows: list[list[object]]) -> str:
 
 def _nearly(given: object, exact: Any) -> bool:
     """Whether a cell rounds correctly to the places it has, however few."""
-    if given in ("", None) or is_right(given, exact):
-        return True
-    number, digits = read_number(given), places(given)
-    if digits is None or number == 0:
-        return False
-    return bool(abs(close_to(number - exact, 30)) <= sympy.Rational(1, 2 * 10**digits))
+    return given in ("", None) or is_right(given, exact) or (read_number(given) != 0 and is_right(given, exact, 0))
 
 
 # ---------------------------------------------------------------------- the slips of each kind
@@ -113,10 +105,8 @@ def slips(kind: str) -> list[Values]:
 
 def _changed(slip: Values, values: Values) -> Values:
     """The values of the file that a slip changes; `LookupError` where the file has none of what it speaks of."""
-    widths = {}
-    if "weights" in values:
-        widths["M"] = len(values["weights"]["Q"][0])
-        widths["D"] = widths["M"] // values.get("heads", 1)
+    width = len(values["weights"]["Q"][0]) if "weights" in values else None
+    widths = {} if width is None else {"M": width, "D": width // values.get("heads", 1)}
     made: Values = {key: [number + by for number in values[key]] for key, by in slip.get("add", {}).items()}
     for key, new in slip.get("change", {}).items():
         if isinstance(new, dict):
@@ -147,13 +137,13 @@ def _own(slip: Values, work: Work) -> dict[str, Matrix]:
     heads = work.problem.get("heads", 1)
     many = isinstance(heads, int) and heads > 1
     if work.kind == "attention":
-        width = work.step("q1" if many else "q").grid.shape[1]
+        width = len(known["q1" if many else "q"][0])
         known["T"] = [[read_number(work.problem.get("temperature", f"sqrt({width})"))]]
     fields = [{"h": f"{h + 1}" if many else ""} for h in range(heads if many else 1)]
     fields = [one | {"loss": loss.get("name", "loss")} for one in fields for loss in work.problem.get("loss", [{}])]
-    run = Run({}, known, Exact())
+    run = Run({}, known, EXACT)
     written = {key.format(**one): text.format(**one) for one in fields for key, text in slip["own"].items()}
-    return {key: run.work(parse(text, set(known), set(Exact().functions))) for key, text in written.items()}
+    return {key: run.work(parse(text, set(known))) for key, text in written.items()}
 
 
 def _cells(step: Step) -> Matrix:

@@ -66,21 +66,16 @@ def places(value: object) -> int | None:
     ten moves the point: 1.25e-3 has five."""
     if isinstance(value, str) and _POWER_OF_TEN.match(value):
         value = Decimal(value.strip().replace("−", "-"))
-    found = _DECIMAL.match(_plain(value) if isinstance(value, Decimal) else value if isinstance(value, str) else "")
+    found = _DECIMAL.match(_plain(value) if isinstance(value, Decimal) else str(value))
     return None if found is None else len(found[1] or found[2] or "")
 
 
 def text(number: Number) -> str:
     """A number as people write it, readable again by `read_number`."""
-    if number is sympy.oo:
-        return "∞"
-    if number is -sympy.oo:
-        return "−∞"
-    written = sympy.sstr(number).replace("**", "^").replace("*", "·")
-    written = re.sub(r"\bexp\((-?\w+)\)", lambda m: f"e^{m[1]}" if m[1][0] != "-" else f"e^({m[1]})", written)
-    written = re.sub(r"\bexp\(", "e^(", written)
-    written = re.sub(r"\bE\b", "e", re.sub(r"sqrt\((\d+)\)", r"√\1", written))
-    return written.replace("sqrt(", "√(").replace("pi", "π").replace("-", "−")
+    written = re.sub(r"\bexp\((\w+)\)", r"e^\1", sympy.sstr(number).replace("**", "^").replace("*", "·"))
+    written = re.sub(r"\bE\b", "e", re.sub(r"\bexp\(", "e^(", written))
+    written = re.sub(r"sqrt\((\d+)\)", r"√\1", written).replace("sqrt(", "√(")
+    return re.sub(r"\boo\b", "∞", written).replace("pi", "π").replace("-", "−")
 
 
 def decimal(number: Number, digits: int) -> str:
@@ -88,22 +83,20 @@ def decimal(number: Number, digits: int) -> str:
     small and very large ones in powers of ten."""
     if number.is_infinite or number.is_Integer or number.free_symbols:
         return text(number)
-    value = close_to(number, digits + 30)
-    size = abs(value)
-    if size != 0 and (size < sympy.Rational(1, 10**6) or size >= 10**12):
-        mantissa, power = f"{Decimal(str(value)):.{digits}e}".split("e")
+    value = Decimal(str(close_to(number, digits + 30)))
+    if value and not -6 <= value.adjusted() < 12:
+        mantissa, power = f"{value:.{digits}e}".split("e")
         return f"{mantissa}e{int(power)}".replace("-", "−")
-    rounded = Decimal(str(value))
-    zeros = max(0, -rounded.adjusted() - 1) if rounded else 0  # zeros after the point do not use up digits
-    return f"{rounded:.{digits + zeros}f}".replace("-", "−")
+    zeros = max(0, -value.adjusted() - 1) if value else 0  # zeros after the point do not use up digits
+    return f"{value:.{digits + zeros}f}".replace("-", "−")
 
 
-def both(number: Number) -> str:
-    """A number with its decimals beside it where they say more; in decimals alone where it is long."""
-    written, rounded = text(number), decimal(number, 4)
-    if len(written) > 40 or written == rounded:
-        return rounded
-    return f"{written} ≈ {rounded}"
+def both(cell: Number | str) -> str:
+    """A number with its decimals beside it where they say more; in decimals alone where it is long. A word as it is."""
+    if isinstance(cell, str):
+        return cell
+    written, rounded = text(cell), decimal(cell, 4)
+    return rounded if len(written) > 40 or written == rounded else f"{written} ≈ {rounded}"
 
 
 def as_float(number: Number) -> float:
@@ -113,6 +106,8 @@ def as_float(number: Number) -> float:
 
 def close_to(number: Number, digits: int) -> Number:
     """The number to that many digits; an expression that cancels to nothing is 0."""
+    if number.is_infinite:
+        return number
     with mpmath.workdps(digits + 60):
         value = _evaluate(number, {})
         if abs(value) < mpmath.mpf(10) ** -(digits + 30):
@@ -131,24 +126,18 @@ def _evaluate(x: Number, known: dict[Number, Any]) -> Any:
         value = x._to_mpmath(mpmath.mp.prec)
     else:
         parts = [_evaluate(part, known) for part in x.args]
-        if x.is_Add:
-            value = mpmath.fsum(parts)
-        elif x.is_Mul:
-            value = mpmath.fprod(parts)
-        elif x.is_Pow:
-            value = mpmath.power(*parts)
+        if x.is_Add or x.is_Mul:
+            value = mpmath.fsum(parts) if x.is_Add else mpmath.fprod(parts)
         else:
-            value = getattr(mpmath, x.func.__name__)(*parts)
+            value = getattr(mpmath, "power" if x.is_Pow else x.func.__name__)(*parts)
     known[x] = value
     return value
 
 
 def same(a: Number, b: Number) -> bool:
     """Whether two exact numbers are the same number."""
-    if a == b:
-        return True
-    if a.is_infinite or b.is_infinite:
-        return False
+    if a == b or a.is_infinite or b.is_infinite:
+        return bool(a == b)
     difference = a - b
     if difference.free_symbols:
         if not _agree(a, b):
@@ -187,9 +176,8 @@ class _Reader:
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEXT:
             raise NumberError(f"got {len(source)} characters; a number has at most {MAX_TEXT}")
-        self.source = source
+        self.source, self.depth, self.at = source, 0, 0
         self.tokens: list[str] = []
-        self.depth = 0
         at = 0
         while source[at:].strip():
             found = _TOKEN.match(source, at)
@@ -197,7 +185,6 @@ class _Reader:
                 raise self.wrong(f"{source[at:].strip()[0]!r} is not part of a number")
             self.tokens.append(found[0].strip())
             at = found.end()
-        self.at = 0
 
     def wrong(self, what: str) -> NumberError:
         return NumberError(f"cannot read {self.source!r} as a number: {what}")
@@ -257,9 +244,8 @@ class _Reader:
         exponent = self.deeper(self.signed)
         if base == 0 and exponent.is_negative:
             raise self.wrong("it divides by zero")
-        size = self.bounded(exponent)
         bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
-        if bits * size > _MAX_BITS:
+        if bits * self.bounded(exponent) > _MAX_BITS:
             raise self.wrong("its power has too many digits")
         return base**exponent
 
@@ -283,8 +269,7 @@ class _Reader:
             if token == "exp":
                 self.bounded(argument)
             return _FUNCTIONS[token](argument)
-        known = ", ".join((*_FUNCTIONS, "e", "pi", "inf"))
-        raise self.wrong(f"{token!r} is not known here; known are {known}")
+        raise self.wrong(f"{token!r} is not known here; known are {', '.join(_FUNCTIONS)}, e, pi, inf")
 
     def inside(self) -> Number:
         result = self.deeper(self.sum)

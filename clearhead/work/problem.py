@@ -6,18 +6,18 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import StorageError
-from clearhead.work.document import compare
+from clearhead.work.grading import compare
 from clearhead.work.kinds import KINDS
 from clearhead.work.sheet import Grid, Work
 from clearhead.work.source import MAX_BYTES, Source
 
 COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
 _NAMED = re.compile(r"\{(\w+)\}")
+_SHIPPED = resources.files("clearhead.work") / "problems"
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class Problem:
 
 def shipped() -> dict[str, str]:
     """The problems that come with clearhead: name and title, in order of name."""
-    names = sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
-    return {name: _filled(Problem(name, _shipped_text(name)).source, "title") for name in names}
+    files = {entry.name.removesuffix(".toml"): entry for entry in _SHIPPED.iterdir() if entry.name.endswith(".toml")}
+    texts = {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
+    return {name: _filled(Source.parse(text, f"{name}.toml"), "title") for name, text in texts.items()}
 
 
 def load(problem: str | Path | Problem) -> Problem:
     """A problem to be worked or varied: a path to a TOML file, or the name of a shipped one."""
     if isinstance(problem, Problem):
         return problem
-    path = Path(problem)
-    if path.suffix != ".toml" and not path.exists():
-        if not _is_shipped(str(problem)):
-            known = ", ".join(shipped())
-            raise StorageError(f"there is no file and no shipped problem {str(problem)!r}; shipped are {known}")
-        return Problem(str(problem), _shipped_text(str(problem)))
-    return Problem(path.name.removesuffix(".toml"), read_text(path))
+    path, name = Path(problem), str(problem)
+    if path.suffix == ".toml" or path.exists():
+        return Problem(path.name.removesuffix(".toml"), read_text(path))
+    if not name.replace("-", "").isalnum() or not (_SHIPPED / f"{name}.toml").is_file():
+        raise StorageError(f"there is no file and no shipped problem {name!r}; shipped are {', '.join(shipped())}")
+    return Problem(name, (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def solve(problem: str | Path | Problem) -> Work:
@@ -65,20 +65,17 @@ def _solve(problem: Problem) -> Work:
 
 def solve_text(text: str, name: str = "problem.toml") -> Work:
     """Works the problem that a TOML text describes; `name` is what errors call it."""
-    return work_of(Source.parse(text, name))
+    return _work_of(Source.parse(text, name))
 
 
-def work_of(source: Source) -> Work:
-    """Works what a source says."""
+def _work_of(source: Source) -> Work:
     kind = source.choice("kind", KINDS)
-    room = KINDS[kind]
-    source.only(*COMMON, *room.KEYS)
-    solved = room.solve(source)
+    source.only(*COMMON, *KINDS[kind].keys)
+    steps, checks, remarks = KINDS[kind].solve(source)
     return Work(
-        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=solved.steps,
-        checks=solved.checks, source=source.text("source"), question=_filled(source, "question").strip(),
-        remarks=(*solved.remarks, *source.names("remarks")), comparisons=compare(source, solved.steps),
-        problem=source.values,
+        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=tuple(steps),
+        checks=tuple(checks), source=source.text("source"), question=_filled(source, "question").strip(),
+        remarks=(*remarks, *source.names("remarks")), comparisons=compare(source, steps), problem=source.values,
     )  # fmt: skip
 
 
@@ -86,10 +83,10 @@ def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any]
     """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
     it should be after the ones before it, also where a wrong answer stands in its own place."""
     values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
-    source = Source(work.name, values | (changes or {}), {}, answered=own or {})
-    made = work_of(source)
-    refilled = {key: source.worked[key] for key in source.answered if key in source.worked}
-    steps = [replace(s, grid=_refilled(s.grid, refilled[s.key])) if s.key in refilled else s for s in made.steps]
+    source = Source(work.name, values | (changes or {}), answered=own or {})
+    made = _work_of(source)
+    refilled = source.answered.keys() & source.worked.keys()
+    steps = [replace(s, grid=_refilled(s.grid, source.worked[s.key])) if s.key in refilled else s for s in made.steps]
     return replace(made, steps=tuple(steps))
 
 
@@ -106,10 +103,11 @@ def _filled(source: Source, key: str, default: str = "") -> str:
 
     def value(found: re.Match[str]) -> str:
         named = source.values.get(found[1], source.table("given").values.get(found[1]))
-        if isinstance(named, (list, dict)):
-            flat = all(isinstance(one, (int, str)) for one in named)
-            return " ".join(map(str, named)) if isinstance(named, list) and flat else found[0]
-        return found[0] if named is None else f"{named:,}" if isinstance(named, int) else str(named)
+        if isinstance(named, list) and all(isinstance(one, (int, str)) for one in named):
+            return " ".join(map(str, named))
+        if named is None or isinstance(named, (list, dict)):
+            return found[0]
+        return f"{named:,}" if isinstance(named, int) else str(named)
 
     return _NAMED.sub(value, source.text(key, default))
 
@@ -124,15 +122,3 @@ def read_text(path: Path) -> str:
         raise StorageError(f"{path} is not UTF-8 text; a problem is a TOML file") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _is_shipped(name: str) -> bool:
-    return name.replace("-", "").isalnum() and (_folder() / f"{name}.toml").is_file()
-
-
-def _folder() -> Traversable:
-    return resources.files("clearhead.work") / "problems"
-
-
-def _shipped_text(name: str) -> str:
-    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")

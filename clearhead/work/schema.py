@@ -14,13 +14,12 @@ from pathlib import Path
 
 from clearhead.errors import ConfigError, StorageError
 from clearhead.values import did_you_mean
-from clearhead.work.exact import Exact
+from clearhead.work.algebra import EXACT
 from clearhead.work.kinds import KINDS
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.numbers import text
 from clearhead.work.problem import COMMON, solve_text
 
-_LIVE = re.compile(r"(?m)^#(?=\S)")
 _KEY = re.compile(r"^(#?)(?:\[+(\w+)\]+|(\w+) = (.*))$")
 
 
@@ -45,8 +44,10 @@ def template(kind: str | None = None) -> str:
     step = work.steps[-1]
     says = json.dumps([[text(x) for x in row] for row in step.grid.cells], ensure_ascii=False)
     common = _read("any").replace("{step}", step.key).replace("{says}", says)
-    flat, tables = (_halves(part) for part in (common, _read(kind)))
-    return "\n".join([tables[0], flat[0].partition("\n")[2], tables[1], flat[1]]).replace("\n\n\n", "\n\n")
+    # Plain keys stand in the first block, for tables have to stand below all of them.
+    (common_keys, _, common_tables), (keys, _, tables) = (part.partition("\n\n") for part in (common, _read(kind)))
+    parts = [keys, "", common_keys.partition("\n")[2], "", tables, common_tables]
+    return "\n".join(parts).replace("\n\n\n", "\n\n")
 
 
 def known(kind: str) -> str:
@@ -54,12 +55,6 @@ def known(kind: str) -> str:
     if kind not in KINDS:
         raise ConfigError(f"no kind of problem is called {kind!r}; {did_you_mean(kind, KINDS)}")
     return kind
-
-
-def _halves(written: str) -> tuple[str, str]:
-    """The plain keys of a template, and its tables, which have to stand below all of them."""
-    blocks = written.split("\n\n")
-    return blocks[0] + "\n", "\n\n".join(blocks[1:])
 
 
 def write_template(path: Path, kind: str | None = None) -> None:
@@ -78,7 +73,7 @@ def write_template(path: Path, kind: str | None = None) -> None:
 def schema(kind: str | None = None) -> tuple[str, list[Key]]:
     """What a kind of problem is, and its keys; without a kind, the keys that every problem may have."""
     about, _, written = _read(known(kind) if kind else "any").partition("\n")
-    names = KINDS[kind].KEYS if kind else COMMON
+    names = KINDS[kind].keys if kind else COMMON
     return about.lstrip("# "), [_key(written, name) for name in names]
 
 
@@ -94,12 +89,7 @@ def _key(written: str, name: str) -> Key:
     return Key(name, f"The kind of problem: {', '.join(KINDS)}.", f'"{next(iter(KINDS))}"', False)
 
 
-def uncommented(written: str) -> str:
-    """A template with all its keys in force."""
-    return _LIVE.sub("", written)
-
-
 def _read(name: str) -> str:
     written = (resources.files("clearhead.work") / "templates" / f"{name}.toml").read_text(encoding="utf-8")
-    functions = textwrap.fill(", ".join(sorted(Exact().functions)), 110).replace("\n", "\n# ")
+    functions = textwrap.fill(", ".join(sorted(EXACT.functions)), 110).replace("\n", "\n# ")
     return written.replace("{models}", ", ".join(MODELS)).replace("{functions}", functions)

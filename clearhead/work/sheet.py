@@ -43,6 +43,11 @@ class Grid:
         """The cells row by row."""
         return [x for row in self.cells for x in row]
 
+    @property
+    def numbers(self) -> list[Number]:
+        """The cells that are no words."""
+        return [x for x in self.flat if not isinstance(x, str)]
+
     def place(self, i: int, j: int) -> str:
         """The names of a cell's row and column."""
         return ", ".join(name for name in (self.rows[i], self.columns[j]) if name)
@@ -55,7 +60,7 @@ class Grid:
     @property
     def is_whole(self) -> bool:
         """Whether no decimals need to stand beside the exact cells."""
-        return all(isinstance(x, str) or x.is_Integer or x.is_infinite or bool(x.free_symbols) for x in self.flat)
+        return all(x.is_Integer or x.is_infinite or bool(x.free_symbols) for x in self.numbers)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,15 @@ class Check:
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
+# The steps of a problem, the float64 checks, and what is worth saying in words.
+Solved = tuple[list[Step], list[Check], list[str]]
+
+
+def given(values: dict[str, Cell]) -> Step:
+    """The numbers and words that a problem states, as its first step."""
+    return Step("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
+
+
 @dataclass(frozen=True)
 class Work:
     """A worked problem: `print` it, show it in a notebook, or give it to `clearhead.work.show`."""
@@ -113,9 +127,8 @@ class Work:
     source: str = ""
     question: str = ""
     remarks: tuple[str, ...] = ()
-    comparisons: tuple[Comparison, ...] = field(default=())
-    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The values of the file, from which marking works the problem again."""
+    comparisons: tuple[Comparison, ...] = ()
+    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the file, to be worked again
 
     @property
     def agrees(self) -> bool:
@@ -124,11 +137,10 @@ class Work:
 
     def step(self, key: str) -> Step:
         """The step of that name."""
-        for step in self.steps:
-            if step.key == key:
-                return step
-        known = ", ".join(step.key for step in self.steps)
-        raise ConfigError(f"there is no step {key!r} in {self.name}; there are {known}")
+        steps = {step.key: step for step in self.steps}
+        if key not in steps:
+            raise ConfigError(f"there is no step {key!r} in {self.name}; there are {', '.join(steps)}")
+        return steps[key]
 
     def __str__(self) -> str:
         from clearhead.work.show import terminal
@@ -136,6 +148,6 @@ class Work:
         return terminal(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.work.show.html import fragment
+        from clearhead.work.show.formats import fragment
 
         return fragment(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
@@ -48,9 +48,7 @@ class Grade:
 
 def skeletons() -> dict[str, str]:
     """The programs that can be filled in, and what each is."""
-    folder = resources.files("clearhead.work") / "skeletons"
-    texts = {entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
-    return {name: texts[name].lstrip('"').partition(".")[0] for name in sorted(texts)}
+    return {name: text.lstrip('"').partition(".")[0] for name, text in _texts().items()}
 
 
 def skeleton(name: str) -> str:
@@ -72,19 +70,25 @@ def grade(name: str, path: Path) -> Grade:
     cases = list(_defined(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)))
     tried = [(what, arguments, _run(mine, arguments, path)) for what, arguments in cases]
     found = tuple((what, _difference(got, torch.as_tensor(right(*given)))) for what, given, got in tried)
-    because: tuple[str, ...] = ()
-    if any(wrong for _, wrong in found):
-        for why, other in _mistaken(text, function):
-            if all(_alike(got, _run(other, given, path)) for _, given, got in tried):
-                because = why
-                break
-    return Grade(name, found, because)
+    graded = Grade(name, found)
+    if graded.is_right:
+        return graded
+    like = (why for why, other in _mistaken(text, function)
+            if all(_alike(got, _run(other, given, path)) for _, given, got in tried))  # fmt: skip
+    return replace(graded, because=next(like, ()))
+
+
+def _texts() -> dict[str, str]:
+    folder = resources.files("clearhead.work") / "skeletons"
+    texts = {entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
+    return dict(sorted(texts.items()))
 
 
 def _text(name: str) -> str:
-    if name not in skeletons():
-        raise ConfigError(f"no skeleton is called {name!r}; {did_you_mean(name, skeletons())}")
-    return (resources.files("clearhead.work") / "skeletons" / f"{name}.txt").read_text(encoding="utf-8")
+    texts = _texts()
+    if name not in texts:
+        raise ConfigError(f"no skeleton is called {name!r}; {did_you_mean(name, texts)}")
+    return texts[name]
 
 
 def _defined(text: str, function: str) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
 """A problem file: TOML whose every mistake is answered with one sentence and the line it stands on.
 
-`tomllib` reads the values but forgets their lines, so a scanner beside it notes where each key, and each row of a
-matrix, begins.
-"""
+`tomllib` reads the values but forgets their lines. A value begins on the first line without which the text has no such
+value, so the line of a mistake is found by reading less of the file."""
 
 from __future__ import annotations
 
@@ -20,12 +19,8 @@ from clearhead.work.numbers import Number, NumberError, read_number
 Path = tuple[str | int, ...]
 Matrix = list[list[Number]]
 
-_KEY = re.compile(
-    r'\s*((?:"[^"\n]*"|\'[^\'\n]*\'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"\n]*"|\'[^\'\n]*\'|[A-Za-z0-9_-]+))*)\s*='
-)
-_HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
-_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_-]+)")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_CLOSING = ("", "]", '"""', "'''")  # what makes the first lines of a file whole again, cut inside a matrix or a text
 MAX_BYTES = 1_000_000
 MAX_SIDE = 64
 
@@ -40,11 +35,11 @@ class ProblemError(ConfigError):
 
 @dataclass
 class Source:
-    """One table of a problem file: its values, and where they are written."""
+    """One table of a problem file: its values, and where in the `file` they stand (None: it was no TOML)."""
 
     name: str
     values: dict[str, Any]
-    lines: dict[Path, int] = field(repr=False)
+    file: str | None = field(default=None, repr=False)
     at: Path = ()
     answered: dict[str, Matrix] = field(default_factory=dict)  # a student's wrong answers, to be followed
     worked: dict[str, Any] = field(default_factory=dict)  # what `own` was asked about, as the sheet makes it
@@ -59,14 +54,14 @@ class Source:
             line = int(found[1]) if found else text.count("\n") + 1
             what = _LINE.sub("", str(error)).strip()
             raise ProblemError(f"{name}, line {line}: this is not TOML: {what}", line=line) from None
-        return cls(name, values, _lines(text))
+        return cls(name, values, text)
 
     def fail(self, key: str | Path | None, what: str) -> NoReturn:
         """Raises with the line of `key` (or, without one, of this table)."""
         path: Path = self.at + (() if key is None else (key,) if isinstance(key, str) else key)
-        if not self.lines:  # what was no TOML has no lines to name
+        if self.file is None:
             raise ProblemError(f"{self.name}: {what}")
-        line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 1)
+        line = _line(self.file, path)
         raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
 
     def own(self, key: str, value: Any) -> Any:
@@ -109,7 +104,7 @@ class Source:
         if default is None:
             self.need(key)
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if type(value) is not int:  # true is no number
             self.fail(key, f"{key} is {_kind(value)}; expected a whole number")
         if not least <= value <= most:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
@@ -127,7 +122,7 @@ class Source:
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_SIDE:
             self.fail(key, f"{key} must be a list of 1 to {MAX_SIDE} whole numbers")
         for i, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            if type(value) is not int or not 0 <= value <= most:
                 self.fail((key, i), f"{key} holds {value!r}; expected whole numbers from 0 to {most:,}")
         return list(values)
 
@@ -168,8 +163,7 @@ class Source:
             name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
                 self.fail((key, i), f"{name} is {_kind(row)}; expected a list of numbers")
-            if len(row) != len(rows[0]):
-                first = len(rows[0])
+            if len(row) != (first := len(rows[0])):
                 self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
             if len(row) > MAX_SIDE:
                 self.fail((key, i), f"{name} has {len(row)} numbers; at most {MAX_SIDE} are worked")
@@ -187,93 +181,53 @@ class Source:
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             self.fail(key, f"{key} is {_kind(value)}; expected a table, [{key}]")
-        return Source(self.name, value, self.lines, (*self.at, key))
+        return Source(self.name, value, self.file, (*self.at, key))
 
     def tables(self, key: str) -> list[Source]:
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             self.fail(key, f"{key} is {_kind(values)}; expected tables, [[{key}]]")
-        return [Source(self.name, value, self.lines, (*self.at, key, i)) for i, value in enumerate(values)]
+        return [Source(self.name, value, self.file, (*self.at, key, i)) for i, value in enumerate(values)]
 
 
 def _kind(value: object) -> str:
     if isinstance(value, bool):
         return f"{value}".lower()
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "an empty list" if not value else "a list"
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list" if value else "an empty list"
     return repr(value) if isinstance(value, (str, int)) else str(value)
 
 
-# ---------------------------------------------------------------------- lines
-
-
-def _parts(dotted: str) -> Path:
-    return tuple(a or b or c for a, b, c in _PART.findall(dotted))
-
-
-def _lines(text: str) -> dict[Path, int]:
-    """The line on which each table, each key and each element of a nested array begins."""
-    found: dict[Path, int] = {(): 1}
-    counts: dict[Path, int] = {}
-    table: Path = ()
+def _line(text: str, path: Path) -> int:
+    """The line on which a value begins; that of what it would stand in where there is none."""
     lines = text.split("\n")
-    number = 0
-    while number < len(lines):
-        line = lines[number]
-        header, key = _HEADER.match(line), _KEY.match(line)
-        if key:
-            path = table + _parts(key[1])
-            found[path] = number + 1
-            number = _value(lines, number, key.end(), path, found)
-        elif header:
-            table = _parts(header[2])
-            if header[1] == "[[":
-                counts[table] = counts.get(table, -1) + 1
-                table = (*table, counts[table])
-            else:
-                # Tables below an array of tables belong to its last element.
-                for size in range(len(table) - 1, 0, -1):
-                    if table[:size] in counts:
-                        table = (*table[:size], counts[table[:size]], *table[size:])
-                        break
-            found[table] = number + 1
-        number += 1
-    return found
+    whole = _begun(lines) or {}
+    while not _holds(whole, path):
+        path = path[:-1]
+    before, at = 0, len(lines) if path else 1  # so many lines are without it, so many have it
+    while at - before > 1:
+        middle = (before + at) // 2
+        # Where a cut leaves nothing readable it is inside some value, so the next cut that can be read decides.
+        cuts = ((n, _begun(lines[:n])) for n in range(middle, at))
+        n, values = next(((n, values) for n, values in cuts if values is not None), (at, whole))
+        before, at = (before, middle) if _holds(values, path) else (n, at)
+    return at
 
 
-def _value(lines: list[str], number: int, column: int, path: Path, found: dict[Path, int]) -> int:
-    """Walks over one value, noting the lines of the rows of an array; returns the line it ends on."""
-    depth, element, quote = 0, 0, ""
-    while True:
-        line = lines[number]
-        while column < len(line):
-            here, begins = line[column], False
-            if quote:
-                if here == "\\" and quote[0] == '"':
-                    column += 1
-                elif line.startswith(quote, column):
-                    column += len(quote) - 1
-                    quote = ""
-            elif here in "\"'":
-                quote = here * 3 if line.startswith(here * 3, column) else here
-                column += len(quote) - 1
-                begins = depth == 1
-            elif here == "#":
-                break
-            elif here in "[{":
-                depth += 1
-                begins = depth == 2
-            elif here in "]}":
-                depth -= 1
-            elif here == "," and depth == 1:
-                element += 1
-            else:
-                begins = depth == 1 and not here.isspace()
-            if begins:
-                found.setdefault((*path, element), number + 1)
-            column += 1
-        if (depth <= 0 and len(quote) < 3) or number + 1 >= len(lines):
-            return number
-        number, column = number + 1, 0
+def _begun(lines: list[str]) -> dict[str, Any] | None:
+    """The values that the first lines of a file give; None where they end within one."""
+    for closing in _CLOSING:
+        try:
+            return tomllib.loads("\n".join([*lines, closing]))
+        except ValueError:
+            continue
+    return None
+
+
+def _holds(values: Any, path: Path) -> bool:
+    try:
+        for key in path:
+            values = values[key]
+    except (LookupError, TypeError):
+        return False
+    return True

@@ -29,8 +29,12 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     seed = whole(seed, "seed")
     original = load(problem)
     source, worked = original.source, solve(original)
+    told = f"{source.text('source')}, with" if source.text("source") else "With"
+    told += f" other numbers (seed {seed})"
     for values in islice(_draws(source, original.name, seed // _TURNS), seed % _TURNS, _TRIES * _TURNS, _TURNS):
-        made = Problem(f"{original.name}-seed-{seed}", toml_document(_labelled(values, source, seed)))
+        # What a document says is of its own numbers, and left out.
+        kept = {key: value for key, value in values.items() if key not in ("document", "mistake")}
+        made = Problem(f"{original.name}-seed-{seed}", toml_document(kept | {"source": told}))
         try:
             work = solve(made)
         except ProblemError:
@@ -44,21 +48,13 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
 
 def _draws(source: Source, name: str, row: int) -> Iterator[dict[str, Any]]:
     """Values for the file, no two the same, and none those of the file itself."""
-    room = KINDS[source.choice("kind", KINDS)]
+    vary = KINDS[source.choice("kind", KINDS)].vary
     seen = {repr(source.values)}
     for number in range(_LONGEST_ROW):
-        values = source.values | room.vary(source, Draw(f"{name} {row} {number}"))
+        values = source.values | vary(source, Draw(f"{name} {row} {number}"))
         if repr(values) not in seen:
             seen.add(repr(values))
             yield values
-
-
-def _labelled(values: dict[str, Any], source: Source, seed: int) -> dict[str, Any]:
-    """What a document says is of its own numbers, and left out."""
-    after = f"{source.text('source')}, with" if source.text("source") else "With"
-    return {key: value for key, value in values.items() if key not in ("document", "mistake")} | {
-        "source": f"{after} other numbers (seed {seed})"
-    }
 
 
 def _is_like(work: Work, original: Work) -> bool:
@@ -69,19 +65,12 @@ def _is_like(work: Work, original: Work) -> bool:
         return False  # the same numbers, written in another way
     if any(_dull(new) > _dull(old) for new, old in zip(work.steps, original.steps, strict=True)):
         return False
-    return _ink(work) <= 1.5 * _ink(original) + 100
-
-
-def _numbers(step: Step) -> list[Any]:
-    return [x for x in step.grid.flat if not isinstance(x, str)]
+    new, old = (sum(len(written(x)) for step in of.steps for x in step.grid.numbers) for of in (work, original))
+    return new <= 1.5 * old + 100
 
 
 def _dull(step: Step) -> bool:
     """Whether all numbers of a step are the same, or nearly all of them zero."""
-    numbers = _numbers(step)
+    numbers = step.grid.numbers
     zeros = sum(x == 0 for x in numbers)
     return len(numbers) > 1 and (len(set(numbers)) == 1 or 4 * zeros > 3 * len(numbers))
-
-
-def _ink(work: Work) -> int:
-    return sum(len(written(x)) for step in work.steps for x in _numbers(step))

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from clearhead.work import ProblemError, solve, solve_text
-from clearhead.work.doubles import Doubles
-from clearhead.work.exact import Exact
-from clearhead.work.language import LanguageError, Run, parse, shown
+from clearhead.work.algebra import DOUBLES, EXACT, LanguageError
+from clearhead.work.language import Run, parse, shown
 from clearhead.work.numbers import as_float, read_number, text
 
 
@@ -79,21 +78,20 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_both_ways_of_working_agree_with_numpy(expression):
-    run, doubles = Exact(), Doubles()
     values = {"A": A, "B": B, "X": X}
-    tree = parse(expression, set(values), set(run.functions))
+    tree = parse(expression, set(values))
     numbers = {name: [[read_number(int(x)) for x in row] for row in value] for name, value in values.items()}
-    worked = Run({}, numbers, run).work(tree)
+    worked = Run({}, numbers, EXACT).work(tree)
     np.testing.assert_allclose([[as_float(x) for x in row] for row in worked], EXPRESSIONS[expression], atol=1e-14)
     tensors = {name: torch.tensor(value) for name, value in values.items()}
-    found = Run({}, tensors, doubles).work(tree)
+    found = Run({}, tensors, DOUBLES).work(tree)
     np.testing.assert_allclose(found.numpy(), EXPRESSIONS[expression], atol=1e-12)
 
 
 def test_both_ways_know_the_same_functions_and_each_is_tried():
-    assert set(Exact().functions) == set(Doubles().functions)
+    assert set(EXACT.functions) == set(DOUBLES.functions)
     tried = " ".join(EXPRESSIONS)
-    assert [name for name in Exact().functions if f"{name}(" not in tried] == []
+    assert [name for name in EXACT.functions if f"{name}(" not in tried] == []
 
 
 @pytest.mark.bad_input
@@ -124,12 +122,12 @@ def test_both_ways_know_the_same_functions_and_each_is_tried():
 )
 def test_the_language_refuses(expression, why):
     with pytest.raises(LanguageError) as caught:
-        parse(expression, {"A"}, set(Exact().functions))
+        parse(expression, {"A"})
     assert why in str(caught.value)
 
 
 def test_an_expression_is_shown_as_people_write_it():
-    tree = parse("softmax((Q @ K.T) / sqrt(d)) @ V - (a - b) ** 2", set("QKVabd"), set(Exact().functions))
+    tree = parse("softmax((Q @ K.T) / sqrt(d)) @ V - (a - b) ** 2", set("QKVabd"))
     assert shown(tree, {"a": "α"}) == "softmax(Q·Kᵀ / √(d))·V − (α − b)²"
     assert shown(tree, {"a": "α"}, latex=True) == (
         r"\operatorname{softmax}\left(\frac{Q K^{\top}}{\sqrt{d}}\right) V - \left(\alpha - b\right)^{2}"

@@ -14,7 +14,7 @@ from clearhead.documents import documents
 from clearhead.errors import ClearheadError
 from clearhead.work import ProblemError, shipped, solve, variant
 from clearhead.work.exam import FORMATS, Exam, Task, exam_from, read_exam, write_exam
-from clearhead.work.show.typst import math
+from clearhead.work.show.latex import math
 
 SMALL = Exam("Two questions", (Task("layer-norm-identity", 7, ("mean", "variance", "z")), Task("convolution-128", 3)))
 

@@ -223,3 +223,12 @@ def test_answer_files_that_cannot_be_read(tmp_path, run):
     assert "c.json: the key 'zz' is unknown" in error
     (tmp_path / "none").mkdir()
     assert "has no answer files" in run("layer-norm-identity", "--check", tmp_path / "none")[2]
+
+
+def test_infinity_of_the_wrong_sign_is_marked_and_explained():
+    """A student's ∞ where −∞ belongs is a number like any other: wrong, and nothing need follow from it."""
+    work = solve("sort-dedup")
+    (masked,) = (step for step in work.steps if step.key == "masked")
+    rows = [[text(-x) for x in row] for row in masked.grid.cells]
+    marks = mark_text(work, f"masked = {json.dumps(rows)}")
+    assert marks.steps[0].because == "The sign is wrong: these are the right numbers times −1."

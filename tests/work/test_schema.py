@@ -11,7 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.work import ProblemError, mark_text, solve, solve_text
 from clearhead.work.kinds import KINDS
 from clearhead.work.problem import COMMON
-from clearhead.work.schema import schema, template, uncommented, write_template
+from clearhead.work.schema import schema, template, write_template
 
 # Keys that stand in the place of others.
 INSTEAD = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attention", "V"), ("derivation", "model")]
@@ -25,8 +25,8 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
     assert work.title == "My problem"
     instead = [key for kind_, key in INSTEAD if kind_ == kind]
     lines = [x for x in template(kind).splitlines() if not any(x.startswith(f"#{key} = ") for key in instead)]
-    whole = uncommented("\n".join(lines))
-    assert set(tomllib.loads(whole)) == {*COMMON, *KINDS[kind].KEYS} - set(instead)
+    whole = re.sub(r"(?m)^#(?=\S)", "", "\n".join(lines))  # with all its keys in force
+    assert set(tomllib.loads(whole)) == {*COMMON, *KINDS[kind].keys} - set(instead)
     full = solve_text(whole)
     assert full.agrees
     assert len(full.comparisons) == 1
@@ -39,7 +39,7 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
 def test_the_reference_says_which_keys_are_needed(kind):
     about, keys = schema(kind)
     assert about
-    assert [key.name for key in keys] == list(KINDS[kind].KEYS)
+    assert [key.name for key in keys] == list(KINDS[kind].keys)
     values = tomllib.loads(template(kind))
     for key in keys:
         assert key.says, key.name

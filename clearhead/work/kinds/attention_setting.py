@@ -9,12 +9,21 @@ import sympy
 from clearhead import masks
 from clearhead.errors import ClearheadError
 from clearhead.work.algebra import Matrix, eye, transpose
-from clearhead.work.kinds.attention_loss import Loss, read_losses
 from clearhead.work.numbers import Number, text
 from clearhead.work.source import Source
 
 _WEIGHTS = ("Q", "K", "V", "O", "U")
 _DIRECT = ("Q", "K", "V")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum (or mean) of −log P(word) over positions, which count from 0 here and from 1 in files."""
+
+    name: str
+    title: str
+    targets: dict[int, str]
+    mean: bool
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,16 @@ class Setting:
     vocabulary: list[str]
     losses: list[Loss]
     gradients: list[str]
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether the weights move with the scores: at temperature 0 and ∞ they do not."""
+        return self.temperature != 0 and not self.temperature.is_infinite
+
+    @property
+    def numbers(self) -> list[str]:
+        """What the heads are called: nothing where there is one."""
+        return [f"{h + 1}" for h in range(self.heads)] if self.heads > 1 else [""]
 
 
 @dataclass(frozen=True)
@@ -71,15 +90,19 @@ def read(source: Source) -> Setting:
     vocabulary = source.names("vocabulary") or list(vectors)
     if "unembedding" in source.values:
         if source.text("unembedding") != "tied" or not vectors:
-            what = "unembedding may only be 'tied', with [embeddings]; give others as U in [weights]"
-            source.fail("unembedding", what)
+            known = "unembedding may only be 'tied', with [embeddings]"
+            source.fail("unembedding", f"{known}; give others as U in [weights]")
         if "U" in weights:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
         vocabulary = list(vectors)
         weights["U"] = transpose(list(vectors.values()))
     _chain(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
-    allowed, mask = _mask(source, len(x), len(origin))
-    losses = read_losses(source, len(x), vocabulary, "U" in weights)
+    try:
+        mask = masks.parse(source.text("mask", "full()"))
+        allowed = mask.dense(len(x), len(origin)).tolist()
+    except ClearheadError as error:
+        source.fail("mask", f"mask: {str(error).splitlines()[0]}")
+    losses = _losses(source, len(x), vocabulary, "U" in weights)
     gradients = source.names("gradient")
     for name in gradients:
         if name not in ("Q", "K", "V") or not losses:
@@ -118,10 +141,10 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
         source.need("tokens", "embeddings")
         if not tokens:
             source.fail("tokens", "tokens is an empty list; expected at least one token")
+        first = next(iter(vectors), "")
         for token, vector in vectors.items():
-            first, wanted = next((name, len(other)) for name, other in vectors.items())
-            if len(vector) != wanted:
-                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {wanted}"
+            if len(vector) != len(vectors[first]):
+                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {len(vectors[first])}"
                 source.fail(("embeddings", token), f"the embedding of {both}; give each as many")
         for i, token in enumerate(tokens):
             if token not in vectors:
@@ -161,9 +184,27 @@ def _chain(
             table.fail("U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary")
 
 
-def _mask(source: Source, queries: int, keys: int) -> tuple[list[list[bool]], masks.Mask]:
-    try:
-        mask = masks.parse(source.text("mask", "full()"))
-        return mask.dense(queries, keys).tolist(), mask
-    except ClearheadError as error:
-        source.fail("mask", f"mask: {str(error).splitlines()[0]}")
+def _losses(source: Source, length: int, vocabulary: list[str], has_logits: bool) -> list[Loss]:
+    losses: list[Loss] = []
+    for block in source.tables("loss"):
+        block.only("name", "title", "targets", "reduction")
+        block.need("targets")
+        if not has_logits:
+            block.fail(None, "a loss needs logits; give unembedding = 'tied' or U in [weights]")
+        table = block.table("targets")
+        if not table.values:
+            block.fail("targets", "targets is empty; expected positions and words, such as { 4 = 'A' }")
+        targets = {}
+        for position, word in table.values.items():
+            if not position.isdecimal() or not 1 <= int(position) <= length:
+                block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
+            if word not in vocabulary:
+                known = ", ".join(map(repr, vocabulary))
+                block.fail("targets", f"the target {word!r} is not in the vocabulary {known}")
+            targets[int(position) - 1] = word
+        name = block.text("name", "loss")
+        if any(loss.name == name for loss in losses):
+            block.fail("name", f"two losses are named {name!r}; give each its own name")
+        mean = block.choice("reduction", ("sum", "mean"), "sum") == "mean"
+        losses.append(Loss(name, block.text("title", "Cross-entropy"), targets, mean))
+    return losses

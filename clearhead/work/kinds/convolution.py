@@ -5,6 +5,7 @@ out = ⌊(in + 2·padding − kernel) / stride⌋ + 1        weights = filters �
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +13,11 @@ import sympy
 import torch
 from torch import nn
 
+from clearhead.work.algebra import Matrix, difference
 from clearhead.work.draw import Draw
-from clearhead.work.kinds.base import Solved, difference
-from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.sheet import Check, Grid, Solved, Step
 from clearhead.work.source import Source
 
-KEYS = ("input", "layer")
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
 Pair = tuple[int, ...]
 
@@ -49,24 +49,24 @@ def solve(source: Source) -> Solved:
         stage, module = _apply(layer, stage, i)
         stages.append(stage)
         modules.append(module)
-    numbers = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages]
     names = [s.name for s in stages]
-    weights = source.own("weights", [[sympy.Integer(s.weights)] for s in stages[1:]])
-    fields = [[sympy.Integer(n) for n in s.field] for s in stages]
+    shapes = _whole([s.channels, *s.size] for s in stages)
+    counted = _whole([s.weights] for s in stages[1:])
+    weights = source.own("weights", counted)
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
-    steps = (
+    steps = [
         Step("layers", "Given", _described(layers, names[1:]), given=True),
-        Step("shapes", "Shapes", Grid.of(numbers, names, ["channels", "height", "width"]), "",
+        Step("shapes", "Shapes", Grid.of(shapes, names, ["channels", "height", "width"]), "",
              "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1",
              r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1", worked),
         Step("weights", "Trainable weights, with biases", Grid.of(weights, names[1:], ["weights"]), "",
              "filters · (kernel height · kernel width · channels + 1)", r"F (k_h k_w C + 1)"),
         Step("total", "All of them", Grid.one(sympy.Add(*[row[0] for row in weights])), "", "their sum", r"\sum w"),
         Step("field", "Receptive field: how much of the input one output sees",
-             Grid.of(fields, names, ["height", "width"]), "",
+             Grid.of(_whole(s.field for s in stages), names, ["height", "width"]), "",
              "r = r_before + (kernel − 1)·(product of the strides before)",
              r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
-    )  # fmt: skip
+    ]  # fmt: skip
     remarks = []
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
@@ -74,7 +74,22 @@ def solve(source: Source) -> Solved:
             f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees "
             "more than there is, and those at its edges see less than the field."
         )
-    return Solved(steps, _checks(stages, modules), tuple(remarks))
+    # Torch's own layers on the meta device: shapes and parameter counts without any arithmetic.
+    x = torch.empty(1, *shape, device="meta")
+    found = []
+    for module in modules:
+        x = module(x)
+        found.append([*x.shape[1:], 1, 1][:3])
+    sizes = [[sum(p.numel() for p in module.parameters())] for module in modules]
+    checks = [
+        Check("the shapes of torch's layers", difference(shapes[1:], torch.tensor(found).double())),
+        Check("the parameters of torch's layers", difference(counted, torch.tensor(sizes).double())),
+    ]
+    return steps, checks, remarks
+
+
+def _whole(rows: Iterable[Iterable[int]]) -> Matrix:
+    return [[sympy.Integer(n) for n in row] for row in rows]
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -130,18 +145,15 @@ def _apply(layer: Source, before: Stage, i: int) -> tuple[Stage, nn.Module]:
         layer.fail(None, f"a layer of type {kind} follows {before.name}, whose output is flat; put it before that")
     kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
     stride = _pair(layer, "stride", 1 if kind == "convolution" else None)
-    sizes = []
+    sizes, worked = [], []
     for n, k, s, p in zip(before.size, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
             layer.fail("kernel", f"the kernel is {k} long and its input with padding is {n + 2 * p}; make it shorter")
         sizes.append((n + 2 * p - k) // s + 1)
-    worked = " by ".join(
-        f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {m}"
-        for n, p, k, s, m in zip(before.size, padding, kernel, stride, sizes, strict=True)
-    )
+        worked.append(f"⌊({n} + {2 * p} − {k}) / {s}⌋ + 1 = {sizes[-1]}")
     field = tuple(r + (k - 1) * j for r, k, j in zip(before.field, kernel, before.jump, strict=True))
     jump = tuple(j * s for j, s in zip(before.jump, stride, strict=True))
-    after = Stage(name, before.channels, tuple(sizes), 0, field, jump, worked)
+    after = Stage(name, before.channels, tuple(sizes), 0, field, jump, " by ".join(worked))
     if kind == "convolution":
         filters = layer.whole("filters", most=10**6)
         weights = filters * (kernel[0] * kernel[1] * before.channels + bias)
@@ -163,19 +175,3 @@ def _pair(layer: Source, key: str, default: int | None) -> tuple[int, int]:
     if len(pair) != 2 or not all(type(n) is int and least <= n <= 10**6 for n in pair):
         layer.fail(key, f"{key} must be a whole number or two, [height, width], from {least}")
     return pair[0], pair[1]
-
-
-def _checks(stages: list[Stage], modules: list[nn.Module]) -> tuple[Check, ...]:
-    """torch's own layers on the meta device: shapes and parameter counts without any arithmetic."""
-    x = torch.empty(1, stages[0].channels, *stages[0].size, device="meta")
-    shapes, counts = [], []
-    for module in modules:
-        x = module(x)
-        shapes.append([*x.shape[1:], 1, 1][:3])
-        counts.append([sum(p.numel() for p in module.parameters())])
-    exact = [[sympy.Integer(n) for n in (s.channels, *s.size)] for s in stages[1:]]
-    weights = [[sympy.Integer(s.weights)] for s in stages[1:]]
-    return (
-        Check("the shapes of torch's layers", difference(exact, torch.tensor(shapes, dtype=torch.float64))),
-        Check("the parameters of torch's layers", difference(weights, torch.tensor(counts, dtype=torch.float64))),
-    )

@@ -1,16 +1,5 @@
-"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`.
-
-    [given]
-    z = [1, 0, 2]
-
-    [[step]]
-    key = "p"
-    is = "softmax(z)"
-
-    [[step]]
-    key = "J"
-    is = "diag(p) - p.T @ p"
-    always = "jacobian(p, z)"
+"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`, as in
+`templates/derivation.toml`: p is "softmax(z)", and J is "diag(p) - p.T @ p", always "jacobian(p, z)".
 
 A step may say what it `equals` with these numbers, and what it is `always`, whatever the numbers: then sympy works both
 sides with letters in place of the numbers named in `general`. Every step runs once more in float64.
@@ -25,15 +14,13 @@ from typing import Any
 
 import sympy
 
-from clearhead.work.algebra import Matrix, tensor
-from clearhead.work.doubles import Doubles
+from clearhead.work.algebra import DIGITS, DOUBLES, EXACT, LanguageError, Matrix, difference, is_above, scalar, tensor
 from clearhead.work.draw import Draw
-from clearhead.work.exact import DIGITS, Exact, is_above, scalar
-from clearhead.work.kinds.base import Solved, difference
 from clearhead.work.kinds.models import MODELS
-from clearhead.work.language import LanguageError, Run, parse, shown
+from clearhead.work.language import Run, parse, shown
 from clearhead.work.numbers import LETTERS, Number, read_number, same, text
-from clearhead.work.sheet import Check, Grid, Step
+from clearhead.work.sheet import Check, Grid, Solved, Step
+from clearhead.work.sheet import given as stated
 from clearhead.work.show.latex import symbol_in_latex, words
 from clearhead.work.source import Source
 
@@ -41,16 +28,19 @@ KEYS = ("given", "titles", "symbols", "general", "needs", "vary", "step", "model
 _STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "columns", "letters", "equals", "always",
          "at_most")  # fmt: skip
 _COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b: is_above(b, a), ">": is_above}
-_FUNCTIONS = set(Exact().functions)
 _CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
 
 
 def solve(source: Source) -> Solved:
     given, blocks, trees = _read(source)
-    exact: Run[Matrix] = Run(trees, given, Exact())
-    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, Doubles())
+    exact = Run(trees, given, EXACT)
+    doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, DOUBLES)
     numbers = {LETTERS[name]: value[0][0] for name, value in given.items() if name in LETTERS and _is_number(value)}
-    lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, Exact())
+    lettered = Run(trees, given | {str(letter): [[letter]] for letter in numbers}, EXACT)
+
+    def in_numbers(cells: Sequence[Sequence[Number]]) -> Matrix:
+        return [[x.subs(numbers) for x in row] for row in cells]
+
     if not source.answered:
         _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
@@ -61,7 +51,7 @@ def solve(source: Source) -> Solved:
         steps += [waiting.pop(name) for name in list(waiting) if name in used]
         with _blamed(block, "is"):
             cells = (lettered if block.flag("letters", False) else exact).name(key)
-            worst = max(worst, difference([[x.subs(numbers) for x in row] for row in cells], doubles.name(key)))
+            worst = max(worst, difference(in_numbers(cells), doubles.name(key)))
         own = source.own(key, cells)
         if own is not cells:
             exact, lettered = exact.changed(key, own), lettered.changed(key, own)
@@ -70,19 +60,16 @@ def solve(source: Source) -> Solved:
         steps.append(_step(source, block, key, cells, trees, symbols))
     checks = [Check("torch in float64", worst)]
     if "model" in source.values:
-        model = MODELS[source.choice("model", MODELS)]
-        found = model.run({name: doubles.name(name) for name in (*given, *trees)})
-        worst = max(
-            difference([[x.subs(numbers) for x in row] for row in step.grid.cells], found[step.key])
-            for step in steps if step.key in found
-        )  # fmt: skip
-        checks.append(Check(model.name, worst))
+        by, model = MODELS[source.choice("model", MODELS)]
+        found = model({name: doubles.name(name) for name in (*given, *trees)})
+        apart = [difference(in_numbers(step.grid.cells), found[step.key]) for step in steps if step.key in found]
+        checks.append(Check(by, max(apart)))
     remarks = []
     if proved:
         remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
     if any(x.has(sympy.Float) for step in steps for x in step.grid.flat):
         remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
-    return Solved(tuple(steps), tuple(checks), tuple(remarks))
+    return steps, checks, remarks
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -99,17 +86,15 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
         elif isinstance(rule, list):
             made[name] = draw.pick(rule)
         elif isinstance(rule, dict):
-            made[name] = _map(value, lambda _, rule=rule: _drawn(rule, draw, made))
+            made[name] = _drawn(value, rule, draw, made)
         else:
             made[name] = draw.like(value)
     return {"given": made}
 
 
-def _map(value: Any, function: Any) -> Any:
-    return [_map(one, function) for one in value] if isinstance(value, list) else function(value)
-
-
-def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
+def _drawn(value: Any, rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_drawn(one, rule, draw, made) for one in value]
     number = sympy.Rational(draw.whole(rule["from"], rule["to"]), rule.get("over", 1))
     number *= made.get(rule.get("times", ""), 1)
     return int(number) if number.is_Integer else f"{number.p}/{number.q}"
@@ -121,7 +106,7 @@ def _drawn(rule: dict[str, Any], draw: Draw, made: dict[str, Any]) -> Any:
 def _read(source: Source) -> tuple[dict[str, Matrix], dict[str, Source], dict[str, ast.expr]]:
     """What is given, the tables of the steps, and their trees; each step may name what stands before it."""
     table = source.table("given")
-    given = {name: _value(table, name) for name in table.values}
+    given = {name: _value(table, name, value) for name, value in table.values.items()}
     blocks: dict[str, Source] = {}
     trees: dict[str, ast.expr] = {}
     for block in source.tables("step"):
@@ -137,10 +122,9 @@ def _read(source: Source) -> tuple[dict[str, Matrix], dict[str, Source], dict[st
     return given, blocks, trees
 
 
-def _value(table: Source, name: str) -> Matrix:
+def _value(table: Source, name: str, value: object) -> Matrix:
     if not name.isidentifier():
         table.fail(name, f"{name!r} is no name; expected letters, digits and _")
-    value = table.values[name]
     if not isinstance(value, list):
         return [[table.number(name)]]
     return table.matrix(name) if value and isinstance(value[0], list) else [table.vector(name)]
@@ -148,7 +132,7 @@ def _value(table: Source, name: str) -> Matrix:
 
 def _parse(source: Source, key: str, text: str, known: set[str]) -> ast.expr:
     with _blamed(source, key):
-        return parse(text, known, _FUNCTIONS)
+        return parse(text, known)
 
 
 @contextmanager
@@ -184,8 +168,8 @@ def _claims(source: Source, block: Source, run: Run[Matrix]) -> list[str]:
             continue
         tree, runs = _parse(block, claim, block.text(claim), known), [run]
         if claim == "always":
-            free = {name: _letters(name, run.given[name]) for name in source.names("general")}
-            runs.append(Run(run.steps, {**run.given, **free}, run.algebra))
+            letters = {name: _letters(name, run.given[name]) for name in source.names("general")}
+            runs.append(Run(run.steps, {**run.given, **letters}, run.algebra))
         with _blamed(block, claim):
             pairs = [pair for one in runs for pair in _pairs(one.name(key), one.work(tree))]
         for a, b in pairs:
@@ -211,16 +195,15 @@ def _letters(name: str, value: Matrix) -> Matrix:
 def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> tuple[list[Step], dict[str, Step]]:
     """One step with the single numbers, and one for each vector or matrix, which waits for the step that uses it."""
     titles = source.table("titles").values
-    single = {symbols.get(name, name): value[0][0] for name, value in given.items() if _is_number(value)}
-    grid = Grid.of([[x] for x in single.values()], list(single), ["value"])
-    steps = [Step("given", "Given", grid, given=True)] if single else []
-    waiting = {}
+    single, waiting = {}, {}
     for name, value in given.items():
-        if not _is_number(value):
-            symbol = symbols.get(name, name)
+        symbol = symbols.get(name, name)
+        if _is_number(value):
+            single[symbol] = value[0][0]
+        else:
             title = titles.get(name, f"Given: {symbol}")
             waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
-    return steps, waiting
+    return [stated(single)] if single else [], waiting
 
 
 def _step(
@@ -247,15 +230,14 @@ def _grid(source: Source, block: Source | None, cells: Matrix) -> Grid:
     if plain and _is_number(cells):
         return Grid.one(cells[0][0])
     numbered = [f"{i + 1}" if len(cells) > 1 else "" for i in range(len(cells))]
-    rows = _labels(source, block, "rows", len(cells)) or numbered
-    columns = _labels(source, block, "columns", len(cells[0])) or [f"{j + 1}" for j in range(len(cells[0]))]
-    return Grid.of(cells, rows, columns)
+    rows = _labels(source, block, "rows", numbered)
+    return Grid.of(cells, rows, _labels(source, block, "columns", [f"{j + 1}" for j in range(len(cells[0]))]))
 
 
-def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequence[str]:
+def _labels(source: Source, block: Source | None, key: str, numbered: list[str]) -> list[str]:
     """The labels that a step states, or those made of a given vector: T = 1/2, T = 1, …"""
     if block is None or key not in block.values:
-        return ()
+        return numbered
     if isinstance(block.values[key], str):
         name = block.text(key)
         values = source.table("given").values.get(name)
@@ -263,8 +245,8 @@ def _labels(source: Source, block: Source | None, key: str, number: int) -> Sequ
         labels = [f"{name} = {text(read_number(value))}" for value in values]
     else:
         labels = block.names(key)
-    if len(labels) != number:
-        block.fail(key, f"{key} has {len(labels)} labels; {block.text('key')} has {number} {key}")
+    if len(labels) != len(numbered):
+        block.fail(key, f"{key} has {len(labels)} labels; {block.text('key')} has {len(numbered)} {key}")
     return labels
 
 

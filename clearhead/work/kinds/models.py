@@ -1,9 +1,9 @@
-"""What models themselves compute for a derivation: `model = "vision"` in a file has its steps compared with it."""
+"""What models themselves compute for a derivation: `model = "vision"` in a file has its steps compared with it. A model
+takes what is given and worked, as float64, and gives what it makes of that, by key of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,30 +19,41 @@ _COLD = 1e-5  # a temperature at which the softmax of float64 is its limit
 _NOTHING = 1e-300  # what added to a variance does not change it
 
 
-@dataclass(frozen=True)
-class Model:
-    """`run` takes what is given and worked, as float64, and gives what a model makes of it, by key of a step."""
-
-    name: str
-    run: Callable[[Values], Values]
-
-
 def _table(*rows: list[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _layer(given: Values, bias: bool = False) -> MultiHeadAttention:
+def meta_layer(d: int, h: int, bias: bool = False) -> MultiHeadAttention:
+    """A layer of sizes alone, without numbers."""
     with torch.device("meta"):
-        return MultiHeadAttention(int(given["d"]), int(given["h"]), bias=bias)
+        return MultiHeadAttention(d, h, bias=bias)
+
+
+def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]:
+    """torch's own count of each line, Q, K, V, scores, weighted sum and output, which takes a multiplication and its
+    addition for two; here they are one."""
+    x, y = (torch.empty(length, layer.d_model, device="meta") for length in (queries, keys))
+    counts: list[int] = []
+
+    def line(work: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            made = work(*parts)
+        counts.append(counter.get_total_flops() // 2)
+        return made
+
+    projected = (line(layer.q_proj, x), line(layer.k_proj, y), line(layer.v_proj, y))
+    q, k, v = (z.unflatten(-1, (layer.n_heads, -1)).transpose(0, 1) for z in projected)
+    o = line(torch.matmul, line(torch.matmul, q, k.mT).softmax(-1), v)
+    line(layer.o_proj, o.transpose(0, 1).flatten(1))
+    return counts
 
 
 def _heads(given: Values) -> Values:
-    layer, biased = _layer(given), _layer(given, bias=True)
-    x, y = (torch.empty(1, int(given[name]), int(given["d"]), device="meta") for name in "nm")
-    q, k, v = (
-        getattr(layer, f"{name}_proj")(z).unflatten(-1, (int(given["h"]), -1)).transpose(1, 2)
-        for name, z in (("q", x), ("k", y), ("v", y))
-    )
+    n, m, d, h = (int(given[name]) for name in "nmdh")
+    layer, biased = meta_layer(d, h), meta_layer(d, h, bias=True)
+    x, y = (torch.empty(1, length, d, device="meta") for length in (n, m))
+    projected = (layer.q_proj(x), layer.k_proj(y), layer.v_proj(y))
+    q, k, v = (z.unflatten(-1, (h, -1)).transpose(1, 2) for z in projected)
     scores = q @ k.mT
     head = scores.softmax(-1) @ v
     made = (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y))
@@ -55,23 +66,9 @@ def _heads(given: Values) -> Values:
 
 
 def _lines(given: Values) -> Values:
-    """torch's own count of each line, which takes a multiplication and its addition for two."""
-    layer = _layer(given)
-    x, y = (torch.empty(int(given[name]), int(given["d"]), device="meta") for name in "ts")
-    counts: list[list[int]] = []
-
-    def line(work: Callable[..., Tensor], *parts: Tensor) -> Tensor:
-        with FlopCounterMode(display=False) as counter:
-            made = work(*parts)
-        counts.append([counter.get_total_flops() // 2])
-        return made
-
-    projected = (line(layer.q_proj, x), line(layer.k_proj, y), line(layer.v_proj, y))
-    q, k, v = (z.unflatten(-1, (int(given["h"]), -1)).transpose(0, 1) for z in projected)
-    scores = line(torch.matmul, q, k.mT)
-    o = line(torch.matmul, scores.softmax(-1), v)
-    line(layer.o_proj, o.transpose(0, 1).flatten(1))
-    return {"lines": _table(*counts), "numbers": _table(*counts)}
+    d, h, t, s = (int(given[name]) for name in "dhts")
+    counts = _table(*[[count] for count in line_counts(meta_layer(d, h), t, s)])
+    return {"lines": counts, "numbers": counts}
 
 
 def _vision(given: Values) -> Values:
@@ -133,9 +130,9 @@ def _encoder_decoder(given: Values) -> Values:
     }
 
 
-MODELS = {
-    "heads": Model("MultiHeadAttention, its shapes and parameters", _heads),
-    "lines": Model("torch's count of the operations of each line", _lines),
-    "vision": Model("VisionTransformer, its tokens and parameters", _vision),
-    "encoder-decoder": Model("EncoderDecoder in float64 with these weights", _encoder_decoder),
+MODELS: dict[str, tuple[str, Callable[[Values], Values]]] = {
+    "heads": ("MultiHeadAttention, its shapes and parameters", _heads),
+    "lines": ("torch's count of the operations of each line", _lines),
+    "vision": ("VisionTransformer, its tokens and parameters", _vision),
+    "encoder-decoder": ("EncoderDecoder in float64 with these weights", _encoder_decoder),
 }

@@ -1,14 +1,15 @@
-"""A sheet as a LaTeX document that needs amsmath and graphicx alone, in plain ASCII."""
+"""A sheet as a LaTeX document that needs amsmath and graphicx alone, in plain ASCII; and its mathematics for Typst."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import sympy
 
 from clearhead.work.numbers import Number
 from clearhead.work.sheet import Work
-from clearhead.work.show.layout import TOO_LONG, Block, Style, blocks, closing
+from clearhead.work.show.layout import PLAIN, TOO_LONG, Block, Style, rendered
 
 _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \usepackage{amsmath}
@@ -18,7 +19,7 @@ _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \newcommand{\fitted}[1]{\[\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{$\displaystyle #1$}\]}
 \begin{document}"""
 
-MATH = {
+_MATH = {
     "−": "-", "·": r"\cdot", "×": r"\times", "≈": r"\approx", "→": r"\to", "∞": r"\infty", "√": r"\surd", "≤": r"\le",
     "≥": r"\ge", "∂": r"\partial", "Σ": r"\Sigma", "γ": r"\gamma", "β": r"\beta", "σ": r"\sigma", "μ": r"\mu",
     "ε": r"\varepsilon", "π": r"\pi", "ℓ": r"\ell", "∘": r"\circ", "‖": r"\|", "²": "^2", "ᵀ": r"^{\top}",
@@ -26,42 +27,34 @@ MATH = {
     "λ": r"\lambda", "η": r"\eta", "α": r"\alpha", "δ": r"\delta", "Δ": r"\Delta", "Θ": r"\Theta", "ŷ": r"\hat y",
     "ν": r"\nu", "′": "'", "″": "''", "³": "^3", "⁴": "^4", "∈": r"\in", "₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3",
 }  # fmt: skip
-TEXT = {
+_TEXT = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "“": "``", "”": "''", "’": "'",
 }  # fmt: skip
 
 
-def latex(work: Work, style: Style | None = None) -> str:
+def latex(work: Work, style: Style = PLAIN) -> str:
     """The sheet as a complete document."""
-    style = style or Style()
-    lines = [_HEAD, rf"\section*{{{words(work.title)}}}"]
-    if work.source:
-        lines.append(rf"From: {words(work.source)}\par")
-    if work.question:
-        lines.append(rf"{words(' '.join(work.question.split()))}\par")
-    for block in blocks(work, style, number_in_latex, _word):
-        step = block.step
-        given = ", given" if step.given else ""
-        lines.append(rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}")
-        if step.latex:
-            lines.append(rf"\fitted{{{step.latex}}}")
-        lines += [rf"\fitted{{{part}}}" for part in _body(block)]
-        lines += [rf"\fitted{{{letter} = {value}}}" for letter, value in block.legend]
-        if block.note:
-            lines.append(rf"{words(block.note)}\par")
-    for heading, sentences in closing(work, style):
-        lines += [rf"\subsection*{{{words(heading)}}}", r"\begin{itemize}"]
-        lines += [rf"\item {words(sentence)}" for sentence in sentences]
-        lines.append(r"\end{itemize}")
+    lines = rendered(work, style, {
+        "title": lambda title: [_HEAD, rf"\section*{{{words(title)}}}"],
+        "source": lambda source: [rf"{words(source)}\par"],
+        "question": lambda question: [rf"{words(question)}\par"],
+        "step": _step,
+        "legend": lambda legend: [rf"\fitted{{{letter} = {value}}}" for letter, value in legend],
+        "note": lambda note: [rf"{words(note)}\par"],
+        "section": lambda said: [
+            rf"\subsection*{{{words(said[0])}}}", r"\begin{itemize}", *[rf"\item {words(one)}" for one in said[1]],
+            r"\end{itemize}",
+        ],
+    }, number_in_latex, _word)  # fmt: skip
     return "\n".join([*lines, r"\end{document}"]) + "\n"
 
 
 def words(text: str) -> str:
     """Prose, with every special character said in LaTeX's way."""
     return "".join(
-        TEXT.get(c) or (f"${MATH[c]}$" if c in MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
+        _TEXT.get(c) or (f"${_MATH[c]}$" if c in _MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
     )
 
 
@@ -73,7 +66,7 @@ def symbol_in_latex(name: str) -> str:
         if head.isascii() and head.isalpha() and len(head) > 2:
             head = rf"\mathrm{{{head}}}"
         else:
-            head = "".join(MATH[c] + (" " if MATH[c][-1].isalpha() else "") if c in MATH else c for c in head)
+            head = "".join(_MATH[c] + (" " if _MATH[c][-1].isalpha() else "") if c in _MATH else c for c in head)
         return f"{head.strip()}_{{{words(index)}}}" if index else head
 
     return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
@@ -97,21 +90,101 @@ def _cell(text: str, exact: bool) -> str:
     return re.sub(r"e(-?\d+)$", r" \\times 10^{\1}", plain)
 
 
-def _body(block: Block) -> list[str]:
-    if block.step.grid.is_one:
-        exact = _cell(block.exact[0][0], True)
-        return [rf"= {exact}" + ("" if block.decimals is None else rf" \approx {_cell(block.decimals[0][0], False)}")]
-    parts = [_array(block, block.exact, True)]
-    if block.decimals is not None:
-        parts.append(r"\approx " + _array(block, block.decimals, False))
-    return parts
+def _step(block: Block) -> list[str]:
+    step, rounded = block.step, block.decimals
+    given = ", given" if step.given else ""
+    heading = rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}"
+    parts = [step.latex] if step.latex else []
+    if step.grid.is_one:
+        about = "" if rounded is None else rf" \approx {_cell(rounded[0][0], False)}"
+        parts.append(f"= {_cell(block.exact[0][0], True)}{about}")
+    else:
+        parts.append(_array(block, block.exact, True))
+        parts += [] if rounded is None else [r"\approx " + _array(block, rounded, False)]
+    return [heading, *[rf"\fitted{{{part}}}" for part in parts]]
 
 
 def _array(block: Block, cells: list[list[str]], exact: bool) -> str:
-    head = " & ".join(["", *[rf"\text{{{words(name)}}}" for name in block.columns]])
-    body = [
-        " & ".join([rf"\text{{{words(name)}}}", *[_cell(cell, exact) for cell in row]])
-        for name, row in zip(block.rows, cells, strict=True)
-    ]
+    rows = [["", *map(_word, block.columns)]]
+    rows += [[_word(name), *[_cell(x, exact) for x in row]] for name, row in zip(block.rows, cells, strict=True)]
+    head, *body = (" & ".join(row) for row in rows)
     shape = "l|" + "r" * len(block.columns)
     return rf"\begin{{array}}{{{shape}}} {head} \\ \hline " + r" \\ ".join(body) + r" \end{array}"
+
+
+# ---------------------------------------------------------------------- for Typst: the part of LaTeX that steps use
+
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\s+|.", re.DOTALL)
+_SIGNS = {code: sign for sign, code in _MATH.items() if code.startswith("\\")} | {
+    r"\top": "⊤", r"\sum": "sum", r"\prod": "product", r"\quad": "quad", r"\lVert": "‖", r"\rVert": "‖", r"\lvert": "|",
+    r"\rvert": "|", r"\textstyle": "", r"\,": "thin", r"\{": r"\{", r"\}": r"\}", r"\_": r"\_", r"\neq": "≠",
+    r"\mid": "|", r"\;": "med", r"\dots": "…", r"\cdots": "⋯",
+}  # fmt: skip
+_NAMES = re.compile(
+    "alpha|beta|gamma|delta|epsilon|eta|lambda|mu|nu|pi|sigma|tau|phi|rho|theta|omega|Sigma|Delta|Theta|lim|max|min|log|exp|"
+    "sin|cos|tanh|det"
+)
+_ESCAPED = {"/": r"\/", ",": r"\,", ";": r"\;", '"': r"\"", "#": r"\#", "$": r"\$", "&": r"\&", "@": r"\@", "~": ""}
+
+
+def math(latex: str) -> str:
+    """LaTeX mathematics as Typst's; `LookupError` for a command that is not known here."""
+    return _group(iter(_TOKEN.findall(re.sub(r"(?<=frac)(\d)(\d)", r"{\1}{\2}", latex))))
+
+
+def _group(tokens: Iterator[str], end: str = "") -> str:
+    parts: list[str] = []
+    for token in tokens:
+        if token == end:
+            break
+        parts.append(_one(token, tokens))
+    return " ".join(part for part in parts if part)
+
+
+def _one(token: str, tokens: Iterator[str]) -> str:
+    """What a token stands for, with the groups that belong to it."""
+    if token == "{":
+        return _group(tokens, "}")
+    if token in "^_":
+        return f"{token}({_next(tokens)})"
+    if token in (r"\frac", r"\tfrac", r"\dfrac"):
+        return f"frac({_next(tokens)}, {_next(tokens)})"
+    if token == r"\sqrt" and (first := next(tokens, "")) == "[":
+        return f"root({_group(tokens, ']')}, {_next(tokens)})"
+    if token == r"\sqrt":
+        return f"sqrt({_one(first, tokens)})"
+    if token == r"\mathbf":
+        return f"bold({_next(tokens)})"
+    if token in (r"\text", r"\mathrm", r"\operatorname"):
+        return f'op("{_unescaped(tokens)}")' if token == r"\operatorname" else f'"{_unescaped(tokens)}"'
+    if token in (r"\left", r"\right"):
+        return _one(next(tokens), tokens).replace(".", "")
+    if token in _SIGNS:
+        return _SIGNS[token]
+    if token.startswith("\\"):
+        name = token[1:].removeprefix("var")
+        if not _NAMES.fullmatch(name):
+            raise LookupError(f"{token} is not known here")
+        return name
+    if token.isdigit() and len(token) > 4:
+        return f"{int(token):,}".replace(",", " thin ")
+    return _ESCAPED.get(token, token.strip())
+
+
+def _next(tokens: Iterator[str]) -> str:
+    """The group or the single token that comes next."""
+    token = next(tokens, "")
+    return _next(tokens) if token.isspace() else _one(token, tokens)
+
+
+def _unescaped(tokens: Iterator[str]) -> str:
+    """Prose in braces, with what LaTeX escapes said plainly again."""
+    depth, said = 0, ""
+    for token in tokens:
+        depth += {"{": 1, "}": -1}.get(token, 0)
+        if depth == 0:
+            break
+        said += token if depth > 1 or token != "{" else ""
+    for sign, code in {**{s: f"${c}$" for s, c in _MATH.items()}, **_TEXT}.items():
+        said = said.replace(code, sign)
+    return said.replace("\\", "\\\\").replace('"', r"\"")

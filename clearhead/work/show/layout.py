@@ -14,6 +14,7 @@ TOO_LONG = "…"
 _WIDEST = 72
 _SHORT = 9
 _MOST_NODES = 100
+Ways = dict[str, Callable[[Any], list[str]]]  # how a format writes each part of a sheet
 _LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
 
 
@@ -26,6 +27,9 @@ class Style:
     width: int = 80
 
 
+PLAIN = Style()
+
+
 @dataclass(frozen=True)
 class Block:
     """One step, ready to be set: the exact cells, and the decimals where some number is not whole."""
@@ -35,10 +39,9 @@ class Block:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     exact: list[list[str]]
-    decimals: list[list[str]] | None
-    note: str
-    legend: tuple[tuple[str, str], ...] = ()
-    """Letters that stand for long exact numbers in a wide table."""
+    decimals: list[list[str]] | None = None
+    note: str = ""
+    legend: tuple[tuple[str, str], ...] = ()  # letters that stand for long exact numbers in a wide table
 
 
 def blocks(
@@ -47,19 +50,21 @@ def blocks(
     """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
     made = []
     taken = {step.symbol for step in work.steps}
+
+    def table(grid: Grid, number: Callable[[Number], str]) -> list[list[str]]:
+        return [[word(x) if isinstance(x, str) else number(x) for x in row] for row in grid.cells]
+
     for i, step in enumerate(work.steps):
         grid, hide = step.grid, style.blank and not step.given
-        letters = {} if hide or grid.is_one else _letters(grid, taken, style.width)
-        exact = [["" if hide else _exact(x, write, word, letters) for x in row] for row in grid.cells]
-        legend = tuple((letter, write(x)) for x, letter in letters.items())
-        decimals = None
-        if not hide and not grid.is_whole:
-            decimals = [
-                [word(x) if isinstance(x, str) else decimal(x, style.digits) for x in row] for row in grid.cells
-            ]
-        note = "" if hide else step.note
-        shown = zip(grid.flat, [form for row in exact for form in row], strict=True)
-        if any(form == TOO_LONG and not x.is_Float for x, form in shown):
+        if hide:
+            made.append(Block(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
+            continue
+        letters = {} if grid.is_one else _letters(grid, taken, style.width)
+        forms = {x: letters.get(x) or (write(x) if len(written(x)) <= LONGEST else TOO_LONG) for x in grid.numbers}
+        exact = table(grid, forms.__getitem__)
+        decimals = None if grid.is_whole else table(grid, lambda x: decimal(x, style.digits))
+        legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
+        if any(form == TOO_LONG and not x.is_Float for x, form in forms.items()):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
         made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return made
@@ -79,6 +84,17 @@ def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
     return sections
 
 
+def rendered(work: Work, style: Style, ways: Ways, *writing: Callable[[Any], str]) -> list[str]:
+    """The sheet from top to bottom, each part in the format's own way; parts that it has no way for are left out."""
+    parts: list[tuple[str, Any]] = [("source", f"From: {work.source}" if work.source else "")]
+    parts.append(("question", " ".join(work.question.split())))
+    for block in blocks(work, style, *writing):
+        parts += [("step", block), ("legend", block.legend), ("note", block.note), ("end", block)]
+    parts += [("section", section) for section in closing(work, style)]
+    written = [line for kind, said in parts if said and kind in ways for line in ways[kind](said)]
+    return [*ways["title"](work.title), *written]
+
+
 def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
     free = [letter for letter in _LETTERS if letter not in taken]
@@ -92,14 +108,6 @@ def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
     long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
     each = len(free)
     return {x: free[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
-
-
-def _exact(x: Any, write: Callable[[Number], str], word: Callable[[str], str], letters: dict[Number, str]) -> str:
-    if isinstance(x, str):
-        return word(x)
-    if x in letters:
-        return letters[x]
-    return write(x) if len(written(x)) <= LONGEST else TOO_LONG
 
 
 def written(x: Number) -> str:

@@ -1,0 +1,190 @@
+"""What can be counted: the pairs that a mask allows, what one attention layer costs, how far layers of heads see."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sympy
+import torch
+
+from clearhead import masks
+from clearhead.errors import ClearheadError
+from clearhead.work.algebra import difference
+from clearhead.work.draw import Draw
+from clearhead.work.kinds.models import line_counts, meta_layer
+from clearhead.work.numbers import N, Number
+from clearhead.work.sheet import Check, Grid, Solved, Step, given
+from clearhead.work.source import MAX_SIDE, Path, Source
+
+_TRIED = 20_000
+
+
+def mask(source: Source) -> Solved:
+    """An attention pattern: the 0/1 matrix, how many pairs it allows, and what it saves."""
+    n = source.whole("length", most=MAX_SIDE)
+    source.need("expression")
+    pattern = _parsed(source, "expression", source.text("expression"))
+    cells = source.own("mask", [[sympy.Integer(int(may)) for may in row] for row in pattern.dense(n).tolist()])
+    each = source.own("keys", [sympy.Add(*row) for row in cells])
+    whole = source.own("allowed", sympy.Add(*each))
+    density = source.own("density", whole / sympy.Integer(n * n))
+    names = [f"{i}" for i in range(n)]
+    steps = [
+        given({"mask": str(pattern), "n": sympy.Integer(n)}),
+        Step("mask", "The mask (1: may attend; positions count from 0)", Grid.of(cells, names, names), "M",
+             "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"),
+        Step("keys", "Keys of each query", Grid.of([each], [""], names), "k", "sums of the rows",
+             r"k_i = \sum_j M_{ij}"),
+        Step("allowed", "Pairs allowed", Grid.one(whole), "A", "sum of all cells", r"A = \sum_i k_i"),
+        Step("density", "Density", Grid.one(density), "A/n²", "pairs allowed / n²", r"A / n^2"),
+        Step("saving", "Saving against full attention", Grid.one(1 - density), "1 − A/n²",
+             "1 − density", r"1 - A / n^2"),
+    ]  # fmt: skip
+    others = source.names("also")
+    if others:
+        counts = [sympy.Integer(_parsed(source, ("also", i), text).count(n)) for i, text in enumerate(others)]
+        grid = Grid.of([[count, 1 - count / (n * n)] for count in counts], others, ["pairs", "saving"])
+        formulas = "the same count", r"A, \quad 1 - A / n^2"
+        steps.append(Step("also", "Other readings of the question", grid, "", *formulas))
+    return steps, [Check("the closed-form count of masks", difference([[whole]], _one(pattern.count(n))))], []
+
+
+def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
+    try:
+        pattern = masks.parse(text)
+        pattern.check(1, 1, None)
+        return pattern
+    except ClearheadError as error:
+        source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
+
+
+def _one(value: int) -> torch.Tensor:
+    return torch.tensor([[float(value)]], dtype=torch.float64)
+
+
+def vary_mask(source: Source, draw: Draw) -> dict[str, Any]:
+    """The same pattern with other numbers, which are the same in every reading of it."""
+
+    def renumbered(text: str) -> str:
+        return re.sub(r"\d+", lambda found: str(draw.like(int(found[0]))), text)
+
+    also = {"also": [renumbered(text) for text in source.names("also")]} if "also" in source.values else {}
+    return {"expression": renumbered(source.text("expression")), "length": draw.whole(10, 20)} | also
+
+
+def cost(source: Source) -> Solved:
+    """Parameters, stored values and operations of one attention layer, by formula and in numbers. Operations count two
+    for each multiplication with its addition, of the matrix products alone."""
+    d, h = source.whole("d_model", most=10**6), source.whole("heads", 1, most=10**6)
+    if d % h:
+        source.fail("heads", f"d_model is {d} and there are {h} heads; the heads must share it evenly")
+    bias, output = source.flag("bias", False), source.flag("output", True)
+    size = source.whole("bytes", 4, most=16)
+    n = sympy.Integer(source.whole("tokens")) if "tokens" in source.values else N
+    head = source.own("d_head", sympy.Integer(d // h))
+    parameters = {f"W_{name}": sympy.Integer(d * d) for name in ("QKVO" if output else "QKV")}
+    if bias:
+        parameters["biases"] = sympy.Integer(len(parameters) * d)
+    stored = {"Q, K, V": 3 * n * d, "attention weights": h * n**2, "heads' outputs": n * d}
+    operations = {f"projection {name}": 2 * n * d**2 for name in "QKV"}
+    operations |= {"scores Q·Kᵀ": 2 * n**2 * d, "weighted sum P·V": 2 * n**2 * d}
+    if output:
+        operations["projection O"] = 2 * n * d**2
+
+    def total(key: str, parts: dict[str, Number]) -> Number:
+        return sympy.expand(sympy.Add(*source.own(key, list(parts.values()))))
+
+    def column(parts: dict[str, Number], name: str) -> Grid:
+        return Grid.of([[x] for x in parts.values()], list(parts), [name])
+
+    weights, made = total("parameters", parameters), total("operations", operations)
+    steps = [
+        given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n}),
+        Step("d_head", "Width of a head", Grid.one(head), "D", "D = d / h", r"D = d / h"),
+        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "", "3·d·D", "3 d D"),
+        Step("parameters", "Parameters", column(parameters, "parameters"), "", "d·d for each projection", "d^2"),
+        Step("parameters_total", "Parameters in all", Grid.one(weights), "", "their sum", r"\sum"),
+        Step("stored", "Values stored for n tokens", column(stored, "values"), "", "3·n·d, h·n², n·d",
+             r"3nd, \quad h n^2, \quad nd"),
+        Step("stored_total", "Values stored in all", Grid.one(total("stored", stored)), "", "h·n² + 4·n·d",
+             r"h n^2 + 4 n d"),
+        Step("weights_bytes", f"Bytes of the attention weights, {size} each", Grid.one(size * h * n**2), "",
+             f"{size}·h·n²", rf"{size} h n^2"),
+        Step("operations", "Operations of a forward pass", column(operations, "operations"), "",
+             "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"),
+        Step("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum"),
+    ]  # fmt: skip
+    length = int(n) if n.is_Integer else 13  # a formula is tried at one length
+    layer = meta_layer(d, h, bias)
+    parts = [layer.q_proj, layer.k_proj, layer.v_proj, *([layer.o_proj] if output else [])]
+    count = sum(p.numel() for part in parts for p in part.parameters())
+    flops = 2 * sum(line_counts(layer, length, length)[: 6 if output else 5])
+    checks = [
+        Check("the parameters of MultiHeadAttention", difference([[weights]], _one(count))),
+        Check("torch's count of the operations", difference([[made.subs(N, length)]], _one(flops))),
+    ]
+    remarks = [
+        "Operations count a multiplication and its addition as two; count them as one and each number halves. "
+        "Softmax and scaling add some n² per head and are left out.",
+        "The number of heads changes neither the parameters nor the operations, only how many weights are stored."
+        if h > 1
+        else "The attention weights are no parameters: they are computed for each input.",
+    ]
+    return steps, checks, remarks
+
+
+def vary_cost(source: Source, draw: Draw) -> dict[str, Any]:
+    heads = draw.whole(2, 16) if source.whole("heads", 1) > 1 else 1
+    made = {"heads": heads, "d_model": heads * 8 * draw.whole(2, 16) * (1 if heads > 1 else 4)}
+    made |= {"bytes": draw.pick((2, 4, 8))} if heads > 1 else {}
+    return made | ({"tokens": 50 * draw.whole(2, 60)} if "tokens" in source.values else {})
+
+
+def receptive_field(source: Source) -> Solved:
+    """How many inputs one output can depend on, if each head attends to one position and a residual keeps its own: a
+    node sees itself and one further node for each of its k heads, so n layers see at most (k + 1)^n inputs, and never
+    more than there are."""
+    heads = source.wholes("heads", 1000)
+    layers = source.whole("layers", most=16)
+    tokens = source.whole("tokens", 0, least=0)
+    names = [f"{k} head{'' if k == 1 else 's'}" for k in heads]
+    columns = [f"layer {n}" for n in range(1, layers + 1)]
+    sizes = [[sympy.Integer((k + 1) ** n) for n in range(1, layers + 1)] for k in heads]
+    formulas = "r = (k + 1)^n", "r_n = (k + 1)^n"
+    steps = [
+        Step("branching", "What a node sees in the layer below: itself and one node a head",
+             Grid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"]), "b", "b = k + 1", "b = k + 1"),
+        Step("formula", "Receptive field at layer n",
+             Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"]), "r", *formulas),
+        Step("sizes", "In numbers", Grid.of(sizes, names, columns), "r", *formulas),
+    ]  # fmt: skip
+    if tokens:
+        capped = Grid.of([[min(size, sympy.Integer(tokens)) for size in row] for row in sizes], names, columns)
+        formulas = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
+        steps.append(Step("capped", f"Among {tokens:,} tokens", capped, "r", *formulas))
+    remarks = [
+        "This is the most that can be seen: heads that choose the same node, or nodes already seen, see fewer.",
+        "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
+    ]
+    tried = [(k, i, size) for k, row in zip(heads, sizes, strict=True) for i, size in enumerate(row) if size <= _TRIED]
+    worst = max((difference([[size]], _one(_reach(k, i + 1))) for k, i, size in tried), default=0.0)
+    return steps, [Check("following an attention graph that reaches the bound", worst)], remarks
+
+
+def _reach(heads: int, layers: int) -> int:
+    """Inputs reached when head h of layer l looks h·(k + 1)^(l − 1) positions back, so that no two paths meet."""
+    reached = torch.zeros((heads + 1) ** layers, dtype=torch.bool)
+    reached[-1] = True
+    for layer in range(layers):
+        below = reached.clone()
+        for head in range(1, heads + 1):
+            back = head * (heads + 1) ** layer
+            below[:-back] |= reached[back:]
+        reached = below
+    return int(reached.sum())
+
+
+def vary_receptive_field(source: Source, draw: Draw) -> dict[str, Any]:
+    made = {"heads": draw.some(range(1, 13), min(len(source.vector("heads")), 12)), "layers": draw.whole(3, 6)}
+    return made | ({"tokens": 100 * draw.whole(2, 50)} if "tokens" in source.values else {})

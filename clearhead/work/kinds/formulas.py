@@ -1,0 +1,172 @@
+"""Formulas at a few numbers: layer normalisation of a vector, sinusoidal positions, the learning rate's schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from clearhead.positions import Sinusoidal
+from clearhead.training.config import WarmupCosine
+from clearhead.work.algebra import difference, tensor, tidy
+from clearhead.work.draw import Draw
+from clearhead.work.numbers import Number, as_float, same
+from clearhead.work.sheet import Check, Grid, Solved, Step, given
+from clearhead.work.source import Source
+
+
+def layer_norm(source: Source) -> Solved:
+    """z = (x − μ) / √(σ² + ε) and y = γ ∘ z + β, and the length of what comes out: with ε = 0 and one γ for all
+    features ‖y − β‖ = |γ|·√d whatever x is, as long as its entries are not all the same."""
+    x = source.vector("x")
+    d = len(x)
+    gamma, beta = _for_each(source, "gamma", d, 1), _for_each(source, "beta", d, 0)
+    eps = source.number("eps", sympy.S.Zero)
+    if eps.is_negative:
+        source.fail("eps", "eps is negative; expected 0 or more")
+    mean = source.own("mean", tidy(sympy.Add(*x) / d))
+    centred = source.own("centred", [tidy(value - mean) for value in x])
+    variance = source.own("variance", tidy(sympy.Add(*[value**2 for value in centred]) / d))
+    if same(variance + eps, sympy.S.Zero):
+        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
+    sigma = sympy.sqrt(variance + eps)
+    z = source.own("z", [tidy(value / sigma) for value in centred])
+    y = source.own("y", [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
+    length = sympy.sqrt(tidy(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
+
+    def row(values: list[Number]) -> Grid:
+        return Grid.of([values], [""], [f"{i + 1}" for i in range(d)])
+
+    steps = [
+        Step("x", "The vector", row(x), "x", given=True),
+        Step("gamma", "The scale", row(gamma), "γ", given=True),
+        Step("beta", "The shift", row(beta), "β", given=True),
+        Step("eps", "Epsilon", Grid.one(eps), "ε", given=True),
+        Step("mean", "Mean", Grid.one(mean), "μ", "μ = Σ x / d", r"\mu = \tfrac{1}{d} \sum_i x_i"),
+        Step("centred", "Centred", row(centred), "x − μ", "x − μ", r"x - \mu"),
+        Step("variance", "Variance (over d, not d − 1)", Grid.one(variance), "σ²", "σ² = Σ (x − μ)² / d",
+             r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"),
+        Step("z", "Normalised", row(z), "z", "z = (x − μ) / √(σ² + ε)",
+             r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"),
+        Step("y", "Scaled and shifted", row(y), "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta"),
+        Step("length", "Length of y − β", Grid.one(length), "‖y − β‖", "‖y − β‖ = √(Σ (y − β)²)",
+             r"\lVert y - \beta \rVert_2 = \sqrt{\textstyle\sum_i (y_i - \beta_i)^2}"),
+    ]  # fmt: skip
+    remark = "γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply."
+    if all(same(g, gamma[0]) for g in gamma):
+        promised = abs(gamma[0]) * sympy.sqrt(d)
+        said = "What the identity says"
+        steps.append(Step("promised", said, Grid.one(promised), "|γ|√d", "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"))
+        remark = "‖y − β‖ = |γ|·√d: z has mean 0 and mean square 1, so its length is √d."
+        if not same(length, promised):
+            remark = "‖y − β‖ is not |γ|·√d: ε > 0 makes z a little shorter than √d."
+        elif gamma[0].is_negative:
+            remark += " γ is negative here: the length is |γ|·√d, not γ·√d."
+    made = torch.nn.functional.layer_norm(tensor([x]), [d], tensor([gamma])[0], tensor([beta])[0], as_float(eps))
+    return steps, [Check("torch's layer_norm in float64", difference([y], made))], [remark]
+
+
+def _for_each(source: Source, key: str, d: int, default: int) -> list[Number]:
+    if not isinstance(source.values.get(key), list):
+        return [source.number(key, sympy.Integer(default))] * d
+    values = source.vector(key)
+    if len(values) != d:
+        source.fail(key, f"{key} has {len(values)} numbers and x has {d}; give one number, or one for each feature")
+    return values
+
+
+def vary_layer_norm(source: Source, draw: Draw) -> dict[str, Any]:
+    return {key: draw.like(source.values[key]) for key in ("x", "gamma", "beta") if key in source.values}
+
+
+def position(source: Source) -> Solved:
+    """PE(p, 2i) = sin(p / base^(2i/d)) and PE(p, 2i + 1) = cos of the same angle, entry by entry."""
+    d = source.whole("d_model", least=2, most=10**6)
+    if d % 2:
+        source.fail("d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency")
+    positions, pairs = source.wholes("positions", 10**6), source.wholes("pairs", d // 2 - 1)
+    base = source.number("base", sympy.Integer(10000))
+    if not (base > 1):
+        source.fail("base", "base must be above 1")
+    wave = source.own("divisors", [base ** sympy.Rational(2 * i, d) for i in pairs])
+    angles = source.own("angles", [[_over(p, w) for w in wave] for p in positions])
+    values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
+    rows, columns, entries = [f"pos {p}" for p in positions], [f"i = {i}" for i in pairs], []
+    for i in pairs:
+        entries += [2 * i, 2 * i + 1]
+    steps = [
+        given({"d": sympy.Integer(d), "base": base}),
+        Step("divisors", "What the position is divided by", Grid.of([wave], [""], columns), "w",
+             "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"),
+        Step("angles", "Angles (radians)", Grid.of(angles, rows, columns), "a", "a = pos / w_i",
+             r"a = \mathrm{pos} / w_i"),
+        Step("encoding", "Positional encoding", Grid.of(values, rows, [f"dim {i}" for i in entries]), "PE",
+             "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a",
+             r"\mathrm{PE}_{(\mathrm{pos}, 2i)} = \sin a, \quad \mathrm{PE}_{(\mathrm{pos}, 2i+1)} = \cos a"),
+    ]  # fmt: skip
+    table = [Sinusoidal(base=as_float(base)).table(1, d, start=p, dtype=torch.float64)[0] for p in positions]
+    worst = difference(values, torch.stack(table)[:, entries])
+    return steps, [Check("positions.Sinusoidal in float64", worst)], []
+
+
+def _over(position: int, divisor: Number) -> Number:
+    """p / w left as it is: sympy would turn 3 / 10^(1/64) into 3·10^(63/64) / 10."""
+    if divisor.is_Rational:
+        return position / divisor
+    return sympy.Mul(position, sympy.Pow(divisor, -1, evaluate=False), evaluate=False)
+
+
+def vary_position(source: Source, draw: Draw) -> dict[str, Any]:
+    """Other positions, and other pairs of a model of another width."""
+    d = 2 ** draw.whole(3, 10)
+    pairs, positions = (len(source.vector(key)) for key in ("pairs", "positions"))
+    return {
+        "d_model": d,
+        "positions": draw.some(range(1, 30), min(positions, 29)),
+        "pairs": draw.some(range(min(d // 2, 12)), min(pairs, d // 2)),
+    }
+
+
+def schedule(source: Source) -> Solved:
+    """Warm-up and cosine decay of the learning rate, at the steps that are asked for."""
+    lr_max = source.number("lr_max")
+    if not lr_max.is_positive:
+        source.fail("lr_max", "lr_max must be above 0")
+    total = source.whole("total_steps")
+    if total == 1:
+        source.fail("total_steps", "total_steps is 1; expected at least 2, a warm-up step and another")
+    warmup = source.whole("warmup_steps", least=1, most=total - 1)
+    asked = source.wholes("steps", total)
+    parts = [(s, warmup) if s <= warmup else (s - warmup, total - warmup) for s in asked]
+    fractions = source.own("fraction", [sympy.Rational(*part) for part in parts])
+    phases, rates = [], []
+    for step, f in zip(asked, fractions, strict=True):
+        phases.append(["rising" if step <= warmup else "falling", f])
+        rates.append([lr_max * (f if step <= warmup else (1 + sympy.cos(sympy.pi * f)) / 2)])
+    names = [f"{step:,}" for step in asked]
+    steps = [
+        given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)}),
+        Step("fraction", "How much of the phase is over", Grid.of(phases, names, ["phase", "f"]), "f",
+             "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
+             r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}"),
+        Step("rate", "Learning rate", Grid.of(rates, names, ["lr"]), "lr",
+             "rising: lr = lr_max·f; falling: lr = lr_max·(1 + cos(π·f)) / 2",
+             r"\mathrm{lr} = \mathrm{lr}_{\max} f \text{ if } s \le w, \quad "
+             r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}"),
+    ]  # fmt: skip
+    rate = WarmupCosine(as_float(lr_max), warmup, total)
+    made = torch.tensor([[rate(step)] for step in asked], dtype=torch.float64)
+    return steps, [Check("training.WarmupCosine in float64", difference(rates, made))], []
+
+
+def vary_schedule(source: Source, draw: Draw) -> dict[str, Any]:
+    """Steps stay at the same parts of their phase, where cosines are known by heart."""
+    before, total = source.whole("warmup_steps"), source.whole("total_steps")
+    warmup, rest = 1000 * draw.whole(1, 12), 12_000 * draw.whole(2, 20)
+    steps = [
+        step * warmup // before if step <= before else warmup + (step - before) * rest // (total - before)
+        for step in source.wholes("steps", total)
+    ]
+    rate = f"{draw.whole(1, 9)}/{10 ** draw.whole(3, 5)}"
+    return {"lr_max": rate, "warmup_steps": warmup, "total_steps": warmup + rest, "steps": sorted(set(steps))}
