@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Block, Documents, Padding, allow, block, documents, padding
-from clearhead.masks.drawing import Drawing
+from clearhead.masks.drawing import Drawing, draw
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, reach
 from clearhead.masks.parse import parse
-from clearhead.masks.shading import draw
 from clearhead.masks.structural import (
     Blocks,
     Causal,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Bool, Integer
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
-from clearhead.masks.drawing import Drawing
 from clearhead.masks.geometry import Grid, KeysOf, Region
 from clearhead.values import whole
+
+if TYPE_CHECKING:
+    from clearhead.masks.drawing import Drawing
 
 MAX_DEPTH = 100
 """How deep an expression may nest: every walk over it is a recursion of at most this depth."""
@@ -150,7 +152,7 @@ class Mask(ABC):
 
     def draw(self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
         """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); beyond `cells` a side, shaded."""
-        from clearhead.masks.shading import draw
+        from clearhead.masks.drawing import draw
 
         return draw(self, T, S, offset=offset, cells=cells)
 
@@ -162,7 +164,7 @@ class Mask(ABC):
         return str(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.masks.shading import html
+        from clearhead.masks.drawing import html
 
         return html(self)
 

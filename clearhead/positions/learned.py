@@ -99,21 +99,19 @@ class LearnedPositions(nn.Module):
         """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept as they are.
 
         A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights."""
-        choice = self._choice_of(size)
+        if self.choice.grid is None:
+            if not isinstance(size, int):
+                raise ShapeError(f"resized({size!r}): these positions are a line; expected one whole number.")
+            choice = replace(self.choice, max_len=size)
+        else:
+            if not isinstance(size, (tuple, list)):
+                raise ShapeError(f"resized({size!r}): these positions are a grid; expected (rows, columns).")
+            choice = replace(self.choice, grid=size)
         result = LearnedPositions(choice, self.weight.shape[1]).to(self.weight)
         with torch.no_grad():
             result.weight.copy_(_interpolated(self.weight, self.choice, choice))
         result.weight.requires_grad_(self.weight.requires_grad)
         return result.train(self.training)
-
-    def _choice_of(self, size: int | tuple[int, int]) -> Learned:
-        if self.choice.grid is None:
-            if not isinstance(size, int):
-                raise ShapeError(f"resized({size!r}): these positions are a line; expected one whole number.")
-            return replace(self.choice, max_len=size)
-        if not isinstance(size, (tuple, list)):
-            raise ShapeError(f"resized({size!r}): these positions are a grid; expected (rows, columns).")
-        return replace(self.choice, grid=size)
 
     def _too_far(self, what: str) -> ShapeError:
         choice, length = self.choice, self.choice.length

@@ -21,7 +21,8 @@ from clearhead.attention.kernels.call import Call, Implementation, four, four_ma
 from clearhead.attention.plan import Blocking, Plan, plan
 from clearhead.attention.planning.cost import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.weights import Softmax
-from clearhead.masks import Atom, Causal, Mask, allow, as_mask, fold, leaves, structural
+from clearhead.masks import Atom, Causal, Mask, allow, as_mask, fold, leaves
+from clearhead.masks import structural as kinds
 
 _WIDEST = 256
 
@@ -195,10 +196,7 @@ def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
 # Dynamo hands only constants to a function that runs at compile time. A mask that was put together inside the traced
 # code is none, but its text is; of an object made there, such as a `Blocking`, only the defaults would be handed on.
 
-_OURS = (
-    structural.Full, structural.Causal, structural.Window, structural.Every, structural.Stride, structural.Prefix,
-    structural.Blocks, structural.Scattered,
-)  # fmt: skip
+_OURS = (kinds.Full, kinds.Causal, kinds.Window, kinds.Every, kinds.Stride, kinds.Prefix, kinds.Blocks, kinds.Scattered)
 _FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _OURS}
 _Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
 

@@ -28,8 +28,8 @@ class Chunk:
     rows: Tensor  # (R · M,) queries, those of unfilled places repeat a real one
     there: Tensor  # (R · M,) whether a place holds a query
     columns: Tensor  # (R, L)
-    seen: Tensor  # (R, M, L)
-    hidden: Tensor | None  # ~seen, or None where everything is seen
+    shape: tuple[int, int, int]  # (R, M, L)
+    hidden: Tensor | None  # (R, M, L) where a row does not see a column, or None where everything is seen
     span: slice | None  # where all heads take part and the queries are neighbours: those queries
 
 
@@ -59,9 +59,8 @@ def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
             seen = lists.allowed(blocks, L)
             hidden = None if bool(seen.all()) else ~seen
             span = _span(rows) if len(heads) == len(patterns) and lists.rows is None else None
-            yield Chunk(
-                heads, heads // groups, rows.clamp(min=0).flatten(), rows.flatten() >= 0, columns, seen, hidden, span
-            )
+            queries, there = rows.clamp(min=0).flatten(), rows.flatten() >= 0
+            yield Chunk(heads, heads // groups, queries, there, columns, (*rows.shape, L), hidden, span)
 
 
 def _span(rows: Tensor) -> slice | None:
@@ -72,7 +71,7 @@ def _span(rows: Tensor) -> slice | None:
 
 def _scores(problem: Problem, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     """Scores (h, R, M, L), −inf where not seen; and the gathered queries (h, R, M, D) and keys (h, R, L, D)."""
-    (R, M, L), (q, k, _) = chunk.seen.shape, problem.flat
+    (R, M, L), (q, k, _) = chunk.shape, problem.flat
     q_here = _rows(q, chunk).unflatten(1, (R, M))
     k_here = _gather(k, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
     scores = torch.matmul(q_here * problem.scale, k_here.mT)
@@ -102,7 +101,7 @@ def _gather(x: Tensor, heads: Tensor, index: Tensor) -> Tensor:
 def forward(problem: Problem, lists: Lists, out: Tensor, lse: Tensor) -> None:
     """Merges a piece into out (BH, T, E) and lse (BH, T), in the wide dtype; lse −inf: nothing there yet."""
     for chunk in chunks(problem, lists):
-        R, _, L = chunk.seen.shape
+        R, _, L = chunk.shape
         scores, _, _ = _scores(problem, chunk)
         top = scores.amax(-1)  # (h, R, M)
         weights = torch.softmax(scores, -1)
@@ -139,7 +138,7 @@ def backward(
     `dbias` has the bias's own four dimensions: where one of them is 1, what falls onto an element is added up there."""
     (grad, shift, delta), (dq, dk, dv), scale = state, into, problem.scale
     for chunk in chunks(problem, lists):
-        R, M, L = chunk.seen.shape
+        R, M, L = chunk.shape
         columns = chunk.columns.flatten()
         scores, q_here, k_here = _scores(problem, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
@@ -167,7 +166,7 @@ def _add(total: Tensor, heads: Tensor, columns: Tensor, part: Tensor) -> None:
 
 def _add_bias(total: Tensor, H: int, chunk: Chunk, ds: Tensor) -> None:
     """total (B or 1, H or 1, T or 1, S or 1) += ds (h, R, M, L) at the chunk's pairs."""
-    R, M, _ = chunk.seen.shape
+    R, M, _ = chunk.shape
     steps = [step if n > 1 else 0 for n, step in zip(total.shape, total.stride(), strict=True)]
     heads = (chunk.heads // H) * steps[0] + (chunk.heads % H) * steps[1]
     place = heads.reshape(-1, 1, 1, 1)

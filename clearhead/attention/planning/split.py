@@ -96,20 +96,19 @@ def _only_adds(mask: Mask, leaf: Leaf) -> bool:
 
 def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
     """(g, rest): g are columns that every query sees, rest what remains; g | rest is the mask and they are disjoint."""
-    parts = mask.parts if isinstance(mask, Or) else (mask,)
-    plain = [part for part in parts if part.is_structural and not part.depends_on_query]
-    return _take_out(parts, plain) if plain else (None, mask)
+    return _taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
 
 
 def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
     """(causal(), rest) where the mask allows all of the triangle, and (None, mask) where it does not."""
+    return _taken_out(mask, lambda part: isinstance(part, Causal))
+
+
+def _taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
     parts = mask.parts if isinstance(mask, Or) else (mask,)
-    plain: list[Mask] = [part for part in parts if isinstance(part, Causal)]
-    return _take_out(parts, plain[:1]) if plain else (None, mask)
-
-
-def _take_out(parts: tuple[Mask, ...], taken: list[Mask]) -> tuple[Mask, Mask | None]:
-    left = [part for part in parts if not any(part is one for one in taken)]
+    taken, left = ([part for part in parts if wanted(part) is answer] for answer in (True, False))
+    if not taken:
+        return None, mask
     whole = reduce(operator.or_, taken)
     return whole, reduce(operator.or_, left) & ~whole if left else None
 
