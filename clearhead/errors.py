@@ -5,6 +5,9 @@ so `except ValueError` keeps working. A message says what was got, what was expe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ClearheadError(Exception):
     """The base of every error that clearhead raises on purpose."""
@@ -52,3 +55,12 @@ class DataError(ClearheadError, ValueError):
 
 class MissingDependencyError(ClearheadError, ImportError):
     """An optional library is needed for what was asked."""
+
+
+@contextmanager
+def needing(sentence: str) -> Iterator[None]:
+    """Around imports of an optional library: if it is missing, the sentence says what needs it and how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError(sentence) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.bench.results import Row, gather
-from clearhead.errors import MissingDependencyError
+from clearhead.errors import MissingDependencyError, needing
 
 BOUND = 150.0
 """Milliseconds within which a keystroke is answered."""
@@ -95,10 +95,8 @@ def serving() -> Iterator[str]:
 @contextmanager
 def browsing(**how: Any) -> Iterator[Any]:
     """A page of a Chromium that is there."""
-    try:
+    with needing("driving a browser needs playwright: pip install 'clearhead[browser]'"):
         from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        raise MissingDependencyError("driving a browser needs playwright: pip install 'clearhead[browser]'") from error
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         raise MissingDependencyError("there is no Chromium or Chrome on this machine: install one")

@@ -28,7 +28,7 @@ from clearhead._shapes import Float, Int
 from clearhead.config import Value, decode_choice, encode
 from clearhead.data import draws, files
 from clearhead.data.batch import ImageBatch, Split
-from clearhead.errors import DataError, MissingDependencyError, StorageError
+from clearhead.errors import DataError, StorageError, needing
 from clearhead.values import Natural, NotNegative, Positive, Rate, Share
 
 Pictures: TypeAlias = Float[Tensor, "B C height width"]
@@ -177,10 +177,8 @@ def grey(colour: Tensor) -> Tensor:
 
 def read_mat(path: Path) -> Images:
     """SVHN's cropped digits: `X` (32, 32, 3, N) and `y` (N, 1), where label 10 is the digit 0."""
-    try:
+    with needing("reading .mat files needs scipy: pip install scipy"):
         from scipy.io import loadmat
-    except ImportError as error:
-        raise MissingDependencyError("reading .mat files needs scipy: pip install scipy") from error
     if not path.is_file():
         raise StorageError(f"there is no file {path}: expected SVHN's {' and '.join(_MAT_NAMES)}")
     try:
@@ -242,10 +240,8 @@ def read_idx(path: Path) -> Tensor:
 
 def sklearn_digits() -> tuple[Images, Images]:
     """The 1,797 8×8 digits of scikit-learn; the last fifth is for validation. Their 0 … 16 become 0 … 255."""
-    try:
+    with needing("these digits come with scikit-learn: pip install scikit-learn"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingDependencyError("these digits come with scikit-learn: pip install scikit-learn") from error
     data = load_digits()
     pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)
     labels = torch.from_numpy(data.target)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.pieces import Pieces
-from clearhead.errors import DataError, MissingDependencyError, StorageError
+from clearhead.errors import DataError, StorageError, needing
 from clearhead.interop.source import Source
 from clearhead.interop.table import Row, Shape
 
@@ -55,10 +55,8 @@ class GGUF(Source):
     """One .gguf file, under transformers' names."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        with needing(f"{path} needs the gguf package: pip install 'clearhead[weights]'"):
             import gguf
-        except ImportError as error:
-            raise MissingDependencyError(f"{path} needs the gguf package: pip install 'clearhead[weights]'") from error
         self.path = path
         try:
             self._reader = gguf.GGUFReader(path, "c")  # copy-on-write: a weight may change, its file may not

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.data.pieces import FILES, Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
-from clearhead.errors import DataError, MissingDependencyError, StorageError
+from clearhead.errors import DataError, StorageError, needing
 from clearhead.interop.table import Shape
 from clearhead.models import storage
 
@@ -174,11 +174,9 @@ def fetch(name: str) -> Path:
         raise StorageError(
             f"{name!r} is no name on the hub; expected hf:organisation/name, or hf:organisation/name@revision"
         )
-    try:
+    with needing(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
-    except ImportError as error:
-        raise MissingDependencyError(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'") from error
     repository, revision = found.groups()
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_WANTED, local_files_only=True))

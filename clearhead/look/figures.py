@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.disk import refusals
-from clearhead.errors import ConfigError, MissingDependencyError, ShapeError
+from clearhead.errors import ConfigError, ShapeError, needing
 from clearhead.look.chart import Chart, Plane, bars
 from clearhead.look.measures import Contribution, check_names, check_patches
 from clearhead.look.picture import Picture
@@ -265,11 +265,9 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:
-    try:
+    with needing("figures need matplotlib: pip install matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("figures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     if title:

@@ -15,7 +15,7 @@ from clearhead._shapes import Float
 from clearhead.attention import MultiHeadAttention
 from clearhead.data.digits import grey, prepare
 from clearhead.data.speech import TAIL
-from clearhead.errors import DataError, MissingDependencyError
+from clearhead.errors import DataError, needing
 from clearhead.generation import Greedy, How, generate
 from clearhead.generation.ctc import decode
 from clearhead.look.album import Album, Labels, album
@@ -190,10 +190,8 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
         raise DataError(
             f"there is no picture {given}: give a PNG or JPEG file, or with --data the number of one of its pictures"
         )
-    try:
+    with needing("reading pictures needs pillow: pip install pillow"):
         from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise MissingDependencyError("reading pictures needs pillow: pip install pillow") from error
     try:
         with Image.open(path) as opened:
             # What is see-through lies on white paper.

@@ -21,7 +21,7 @@ from clearhead.data.ctc import compared, written
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Speech
 from clearhead.data.translation import PairSplit, Translation, read_pairs
-from clearhead.errors import ConfigError, DataError, MissingDependencyError
+from clearhead.errors import ConfigError, DataError, needing
 from clearhead.generation import How, generate
 from clearhead.models import SpeechEncoder
 from clearhead.pretrained.speak import GREEDY
@@ -128,10 +128,8 @@ def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, 
 
 
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
-    try:
+    with needing("BLEU and chrF need sacrebleu: pip install sacrebleu"):
         from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise MissingDependencyError("BLEU and chrF need sacrebleu: pip install sacrebleu") from error
     bleu, chrf = BLEU(), CHRF()
     numbers = {name: one.corpus_score(made, [wanted]).score for name, one in (("bleu", bleu), ("chrf", chrf))}
     return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.disk import write_atomically
-from clearhead.errors import MissingDependencyError, StorageError
+from clearhead.errors import StorageError, needing
 from clearhead.training.config import Schedule
 from clearhead.training.log import read_log
 
@@ -50,10 +50,8 @@ def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Pat
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of so many inches: no window, no global state."""
-    try:
+    with needing("drawing needs matplotlib: pip install matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("drawing needs matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

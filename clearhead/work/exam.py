@@ -22,7 +22,7 @@ from typing import Any
 import sympy
 
 from clearhead.documents import document
-from clearhead.errors import ConfigError, MissingDependencyError
+from clearhead.errors import ConfigError, needing
 from clearhead.work.problem import read_text, solve
 from clearhead.work.sheet import Work
 from clearhead.work.show import Style, latex, markdown
@@ -123,12 +123,8 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
     document = json.dumps(data, ensure_ascii=False)
     if ending == ".typ":
         return template.replace("bytes(sys.inputs.data)", f"bytes({json.dumps(document)})").encode()
-    try:
+    with needing("a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"):
         import typst
-    except ImportError:
-        raise MissingDependencyError(
-            "a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"
-        ) from None
     return bytes(typst.compile(template.encode(), sys_inputs={"data": document}))
 
 
