@@ -5,7 +5,7 @@ so `except ValueError` keeps working. A message says what was got, what was expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import abc
 from contextlib import contextmanager
 
 
@@ -58,7 +58,7 @@ class MissingDependencyError(ClearheadError, ImportError):
 
 
 @contextmanager
-def needing(sentence: str) -> Iterator[None]:
+def needing(sentence: str) -> abc.Iterator[None]:
     """Around imports of an optional library: if it is missing, the sentence says what needs it and how to get it."""
     try:
         yield
