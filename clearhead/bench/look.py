@@ -4,13 +4,10 @@ One forward pass of a decoder is timed with and without a trace of one attention
 and end are part of it. Then the weights of a few rows of one head are recomputed, and the whole head in pieces. On a
 GPU the model has the sizes of GPT-2 and reads 16,384 tokens in bfloat16; on a CPU a small one stands in, for trying
 the command.
-
-    python -m clearhead.bench.look --out look.json
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -169,15 +166,3 @@ def line(row: Watched) -> str:
         f"({row.ratio:.3f}, wanted ≤ {row.bound:g}) | {row.rows} rows of a head {row.rows_ms:.2f} ms, "
         f"all of it {row.head_ms:.1f} ms{memory} | off by {row.difference:.1e}, allowed {row.tolerance:.1e}"
     )
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("look.json"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args(arguments)
-    measure(options_for(chosen.device), chosen.out, on_row=lambda row: print(line(row), flush=True))
-
-
-if __name__ == "__main__":
-    main()

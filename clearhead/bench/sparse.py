@@ -5,13 +5,12 @@ a GPU), and ours, forward and forward + backward. On a GPU the times are the dev
 calls are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they
 are measured, most important first, so that a run that is cut short loses nothing, and another can go on from its file.
 
-    python -m clearhead.bench.sparse --out sparse.json --seconds 240
-    python -m clearhead.bench.sparse --out sparse.json --continue sparse.json
+    clearhead bench sparse --out sparse.json --seconds 240
+    clearhead bench sparse --out sparse.json --continue sparse.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -315,31 +314,9 @@ def read_rows(path: Path) -> list[Masked]:
     return rows
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line of this module; `clearhead bench sparse` is the same, with a choice of sizes and JSON."""
-    parser = argparse.ArgumentParser(description="Masks against dense attention and FlexAttention.")
-    parser.add_argument("--out", type=Path, default=Path("sparse.json"))
-    parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--quick", action="store_true", help="16,384 tokens of width 64 only")
-    parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument("--continue", dest="kept", type=Path, help="keep this file's rows, measure the others")
-    parser.add_argument("--workers", type=int, help="processes that compile ahead, on a GPU (0: none)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args(arguments)
-    options = options_for(chosen.device, quick=chosen.quick, flex=not chosen.no_flex, seconds=chosen.seconds)
-    if chosen.workers is not None:
-        options = replace(options, workers=chosen.workers)
-    kept = [] if chosen.kept is None else read_rows(chosen.kept)
-    measure(options, chosen.out, on_row=lambda row: print(line(row), flush=True), kept=kept)
-
-
 def options_for(device: str, *, quick: bool, flex: bool, seconds: float) -> Options:
     """What is measured on a device: on a CPU one short length in float32, on a GPU all of them in bfloat16."""
     if device == "cpu":
         return replace(ON_CPU, flex=flex, seconds=seconds)
     some: dict[str, Any] = {"lengths": LENGTHS[:1], "widths": WIDTHS[:1]} if quick else {}
     return Options(device=device, flex=flex, seconds=seconds, workers=max(0, (os.cpu_count() or 1) - 2), **some)
-
-
-if __name__ == "__main__":
-    main()
