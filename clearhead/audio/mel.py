@@ -97,8 +97,10 @@ class Mel(Value):
         return max(0, 1 + room // self.hop - self.drop_last) if n_samples > self.margin else 0
 
     def end(self, frame: int) -> int:
-        """How many samples must have come for this frame to be known."""
-        return frame * self.hop - self.margin + self.window
+        """How many samples must have come for this frame to be known, and for it to be certain that it is not a last one
+        that is left out."""
+        wait = max(0, self.hop - self.margin) if self.drop_last else 0
+        return frame * self.hop - self.margin + self.window + wait
 
     def __call__(self, samples: Float[Tensor, "B N"]) -> Float[Tensor, "B T F"]:
         samples = _checked(samples)
@@ -133,6 +135,7 @@ class MelStream:
         self.mel, self.n_samples = mel, 0
         self._kept: Tensor | None = None  # samples that a frame to come still needs, (1, n)
         self._next = 0  # where in these the next frame begins
+        self._told = 0  # frames
         self._reflected = not mel.centred  # whether the beginning has been mirrored already
 
     def feed(self, samples: Float[Tensor, " N"]) -> Float[Tensor, "T F"]:
@@ -146,7 +149,8 @@ class MelStream:
             if self._kept.shape[1] <= self.mel.margin:
                 return new.new_zeros(0, self.mel.n_mels)
             self._kept, self._reflected = F.pad(self._kept, (self.mel.margin, 0), mode="reflect"), True
-        return self._known()
+        certain = 1 + (self.n_samples - self.mel.end(0)) // self.mel.hop
+        return self._known(max(0, certain - self._told))
 
     def finish(self) -> Float[Tensor, "T F"]:
         """The last frames, which reach over the end of the recording: none, unless frames are centred."""
@@ -159,9 +163,10 @@ class MelStream:
         frames = self._known()
         return frames[: len(frames) - mel.drop_last]
 
-    def _known(self) -> Tensor:
+    def _known(self, most: int | None = None) -> Tensor:
         assert self._kept is not None
-        frames = self.mel.frames(self._kept[:, self._next :])
+        frames = self.mel.frames(self._kept[:, self._next :])[:, :most]
+        self._told += frames.shape[1]
         self._next += frames.shape[1] * self.mel.hop
         # Should the recording end here, its last samples are mirrored.
         done = max(0, min(self._next, self._kept.shape[1] - self.mel.margin - 1))

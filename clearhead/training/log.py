@@ -62,9 +62,8 @@ class Log:
         with refusals(f"cannot write to {self.path}", then="make room and resume the run"):
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
-        if self._board is not None:
             for name, value in row.items():
-                if name not in ("kind", "step") and isinstance(value, int | float):
+                if self._board is not None and name not in ("kind", "step") and isinstance(value, int | float):
                     self._board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
     def sync(self) -> None:
@@ -72,7 +71,7 @@ class Log:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # of a row that is still in the buffer, because `write` could not write it
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for file in (self._file, self._board):
+            with contextlib.suppress(OSError):  # of a row that is still in a buffer, because `write` could not write it
+                if file is not None:
+                    file.close()
