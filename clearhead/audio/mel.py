@@ -97,8 +97,7 @@ class Mel(Value):
         return max(0, 1 + room // self.hop - self.drop_last) if n_samples > self.margin else 0
 
     def end(self, frame: int) -> int:
-        """How many samples must have come for this frame to be known, and for it to be certain that it is not a last one
-        that is left out."""
+        """How many samples must have come for this frame to be known, and not to be a last one that is left out."""
         wait = max(0, self.hop - self.margin) if self.drop_last else 0
         return frame * self.hop - self.margin + self.window + wait
 

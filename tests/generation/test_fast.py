@@ -131,7 +131,7 @@ def test_changed_weights_are_seen(plain):
         model.blocks[0].attention.k_proj.weight.neg_()
     assert kept_of(model).program is not program
     second = generate(model, rows, max_new=9)
-    assert not torch.equal(first.ids, second.ids)
+    assert not torch.allclose(first.log_probs, second.log_probs)
     assert_equal(second, plain(lambda: generate(model, rows, max_new=9)))
 
 
