@@ -9,3 +9,6 @@ except errors.ParseError as error:  # a MaskError, a ClearheadError and a ValueE
 caught = (errors.ClearheadError, errors.ShapeError, errors.DtypeError, errors.MaskError, errors.MaskTypeError)
 
 more = (errors.ConfigError, errors.ImplementationError, errors.StorageError, errors.DataError, errors.MissingDependencyError)
+
+with errors.needing("drawing needs matplotlib: pip install matplotlib"):
+    import matplotlib  # if it is missing, a MissingDependencyError says that sentence
