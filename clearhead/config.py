@@ -211,7 +211,8 @@ def _decode(value: Any, hint: Any, owner: str, key: str) -> Any:
             try:
                 return reader(value)
             except ClearheadError as error:
-                raise ConfigError(f"{owner}.{key}: {error}") from error
+                sentence = str(error).partition("\n")[0]  # without a caret below the place
+                raise ConfigError(f"{owner}.{key}: {sentence}") from error
         if choices:
             return decode_choice({"type": value}, choices, f"{owner}.{key}")
     if isinstance(value, list):

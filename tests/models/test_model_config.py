@@ -327,3 +327,11 @@ def test_a_config_without_a_model_says_so():
 
     with pytest.raises(ConfigError, match="BareConfig names no model"):
         BareConfig().build()
+
+
+@pytest.mark.bad_input
+def test_a_mask_that_cannot_be_read_is_one_line():
+    text = DecoderConfig(vocab_size=5, d_model=12, n_heads=3, n_layers=1, d_ff=7, max_len=9).to_dict()
+    with pytest.raises(ConfigError) as caught:
+        DecoderConfig.from_dict(text | {"mask": "causl()"})
+    assert str(caught.value) == "DecoderConfig.mask: column 1: there is no mask 'causl'; did you mean 'causal'?"
