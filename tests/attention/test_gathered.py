@@ -177,6 +177,16 @@ def test_a_bias_with_any_leading_batch(lead):
         torch.testing.assert_close(fast, plain)
 
 
+def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_once():
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, up = (torch.randn(2, 3, 1, 67, 7, dtype=torch.float64, generator=generator) for _ in range(4))
+    narrow = torch.randn(67, 67, generator=generator).requires_grad_()
+    wide = narrow.detach().double().requires_grad_()
+    for bias in (narrow, wide):
+        attend(q, k, v, SMALL[0], bias=bias, impl="gathered").backward(up)
+    torch.testing.assert_close(narrow.grad, wide.grad.float(), rtol=torch.finfo(torch.float32).eps, atol=0.0)
+
+
 @pytest.mark.parametrize(
     "kwargs", [{"scores": Dot()}, {"weights": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
 )

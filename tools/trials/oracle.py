@@ -105,7 +105,8 @@ class _Row:
         self.inner = float(max(steep.max(), (whole * max(warm, 1.0)).max(), (abs(k) @ abs(q)).max() if warm else 0.0))
         c = scale * warm
         self.dq = c * (d @ k), c * (lost @ abs(k)) if c else 0.0
-        self.dk = c * d[:, None] * q, c * lost[:, None] * abs(q) if c else 0.0
+        # c comes last: less than 1, it would turn the least step there is into 0 before q makes it larger.
+        self.dk = c * d[:, None] * q, c * (lost[:, None] * abs(q)) if c else 0.0
         self.dbias = warm * d, warm * lost if warm else 0.0
 
     def _weights(

@@ -70,7 +70,10 @@ class Gathered(Implementation):
         else:
             made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
             handle = made.handle
-        bias = None if call.bias is None else four_mask(call.cooled(), lead)
+        bias = None if call.bias is None else call.cooled()
+        if bias is not None and len(lead) != 1 and bias.requires_grad:
+            bias = bias.to(call.wide)  # before it is shared out, so that what comes back is added up in wide numbers
+        bias = None if bias is None else four_mask(bias, lead)
         out, _ = gathered(four(q), four(call.k), four(call.v), bias, handle, scale / call.weights.temperature)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
