@@ -4,12 +4,9 @@ statement there and then."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from clearhead.claims.ledger import DOCUMENTS, HOLDS_WHEN, VERDICTS, Claim, Outcome, claims
-
-Ask = Callable[[int, Claim], str | None]
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,3 @@ def meaning(text: str) -> str | None:
     near = [v for v in VERDICTS if word and v.startswith(word)]
     exact = word if word in VERDICTS else numbers.get(word)
     return exact or (near[0] if len(near) == 1 else None)
-
-
-def quiz(chosen: list[Claim], ask: Ask, seed: int = 0) -> Iterator[Answer]:
-    """Asks one after the other until `ask` gives None."""
-    for number, claim in enumerate(chosen, 1):
-        if (given := ask(number, claim)) is None:
-            return
-        yield Answer(claim.run(seed), given)

@@ -118,7 +118,6 @@ def quiz(
     """Decide for yourself: each statement holds, holds when, does not hold, or is a misprint."""
     from clearhead.claims.coverage import NAMES, ledger_of
     from clearhead.claims.quiz import Answer, drawn, meaning
-    from clearhead.claims.quiz import quiz as ask_all
 
     chosen = drawn(n, seed, NAMES.index(ledger_of(document).name) if document else None)
     tell = (lambda *_, **__: None) if json else console.print
@@ -137,8 +136,10 @@ def quiz(
 
     answers: list[Answer] = []
     try:
-        for answer in ask_all(chosen, ask, seed):
-            answers.append(answer)
+        for number, claim in enumerate(chosen, 1):
+            if (given := ask(number, claim)) is None:
+                break
+            answers.append(answer := Answer(claim.run(seed), given))
             if answer.right:
                 tell(Text("Right.", style="green"))
                 continue
