@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -16,6 +16,9 @@ _COLOURS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3")
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKED = 12  # curves of few points show them
+_WIDTH, _HEIGHT, _LEFT, _TOP, _END, _LINE = 560, 300, 58, 50, 530, 18
+_MIDDLE = ' text-anchor="middle"'
+Axis = Callable[[float], float]  # where a value stands
 
 
 @dataclass(frozen=True)
@@ -39,102 +42,72 @@ class Lines:
         rows = []
         for name, ys in self.series.items():
             known = _known(ys)
-            spark = _spark(_scaled(ys, self.log_y)[::step])
+            spark = _spark([_scaled(y, self.log_y) for y in ys[::step]])
             rows.append(f"{name:<{names}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
         over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
         return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
     def svg(self) -> str:
-        return _Plot(self).svg()
-
-
-class _Plot:
-    """One drawing of curves: the frame, the ticks, the curves, the legend under it."""
-
-    width, height, left, top, right, line = 560, 300, 58, 50, 30, 18
-
-    def __init__(self, lines: Lines) -> None:
-        self.lines = lines
-        self.legend = self._legend()
-        self.bottom = 46 + self.line * len(self.legend)
-        ys = _known(chain(*lines.series.values(), *chain(*lines.spread.values())))
-        low, high = min(ys), max(ys)
-        self.y_ticks = _decades(low, high) if lines.log_y else _round_ticks(min(low, 0.0), high)
-        self.low, self.high = _scaled((self.y_ticks[0], self.y_ticks[-1]), lines.log_y)
-        self.xs = _scaled(lines.x, lines.log_x)
-
-    def px(self, x: float) -> float:
-        span = (self.xs[-1] - self.xs[0]) or 1.0
-        return self.left + (x - self.xs[0]) / span * (self.width - self.left - self.right)
-
-    def py(self, y: float) -> float:
-        span = (self.high - self.low) or 1.0
-        return self.height - self.bottom - (y - self.low) / span * (self.height - self.top - self.bottom)
-
-    def svg(self) -> str:
-        out = [_open(self.width, self.height, self.lines.title)]
-        out += [f'<text x="{self.left}" y="34" fill="#555">{escape(self.lines.y_label)}</text>', *self._frame()]
-        for i, name in enumerate(self.lines.series):
-            out += self._curve(i, name)
-        for row, items in enumerate(self.legend):
-            y = self.height - 8 - self.line * (len(self.legend) - 1 - row)
+        """The frame, the ticks, the curves, the legend under it."""
+        legend = self._legend()
+        base = _HEIGHT - 46 - _LINE * len(legend)
+        ys = _known(chain(*self.series.values(), *chain(*self.spread.values())))
+        y_ticks = _decades(min(ys), max(ys)) if self.log_y else _round_ticks(min(*ys, 0.0), max(ys))
+        px = _axis(self.x[0], self.x[-1], self.log_x, _LEFT, _END)
+        py = _axis(y_ticks[0], y_ticks[-1], self.log_y, base, _TOP)
+        out = [_open(_WIDTH, _HEIGHT, self.title), _text(_LEFT, 34, self.y_label, ' fill="#555"')]
+        for value in y_ticks:
+            y = py(value)
+            out.append(f'<line x1="{_LEFT}" x2="{_END}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
+            out.append(_text(_LEFT - 6, f"{y + 4:.1f}", _short(value), ' text-anchor="end"'))
+        for value in self._x_ticks(px):
+            x = f"{px(value):.1f}"
+            out.append(f'<line x1="{x}" x2="{x}" y1="{base}" y2="{base + 4}" stroke="#888"/>')
+            out.append(_text(x, base + 17, _short(value), _MIDDLE))
+        out.append(_text((_END + _LEFT) / 2, base + 33, self.x_label, f'{_MIDDLE} fill="#555"'))
+        for i, name in enumerate(self.series):
+            out += self._curve(i, name, px, py)
+        for row, items in enumerate(legend):
+            y = _HEIGHT - 8 - _LINE * (len(legend) - 1 - row)
             for at, i, name in items:
                 stroke = f'stroke="{_COLOURS[i % 5]}" stroke-width="2.5" stroke-dasharray="{_DASHES[i % 5]}"'
                 out.append(f'<line x1="{at}" x2="{at + 24}" y1="{y - 4}" y2="{y - 4}" {stroke}/>')
-                out.append(f'<text x="{at + 30}" y="{y}">{escape(name)}</text>')
+                out.append(_text(at + 30, y, name))
         return "".join(out) + "</svg>"
 
-    def _frame(self) -> list[str]:
-        end, base, out = self.width - self.right, self.height - self.bottom, []
-        for value, at in zip(self.y_ticks, _scaled(self.y_ticks, self.lines.log_y), strict=True):
-            y = self.py(at)
-            out.append(f'<line x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
-            out.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
-        ticks = self._x_ticks()
-        for value, at in zip(ticks, _scaled(ticks, self.lines.log_x), strict=True):
-            x = self.px(at)
-            out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}" stroke="#888"/>')
-            out.append(f'<text x="{x:.1f}" y="{base + 17}" text-anchor="middle">{_short(value)}</text>')
-        label = f'text-anchor="middle" fill="#555">{escape(self.lines.x_label)}'
-        return [*out, f'<text x="{(end + self.left) / 2}" y="{base + 33}" {label}</text>']
-
-    def _x_ticks(self) -> list[float]:
-        x = self.lines.x
+    def _x_ticks(self, px: Axis) -> list[float]:
+        x = self.x
         if len(x) <= 7:
             kept: list[float] = []
-            for value, at in zip(x, self.xs, strict=True):  # those that would overlap the one before are left out
-                if not kept or self.px(at) - self.px(_scaled(kept[-1:], self.lines.log_x)[0]) > 34:
+            for value in x:  # those that would overlap the one before are left out
+                if not kept or px(value) - px(kept[-1]) > 34:
                     kept.append(value)
             return kept
-        if self.lines.log_x:
-            inside = [t for t in _decades(x[0], x[-1]) if x[0] <= t <= x[-1]]
-            return inside if len(inside) > 1 else [x[0], x[-1]]
-        return [t for t in _round_ticks(x[0], x[-1]) if x[0] <= t <= x[-1]]
+        ticks = _decades(x[0], x[-1]) if self.log_x else _round_ticks(x[0], x[-1])
+        inside = [tick for tick in ticks if x[0] <= tick <= x[-1]]
+        return inside if len(inside) > 1 or not self.log_x else [x[0], x[-1]]
 
-    def _curve(self, i: int, name: str) -> list[str]:
-        lines, colour = self.lines, _COLOURS[i % 5]
-        ys = _scaled(lines.series[name], lines.log_y)
-        points = [(self.px(x), self.py(y)) for x, y in zip(self.xs, ys, strict=True) if not math.isnan(y)]
+    def _curve(self, i: int, name: str, px: Axis, py: Axis) -> list[str]:
+        colour, dash = _COLOURS[i % 5], f' stroke-dasharray="{_DASHES[i % 5]}"' if i % 5 else ""
+        points = [(px(x), py(y)) for x, y in zip(self.x, self.series[name], strict=True) if not math.isnan(y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        dash = f' stroke-dasharray="{_DASHES[i % 5]}"' if _DASHES[i % 5] else ""
         out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
-        if len(lines.x) <= _MARKED:
+        if len(self.x) <= _MARKED:
             out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
-        for x, pair in zip(self.xs, lines.spread.get(name, ()), strict=False):
-            if not math.isnan(pair[0]):
-                low, high = (self.py(y) for y in _scaled(pair, lines.log_y))
-                at = f'x1="{self.px(x):.1f}" x2="{self.px(x):.1f}"'
-                out.append(f'<line {at} y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.2"/>')
+        for x, (low, high) in zip(self.x, self.spread.get(name, ()), strict=False):
+            if not math.isnan(low):
+                ends = f'x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(low):.1f}" y2="{py(high):.1f}"'
+                out.append(f'<line {ends} stroke="{colour}" stroke-width="1.2"/>')
         return out
 
     def _legend(self) -> list[list[tuple[int, int, str]]]:
         """Rows of (x, number, name), broken where the width ends."""
         rows: list[list[tuple[int, int, str]]] = [[]]
-        at = self.left
-        for i, name in enumerate(self.lines.series):
+        at = _LEFT
+        for i, name in enumerate(self.series):
             wide = 44 + int(6.3 * len(name))
-            if rows[-1] and at + wide > self.width - self.right + 14:
-                rows, at = [*rows, []], self.left
+            if rows[-1] and at + wide > _END + 14:
+                rows, at = [*rows, []], _LEFT
             rows[-1].append((at, i, name))
             at += wide
         return rows
@@ -166,8 +139,7 @@ class Grid:
         out = [_open(width, n * cell + 34, self.title)]
         for i, row in enumerate(self.rows):
             if self.labels:
-                y = 26 + (i + 0.5) * cell + 4
-                out.append(f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escape(self.labels[i])}</text>')
+                out.append(_text(left - 6, f"{26 + (i + 0.5) * cell + 4:.1f}", self.labels[i], ' text-anchor="end"'))
             out += [self._cell(x, left + j * cell, 26 + i * cell, cell) for j, x in enumerate(row)]
         return "".join(out) + "</svg>"
 
@@ -179,8 +151,8 @@ class Grid:
         if cell < 28 or not x:
             return box
         ink = "#fff" if share > 0.55 else "#222"
-        where = f'x="{at + 0.5 * cell:.1f}" y="{down + 0.5 * cell + 4:.1f}" text-anchor="middle"'
-        return box + f'<text {where} fill="{ink}">{x:.2g}</text>'
+        middle = f"{at + 0.5 * cell:.1f}", f"{down + 0.5 * cell + 4:.1f}"
+        return box + _text(*middle, f"{x:.2g}", f'{_MIDDLE} fill="{ink}"')
 
 
 Figure: TypeAlias = Lines | Grid
@@ -192,6 +164,16 @@ def _open(width: int, height: int, title: str) -> str:
         f'role="img" font-family="system-ui, sans-serif" font-size="12" fill="#222"><title>{escape(title)}</title>'
         f'<text x="4" y="14" font-weight="600">{escape(title)}</text>'
     )
+
+
+def _text(x: object, y: object, said: str, more: str = "") -> str:
+    return f'<text x="{x}" y="{y}"{more}>{escape(said)}</text>'
+
+
+def _axis(low: float, high: float, log: bool, first: float, last: float) -> Axis:
+    """Where values stand on the page between `first`, for the low end, and `last`."""
+    start, span = _scaled(low, log), (_scaled(high, log) - _scaled(low, log)) or 1.0
+    return lambda value: first + (_scaled(value, log) - start) / span * (last - first)
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
@@ -225,8 +207,8 @@ def _short(value: float) -> str:
     return (f"{value:,.0f}" if size >= 1000 else f"{value:g}").replace("-", "−")
 
 
-def _scaled(values: Sequence[float], log: bool) -> list[float]:
-    return [math.log10(max(v, 1e-30)) if log and not math.isnan(v) else float(v) for v in values]
+def _scaled(value: float, log: bool) -> float:
+    return math.log10(max(value, 1e-30)) if log and not math.isnan(value) else float(value)
 
 
 def _known(values: Iterable[float]) -> list[float]:
