@@ -194,10 +194,10 @@ def _drawings(
                     "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
                 )
             first, matrix = album.groups[group][0], rollouts[group]
-            shades = (matrix / matrix.max(), first.rows, first.rows)
+            names = (first.rows, first.rows)
             title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
-            drawn = partial(terminal.heatmap, *shades, width=wide, colour=colour())
-            return title, drawn, partial(figures.rollout_map, matrix, first.rows, title=f"Rollout: {first.title}")
+            drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, colour=colour())
+            return title, drawn, partial(figures.heat, matrix, *names, title=f"Rollout: {first.title}")
         case View.norms:
             title, norms = "Length of the residual stream: mean (shortest … longest)", album.norms
             drawn = partial(terminal.norm_bars, norms, width=wide)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.disk import refusals
-from clearhead.errors import ConfigError, ShapeError, needing
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.chart import Chart, Plane, bars
 from clearhead.look.measures import Contribution, check_names, check_patches
 from clearhead.look.picture import Picture
+from clearhead.training.figure import drawn, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -212,11 +213,6 @@ def contribution_bars(found: Sequence[Contribution], columns: Sequence[str], *, 
     return _bars(bars(title, parts, "share of the lengths of all that was added, %"))
 
 
-def rollout_map(matrix: Float[Tensor, "T T"], labels: Sequence[str], *, title: str = "") -> Figure:
-    """Attention rollout as a heat map: input positions across, output positions down."""
-    return heat(matrix, labels, labels, title=title)
-
-
 def patches(
     image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, chosen: int | None = None, title: str = ""
 ) -> Figure:
@@ -249,27 +245,17 @@ def patches(
 
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure as the file's name says: .png, .svg or .pdf. The same figure gives the same file."""
-    import matplotlib
-
     path = Path(path)
-    # Without a salt and with a date, an SVG holds random names and when it was made.
-    dates: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    date = dates.get(path.suffix.lower())
-    if date is None:
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
     with refusals(f"the figure cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "path"}):
-            figure.savefig(path, dpi=160, metadata=date)
+        path.write_bytes(drawn(figure, path.suffix, dpi=160, letters="path"))
     return path
 
 
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:
-    with needing("figures need matplotlib: pip install matplotlib"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure: Figure = new_figure(width, height)
     if title:
         figure.suptitle(title, fontsize=size, color=_INK)
     return figure

@@ -52,19 +52,26 @@ def new_figure(width: float, height: float) -> Any:
     """An empty figure of so many inches: no window, no global state."""
     with needing("drawing needs matplotlib: pip install matplotlib"):
         from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def drawn(figure: Any, ending: str, *, dpi: int = 120, letters: str = "none") -> bytes:
+    """A figure as a .png, .svg or .pdf file has it: the same for the same figure. In an SVG, letters stay text, or are
+    drawn ("path") and look alike on every machine."""
+    import matplotlib
+
+    # Without a salt and with a date, an SVG holds random names and when it was made.
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    made = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": letters}):
+        figure.savefig(made, dpi=dpi, format=ending[1:].lower(), metadata=dates.get(ending.lower()))
+    return made.getvalue()
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Draws to a file, whole or not at all; the same figure gives the same SVG."""
-    import matplotlib
-
-    drawn, ending = io.BytesIO(), path.suffix[1:].lower() or "png"
+    """Draws to a file, whole or not at all."""
     try:
-        # No date, and names that are not drawn at random.
-        with matplotlib.rc_context({"svg.hashsalt": "clearhead", "svg.fonttype": "none"}):
-            figure.savefig(drawn, dpi=120, format=ending, metadata={"Date": None} if ending == "svg" else None)
+        write_atomically(path, drawn(figure, path.suffix or ".png"))
     except ValueError as error:
         raise StorageError(f"cannot draw to {path}: {error}; use .png or .svg") from error
-    write_atomically(path, drawn.getvalue())
     return path

@@ -138,7 +138,7 @@ class TestFigures:
         axes = figures.norms(found).axes[0]
         assert [line.get_ydata() for line in axes.lines] == [[2.0], [6.0]]  # a line for each stack
         matrix = softmax(3, 3)
-        shown = figures.rollout_map(matrix, list("abc")).axes[0].images[0].get_array().data
+        shown = figures.heat(matrix, list("abc"), list("abc")).axes[0].images[0].get_array().data
         assert torch.equal(torch.tensor(shown), matrix)
         bars = figures.contribution_bars(
             [Contribution(0, 1, 0.5, 2.0, 0.4), Contribution(1, 0, 0.5, 1.0, 0.2)], WORDS
