@@ -149,7 +149,9 @@ def contents(
 def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
     tally = Tally(picture.places, picture.rows, picture.columns)
     thumbs, packed = _Thumbs(picture), packing(picture, how)
-    picture.walk(tally, thumbs, packed)
+    for rows in picture.blocks():
+        for part in (tally, thumbs, packed):
+            part.add(*rows)
     written = None
     if picture.written is not None:
         most = float(picture.written.max())

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,13 +59,6 @@ class Summary:
     def heads(self) -> list[tuple[HeadLabel, float, float]]:
         """Label, entropy and distance of each."""
         return list(zip(self.labels, self.entropy, self.distance, strict=True))
-
-
-@runtime_checkable
-class Collector(Protocol):
-    """Something that is built up from blocks of rows: start, start + 1, … of all heads."""
-
-    def add(self, block: Float[Tensor, "H r S"], start: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -134,10 +126,10 @@ class Tally:
     places: Places
     rows: Names = None
     columns: Names = None
-    _sums: dict[str, Tensor] = field(default_factory=dict)  # each (H,)
-    _counts: dict[str, Tensor] = field(default_factory=dict)
+    _sums: dict[str, Tensor] = field(default_factory=dict)  # each (2, H): of what is counted, and how often
 
     def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
+        """The rows start, start + 1, … of all heads."""
         weights, stop = block.float().cpu(), start + block.shape[1]
         spread, apart = entropy(weights), distance(weights, self.places.apart(start, stop))
         seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
@@ -165,14 +157,14 @@ class Tally:
 
     def result(self) -> Summary:
         """A pattern that no row could have followed has no score."""
-        means = {name: (self._sums[name] / count).tolist() for name, count in self._counts.items() if count.all()}
+        means = {name: (total / count).tolist() for name, (total, count) in self._sums.items() if count.all()}
         spread, apart = means.pop("entropy", []), means.pop("distance", [])
         labels = [named({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
         return Summary(spread, apart, labels)
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, torch.zeros(())) + (scores * counted).sum(-1)
-        self._counts[name] = self._counts.get(name, torch.zeros(())) + counted.sum(-1)
+        both = torch.stack(((scores * counted).sum(-1), counted.float().sum(-1)))
+        self._sums[name] = self._sums[name] + both if name in self._sums else both
 
     def _same(self, rows: Sequence[str], columns: Sequence[str], start: int) -> Tensor:
         """Keys elsewhere that carry the query's own token."""
@@ -248,14 +240,12 @@ class Picture:
         found = re.fullmatch(r"(?:(encoder|decoder)\.)?blocks\.\*\.attention", self.group)
         return f"{found[1] or ''} self-attention".strip().capitalize() if found else self.group
 
-    def walk(self, *collectors: Collector) -> None:
-        """All rows once, in blocks of a bounded size, to each collector: weights may be dear to recompute."""
+    def blocks(self) -> Iterator[tuple[Float[Tensor, "H r S"], int]]:
+        """All rows in blocks of a bounded size, each with the number of its first: weights may be dear to recompute."""
         T, S = len(self.rows), len(self.columns)
         step = max(1, _CELLS_AT_ONCE // max(1, self.n_heads * S))
         for start in range(0, T, step):
-            block = self.block(start, min(T, start + step)).detach().float().cpu()
-            for collector in collectors:
-                collector.add(block, start)
+            yield self.block(start, min(T, start + step)).detach().float().cpu(), start
 
     def weights(self, head: int | None = None) -> Float[Tensor, "T S"]:
         """The whole matrix of one head, or the mean over all of them."""
@@ -277,7 +267,9 @@ class Picture:
     @cached_property
     def summary(self) -> Summary:
         """Entropy, distance and label of every head."""
-        self.walk(tally := Tally(self.places, self.rows, self.columns))
+        tally = Tally(self.places, self.rows, self.columns)
+        for rows in self.blocks():
+            tally.add(*rows)
         return tally.result()
 
     def _repr_html_(self) -> str:

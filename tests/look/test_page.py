@@ -43,7 +43,8 @@ def data_of(text: str) -> dict:
 
 def collected(picture: Picture, how: Plan) -> dict:
     collector = packing(picture, how)
-    picture.walk(collector)
+    for rows in picture.blocks():
+        collector.add(*rows)
     return collector.result()
 
 

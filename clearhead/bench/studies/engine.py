@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,15 +204,11 @@ def carry_out(
     this = {"command": command, "machine": machine(), "versions": versions()}
     if missing and this not in record.runs:
         record.runs.append(this)
-    with ExitStack() as stack:
-        walk: Callable[..., Iterable[_Measured]] = map
-        if jobs > 1:
-            context = torch.multiprocessing.get_context("spawn")  # a GPU cannot be shared with a fork
-            walk = stack.enter_context(context.Pool(jobs)).imap_unordered
-        given = () if data is None else (data,)
-        work = [(study.measure, record.sizes, *choice, *given) for choice in missing]
-        for (panel, line, seed), curve, more, took in walk(_measured, work):
-            row = Trial(panel, line, seed, curve, more, took, record.runs.index(this))
+    given = () if data is None else (data,)
+    work = [(study.measure, record.sizes, choice, given, record.runs.index(this)) for choice in missing]
+    # A GPU cannot be shared with a fork.
+    with torch.multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        for row in map(_measured, work) if pool is None else pool.imap_unordered(_measured, work):
             record.rows.append(row)
             if jobs > 1:  # as they would come from one process
                 record.rows.sort(key=lambda row: order.get((row.panel, row.line, row.seed), len(order)))
@@ -223,17 +219,14 @@ def carry_out(
     return record
 
 
-_Measured = tuple[tuple[str, str, int], Curve, dict[str, Any], float]
-
-
-def _measured(work: tuple[Any, ...]) -> _Measured:
+def _measured(work: tuple[Any, ...]) -> Trial:
     """One row, with a seed of its own and the seconds that it took."""
-    measure, sizes, panel, line, seed, *data = work
+    measure, sizes, (panel, line, seed), data, run = work
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         began = time.perf_counter()
         curve, more = measure(sizes, panel, line, seed, *data)
-    return (panel, line, seed), curve, more, round(time.perf_counter() - began, 2)
+    return Trial(panel, line, seed, curve, more, round(time.perf_counter() - began, 2), run)
 
 
 def _few(xs: list[str]) -> list[str]:
