@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.claims.typeset import typeset
+from clearhead.claims.report import typeset
 
 
 @pytest.mark.parametrize(
