@@ -14,7 +14,7 @@ from typing import Any
 
 from clearhead.bench import cost as report
 from clearhead.bench.auto import again, read_rows
-from clearhead.bench.sparse_plot import draw_sparse
+from clearhead.bench.sparse import draw_sparse
 from clearhead.work import show, solve
 
 ROOT = Path(__file__).parents[1]

@@ -107,7 +107,7 @@ def sparse(
     out: Out = Path("sparse.png"),
 ) -> None:
     """What masks cost against what they allow, from measured results."""
-    from clearhead.bench.sparse_plot import draw_sparse
+    from clearhead.bench.sparse import draw_sparse
 
     with writing(out, FIGURES):
         path = draw_sparse(results, out)

@@ -82,11 +82,9 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     figure, axes = _plot(4.2, max(2.0, 0.27 * high + 0.5), title)
     axes.set_axis_off()
     left, right = ([i + (high - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
-    colours = [_HEAT]
+    colours: list[Any] = [_HEAT]
     if weights.dim() > 2:  # a colour for each head, as far apart as may be and alike in lightness
-        n = len(weights)
-        parts = [hls_to_rgb(i / n, 0.4 if i % 2 else 0.52, 0.75) for i in range(n)]
-        colours = ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in parts]
+        colours = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
     for head, i, j in (weights >= 0.03).nonzero().tolist():
         weight = float(weights[head, i, j])

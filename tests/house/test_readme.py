@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.bench.sparse_plot import draw_sparse
+from clearhead.bench.sparse import draw_sparse
 from clearhead.cli.app import _COMMANDS
 from tools.readme import PAGES, TABLES, updated
 
