@@ -35,7 +35,7 @@ def table(rows: Rows, *, right: Sequence[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def html_table(rows: Rows, *, right: Sequence[int] = (), caption: str = "", note: str = "") -> str:
+def html_table(rows: Rows, *, right: Sequence[int] = (), caption: str = "") -> str:
     """The same rows as HTML. Notebooks set every cell to the right, so each says where it stands."""
 
     def line(tag: str, row: Sequence[str]) -> str:
@@ -47,4 +47,4 @@ def html_table(rows: Rows, *, right: Sequence[int] = (), caption: str = "", note
     title = f'<caption style="text-align:left">{escape(caption)}</caption>' if caption else ""
     lines = "".join(f"<tr>{line('td', row)}</tr>" for row in body)
     whole = f"<table>{title}<thead><tr>{line('th', head)}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div style="overflow-x:auto;margin:.5em 0">{whole}</div>' + (f"<p>{escape(note)}</p>" if note else "")
+    return f'<div style="overflow-x:auto;margin:.5em 0">{whole}</div>'

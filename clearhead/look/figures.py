@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.disk import refusals
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.chart import Chart, Plane, bars
 from clearhead.look.measures import Contribution, check_names, check_patches
+from clearhead.look.page import written
 from clearhead.look.picture import Picture
 from clearhead.training.figure import drawn, new_figure
 
@@ -246,10 +246,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
-    with refusals(f"the figure cannot be written to {path}", then="choose another place"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn(figure, path.suffix, dpi=160, letters="path"))
-    return path
+    return written(drawn(figure, path.suffix, dpi=160, letters="path"), path, "figure")
 
 
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:

@@ -89,12 +89,12 @@ def save_page(
     return written(page(shown, budget=budget) if isinstance(shown, Album) else chart_page(title, shown), path)
 
 
-def written(text: str, path: str | Path) -> Path:
-    """Write a page's text to a file, whose folder is made."""
+def written(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
+    """Write a page's text, or what else was drawn, to a file, whose folder is made."""
     path = Path(path)
-    with refusals(f"the page cannot be written to {path}", then="choose another place"):
+    with refusals(f"the {what} cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
     return path
 
 
