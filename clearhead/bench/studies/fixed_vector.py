@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
-from clearhead.bench.studies.learning import TESTED_WITH, fit_lengths, pairs, right, symbols
+from clearhead.bench.studies.learning import TESTED_WITH, fit_lengths, pairs, right
 from clearhead.data.batch import PairBatch
 from clearhead.layers import Xavier
 from clearhead.models import EncoderDecoderConfig, RecurrentSeq2SeqConfig
@@ -29,7 +29,7 @@ def build(sizes: Sizes, name: str) -> torch.nn.Module:
 
 
 def draw(sizes: Sizes, task: str, rows: int, length: int, generator: torch.Generator) -> PairBatch:
-    source = symbols(sizes.symbols, rows, length, generator)
+    source = torch.randint(sizes.symbols, (rows, length), generator=generator)
     return pairs(source, source.flip(1) if task == "reverse" else source, start=sizes.symbols)
 
 

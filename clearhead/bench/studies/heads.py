@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
-from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit, right, symbols, tokens
+from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit, right, tokens
 from clearhead.data.batch import TokenBatch
 from clearhead.positions import RelativeBias
 from clearhead.training import WarmupCosine
@@ -24,7 +24,7 @@ CLEARLY = 0.05  # a difference that is more than luck
 
 def draw(sizes: Sizes, task: str, rows: int, generator: torch.Generator) -> TokenBatch:
     n, distances = TASKS[task]
-    ids = symbols(n, rows, sizes.length, generator)
+    ids = torch.randint(n, (rows, sizes.length), generator=generator)
     labels = torch.zeros_like(ids)
     for distance in distances:
         labels = n * labels + ids.roll(distance, dims=1)

@@ -21,11 +21,6 @@ from clearhead.training.optimiser import adamw, clip
 TESTED_WITH = 1 << 20  # the seed of what is measured on: the same rows for every choice and every seed
 
 
-def symbols(n: int, batch: int, length: int, generator: torch.Generator) -> Tensor:
-    """Rows of ids 0 … n − 1, each as likely as the others."""
-    return torch.randint(n, (batch, length), generator=generator)
-
-
 def tokens(ids: Tensor, labels: Tensor, counted: Tensor) -> TokenBatch:
     """Rows for a decoder; `counted` (T,) or (B, T) says which places have a label."""
     weights, lengths = counted.expand(ids.shape).float(), torch.full((len(ids),), ids.shape[1])

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
-from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit_lengths, right, symbols, tokens
+from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit_lengths, right, tokens
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ShapeError
 from clearhead.positions import ALiBi, Learned, NoPositions, Positions, RelativeBias, Rotary, Sinusoidal
 
 DISTANCE, PLACE, MARK = "three places back", "the token in place 3", "the marked token"
 STRETCHED = "learned, table stretched"
-LENGTHS = (8, 16, 32, 64)
 SOLVED, LR = 0.95, 3e-3
 
 
@@ -35,7 +34,7 @@ ENCODINGS: dict[str, Positions] = {
 
 
 def draw(sizes: Sizes, task: str, rows: int, length: int, generator: torch.Generator) -> TokenBatch:
-    ids = symbols(sizes.symbols, rows, length, generator)
+    ids = torch.randint(sizes.symbols, (rows, length), generator=generator)
     place = torch.arange(length)
     if task == DISTANCE:
         return tokens(ids, ids.roll(3, dims=1), place >= 3)

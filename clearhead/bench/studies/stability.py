@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
-from clearhead.bench.studies.learning import decoder, fit, symbols, tokens
+from clearhead.bench.studies.learning import decoder, fit, tokens
 from clearhead.data.batch import TokenBatch
 from clearhead.layers import DepthScaled, Init, PostNorm, PreNorm, TruncatedNormal, Xavier
 from clearhead.positions import Rotary
@@ -43,7 +43,7 @@ def measure(sizes: Sizes, norm: str, name: str, seed: int) -> tuple[Curve, dict[
     generator, recipe = torch.Generator().manual_seed(seed), RECIPES[name]
 
     def some() -> TokenBatch:
-        ids = symbols(sizes.symbols, sizes.batch, sizes.length, generator)
+        ids = torch.randint(sizes.symbols, (sizes.batch, sizes.length), generator=generator)
         return tokens(ids, ids.roll(3, dims=1), torch.arange(sizes.length) >= 3)
 
     residual = PreNorm() if norm == "pre-norm" else PostNorm()
