@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from clearhead.bench.machine import beside, measure
 from clearhead.bench.results import versions
-from clearhead.bench.trial import beside, measure
 from clearhead.costs import Machine, cost, preset
 from clearhead.costs.predict import Model
 from clearhead.disk import write_atomically
@@ -116,7 +116,7 @@ def row_of(
     looks = predicted.log.looks
     sums = {"parameters": predicted.parameters.value, "operations": predicted.operations.value}
     tokens = predicted.sizes.get("T") or (looks[0].queries if looks else 0)
-    return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured).to_dict()}
+    return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured)}
 
 
 def document_of(

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.bench.machine import measure_machine, one_thread, time_of
+from clearhead.bench.clock import one_thread, time_of
+from clearhead.bench.machine import measure_machine
 from clearhead.costs import AttentionSizes, Machine, cost
 from clearhead.costs.predict import set_impl
 from clearhead.errors import ConfigError
@@ -94,7 +95,7 @@ def lengths(least: int, most: int) -> list[int]:
 
 def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
     with one_thread(x.device), torch.inference_mode():
-        return time_of(lambda: layer(x), x.device, seconds=seconds)
+        return time_of(lambda: layer(x), seconds=seconds)
 
 
 def plot_growth(found: Growth, path: str | Path) -> Path:

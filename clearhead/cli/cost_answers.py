@@ -250,12 +250,11 @@ def show_fit(found: dict[str, Any]) -> None:
 
 
 def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    from clearhead.bench.machine import machine_here
-    from clearhead.bench.trial import beside, measure
+    from clearhead.bench.machine import beside, machine_here, measure
 
     machine = machine_here(how["device"], (how["dtype"],))
     real = measure(subject, tokens=tokens, batch=batch, **how)
-    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real)).to_dict()}
+    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real))}
 
 
 def show_measured(found: dict[str, Any]) -> None:
