@@ -64,13 +64,13 @@ def in_turn(
     return times
 
 
-def time_of(call: Call, *, seconds: float = 0.5, least: int = 3, busy: float = 0.0) -> float:
-    """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but `least`, after two.
+def time_of(call: Call, *, seconds: float = 0.5, busy: float = 0.0) -> float:
+    """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but three, after two.
 
     A shared host has slow moments, which are its neighbours' and not the machine's. A GPU multiplies faster in the
     first moments than it can for long: `busy` seconds of the same go before, where the lasting rate is wanted."""
     _times(call, busy, least=2)
-    times = _times(call, seconds, least=least, most=100)
+    times = _times(call, seconds, least=3, most=100)
     return sorted(times)[len(times) // 10]
 
 

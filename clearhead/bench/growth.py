@@ -57,7 +57,6 @@ def growth(
     lengths: Sequence[int] = (32, 64, 128, 256, 512, 1024, 2048),
     *,
     k: int = 3,
-    heads: int = 1,
     batch: int = 1,
     device: torch.device | str = "cpu",
     machine: Machine | None = None,
@@ -71,7 +70,7 @@ def growth(
         raise ConfigError(f"d {d}, k {k}, batch {batch}, lengths {tuple(lengths)}; expected sizes of at least 1")
     machine = measure_machine(device) if machine is None else machine
     layers = {
-        "self-attention": set_impl(AttentionSizes(d, heads).build(), "reference"),
+        "self-attention": set_impl(AttentionSizes(d, 1).build(), "reference"),
         "recurrent": nn.RNN(d, d, batch_first=True),
         "convolution": nn.Conv1d(d, d, k, padding=k // 2),
     }

@@ -220,11 +220,10 @@ def measure(
     impl: str = "auto",
     device: torch.device | str = "cpu",
     seconds: float = 0.5,
-    inputs: Any = None,
 ) -> Measured:
     """Builds the model, runs it until it is steady, then takes the peak of one run and, unless `seconds` is 0, the time
     of several."""
-    model = model_of(subject, inputs)
+    model = model_of(subject)
     made = set_impl(built(model.build, str(device) if model.is_fresh else "cpu"), impl).to(device=device, dtype=dtype)
     how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
     given = example(made, model.label, **how, inputs=model.inputs)

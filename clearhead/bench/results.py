@@ -76,7 +76,7 @@ def write(out: Path, rows: Sequence[Row]) -> None:
     write_atomically(out, json.dumps(document, indent=1).encode())
 
 
-def gather(rows: Iterable[R], out: Path | None, on_row: Callable[[R], None]) -> list[R]:
+def gather(rows: Iterable[R], out: Path | None, on_row: Callable[[R], None] = lambda row: None) -> list[R]:
     """All rows as they are measured: each is shown, and those so far are written to `out`."""
     found: list[R] = []
     for row in rows:

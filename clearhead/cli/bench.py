@@ -119,7 +119,7 @@ def generation(
     json: Json = False,
 ) -> None:
     """Greedy decoding with the cache against computing everything anew at every step."""
-    from clearhead.generation.speed import cache_speed
+    from clearhead.bench.generation import cache_speed
 
     found = cache_speed(prompt=prompt, max_new=max_new)
     times = {"cached_s": found.cached, "recomputed_s": found.recomputed, "ratio": found.ratio}

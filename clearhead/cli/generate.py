@@ -6,7 +6,7 @@ import sys
 from typing import Annotated, Any
 
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import show_json
 from clearhead.errors import DataError
 
@@ -16,7 +16,7 @@ _WANTED = 300  # tokens, where nobody says how many
 @app.command()
 def generate(
     prompt: Annotated[str, argument("The beginning; for sort-dedup the letters, such as 'D A A'.")],
-    model: Annotated[str, option(A_MODEL)] = "shakespeare",
+    model: ByModel = "shakespeare",
     max_new: Annotated[
         int | None, option("How many tokens at most; by default 300, or fewer where the model ends.", min=1)
     ] = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, argument, option, placed
 from clearhead.cli.output import colour, console, show_picture, tell
 from clearhead.errors import DataError
 
@@ -27,7 +27,7 @@ _SHOWN = 60.0  # seconds that are looked into at most
 @app.command()
 def listen(
     sound: Annotated[str, argument("A WAV or FLAC file, or - for standard input: WAV, or bare samples.")],
-    model: Annotated[str, option(A_MODEL)] = "spoken-digits",
+    model: ByModel = "spoken-digits",
     rate: Annotated[int | None, option("Hz of bare samples; the model's own unless given.")] = None,
     kind: Annotated[str, option("Of bare samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
     channels: Annotated[int, option("Of bare samples.")] = 1,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, BeamWidth, Device, Dtype, Json, Penalty, argument, option, placed, searching
+from clearhead.cli.options import BeamWidth, ByModel, Device, Dtype, Json, Penalty, argument, option, placed, searching
 from clearhead.cli.output import colour, console, show_json, show_picture, tell
 from clearhead.errors import DataError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @app.command()
 def translate(
     text: Annotated[list[str] | None, argument("Sentences; - reads them from standard input, a line each.")] = None,
-    model: Annotated[str, option(A_MODEL)] = "en-es",
+    model: ByModel = "en-es",
     file: Annotated[Path | None, option("Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
     length_penalty: Penalty = None,
