@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import answer, table, writing
@@ -30,7 +31,6 @@ def embed(
     each other, by the cosine of the angle between their vectors."""
     import numpy
 
-    from clearhead import pretrained
     from clearhead.disk import save_tensors
 
     texts = texts_of(["-"], None) if str(file) == "-" else texts_of(None, file)

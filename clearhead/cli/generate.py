@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import show_json
@@ -39,7 +40,6 @@ def generate(
 ) -> None:
     """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
     likeliest token."""
-    from clearhead import pretrained
     from clearhead.generation import Greedy, Sample
     from clearhead.pretrained.speak import pieces, room_for
 

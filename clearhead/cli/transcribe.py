@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import console, show_json, tell
@@ -25,8 +26,6 @@ def transcribe(
     json: Json = False,
 ) -> None:
     """Write down what is said in recordings, with a model such as Whisper."""
-    from clearhead import pretrained
-
     trained = pretrained.load(model, **placed(device, dtype))
     pairs = list(zip(sound, trained.transcribe(sound, times=times, language=language), strict=True))
     if json:
