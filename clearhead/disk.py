@@ -1,4 +1,4 @@
-"""Writing files that are never half there, and saying in one sentence what the system refuses.
+"""Writing files that are never half there, and saying in one sentence what the system refuses or a file lacks.
 
 A file is written under another name, forced to the disk, and then renamed. Its mode follows the umask, as if a
 program had simply opened it."""
@@ -6,12 +6,13 @@ program had simply opened it."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import StorageError
 
@@ -28,6 +29,20 @@ def refusals(what: str, then: str = "what was there before is untouched") -> Ite
         raise
     except OSError as error:
         raise StorageError(f"{what}: {error.strerror or error}; {then}") from error
+
+
+def read_json(path: Path, kind: type = dict, *, otherwise: str = "") -> Any:
+    """The object (or list) in a JSON file; where there is no file, `otherwise` is said of it."""
+    if not path.is_file():
+        raise StorageError(f"there is no {path}{otherwise}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise StorageError(f"{path} holds a {type(data).__name__}; expected {expected}")
+    return data
 
 
 def write_atomically(path: Path, content: bytes) -> None:

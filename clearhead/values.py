@@ -11,9 +11,9 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, Union
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
 from clearhead.errors import ClearheadError, ConfigError
 
@@ -158,6 +158,23 @@ def require(condition: bool, message: str) -> None:
     """Raise `ConfigError(message)` unless `condition` holds."""
     if not condition:
         raise ConfigError(message)
+
+
+T = TypeVar("T")
+
+
+def require_known(
+    name: str, known: Collection[str], says: str, error: type[ClearheadError] = ConfigError, *, otherwise: Any = None
+) -> None:
+    """Raise unless `name` is known: what the error `says`, such as "there is no task", and the nearest there is."""
+    if name not in known:
+        raise error(f"{says} {name!r}; {did_you_mean(name, known, otherwise)}")
+
+
+def chosen(name: str, known: Mapping[str, T], says: str) -> T:
+    """What a name stands for; an unknown one is refused by `require_known`."""
+    require_known(name, known, says)
+    return known[name]
 
 
 # ---------------------------------------------------------------------- words for messages

@@ -5,9 +5,10 @@ way: the cost model of plans (`attention/planning/cost.py`) is held to 5 %."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from clearhead.attention.plan import plan
 from clearhead.attention.planning.cost import rates_of
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.results import Row, write
+from clearhead.bench.results import Row, gather
 from clearhead.bench.sparse import ON_CPU, Inputs, Options, our_way, tensors_for, time_both, time_forward
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Causal, Mask
@@ -60,21 +61,18 @@ def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dt
 def measure(
     options: Options, out: Path | None = None, on_row: Callable[[Choice], None] = lambda row: None
 ) -> list[Choice]:
-    """Every choice there is time for; all are written to `out` after each length."""
+    """Every choice there is time for, written to `out` as they come."""
     deadline = time.monotonic() + options.seconds
-    rows: list[Choice] = []
-    for length in options.lengths:
-        for width in options.widths:
+
+    def rows() -> Iterator[Choice]:
+        for length, width in itertools.product(options.lengths, options.widths):
             tensors = tensors_for(options, length, width)
             for pattern in CATALOGUE:
                 if time.monotonic() > deadline:
-                    break
-                for backward in (False, True):
-                    rows.append(_row(pattern.name, pattern.mask(length), tensors, backward))
-                    on_row(rows[-1])
-        if out is not None:
-            write(out, rows)
-    return rows
+                    return
+                yield from (_row(pattern.name, pattern.mask(length), tensors, backward) for backward in (False, True))
+
+    return gather(rows(), out, on_row)
 
 
 def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:

@@ -50,13 +50,10 @@ def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda don
         )
         done, total = itertools.count(1), sum(rounds for rounds, _ in parts)
         found = []
-
-        def tick() -> None:
-            on_round(next(done), total)
-
         for rounds, make in parts:
             name, bound, ours, peer = make()
-            found.append(compare(name, ours, peer, bound=bound, repeats=rounds, on_round=tick))
+            how: dict[str, Any] = {"repeats": rounds, "on_round": lambda: on_round(next(done), total)}
+            found.append(compare(name, ours, peer, bound=bound, **how))
     return found
 
 

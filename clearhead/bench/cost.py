@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from clearhead.bench.results import versions
-from clearhead.bench.trial import beside, measure
+from clearhead.bench.machine import beside, measure
+from clearhead.bench.results import reading, versions
 from clearhead.costs import Machine, cost, preset
 from clearhead.costs.predict import Model
 from clearhead.disk import write_atomically
@@ -116,7 +116,7 @@ def row_of(
     looks = predicted.log.looks
     sums = {"parameters": predicted.parameters.value, "operations": predicted.operations.value}
     tokens = predicted.sizes.get("T") or (looks[0].queries if looks else 0)
-    return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured).to_dict()}
+    return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured)}
 
 
 def document_of(
@@ -158,10 +158,8 @@ def write(document: dict[str, Any], path: str | Path) -> None:
 def read(path: str | Path) -> dict[str, Any]:
     """The results document; refuses a file that is none."""
     how = "write it with clearhead cost --measure --out FILE"
-    try:
+    with reading(Path(path), "results", how):
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise StorageError(f"{path} cannot be read as results: {error}; {how}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT or "rows" not in document:
         raise StorageError(f"{path} holds no cost results of format {FORMAT}; {how}")
     return document

@@ -14,8 +14,8 @@ from statistics import median
 
 import torch
 
-from clearhead._clock import seconds
 from clearhead.bench import results
+from clearhead.bench.clock import in_turn
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,9 @@ def by_time(work: str, unit: str, ours: float, peer: str, peer_value: float, wan
 
 
 def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3) -> list[float]:
-    """The median time of each call. They take turns, so that a slow spell of the machine hits all of them alike."""
-    times: list[list[float]] = [[] for _ in calls]
-    for call in calls:
-        call()  # what prepares itself once is not counted
-    for _ in range(1 if setting.trial else repeats):
-        for call, own in zip(calls, times, strict=True):
-            setting.settle()
-            own.append(seconds(call))
-    return [median(own) for own in times]
+    """The median time of each call."""
+    rounds = in_turn(*calls, repeats=1 if setting.trial else repeats, before=setting.settle)
+    return [median(own) for own in rounds]
 
 
 def makers(device: str) -> dict[str, Maker]:

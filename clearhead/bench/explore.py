@@ -11,7 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +63,7 @@ class Typed(Row):
         return self.most_of_them_ms <= self.bound_ms
 
 
-def measure(
-    out: Path | None = None, on_row: Callable[[Typed], None] = lambda row: None, rounds: int = 3
-) -> list[Typed]:
+def measure(out: Path) -> list[Typed]:
     """A row a panel, written to `out` as soon as it is there."""
 
     def typed(name: str, panel: str, field: str, texts: list[str]) -> Typed:
@@ -73,12 +71,12 @@ def measure(
         page.goto(f"{address}#{panel}")
         page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(2000)  # the first drawing of everything else
-        times = sorted(page.evaluate(_KEY, [field, text]) for _ in range(rounds) for text in texts)
+        times = sorted(page.evaluate(_KEY, [field, text]) for _ in range(3) for text in texts)
         late = times[min(len(times) - 1, int(0.95 * len(times)))]
         return Typed(name, len(times), statistics.median(times), late, times[-1], BOUND)
 
     with serving() as address, browsing(viewport={"width": 1360, "height": 900}) as page:
-        return gather((typed(*about) for about in TYPED), out, on_row)
+        return gather((typed(*about) for about in TYPED), out)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.bench.machine import measure_machine, one_thread, time_of
+from clearhead.bench.clock import one_thread, time_of
+from clearhead.bench.machine import measure_machine
 from clearhead.costs import AttentionSizes, Machine, cost
 from clearhead.costs.predict import set_impl
 from clearhead.errors import ConfigError
@@ -56,7 +57,6 @@ def growth(
     lengths: Sequence[int] = (32, 64, 128, 256, 512, 1024, 2048),
     *,
     k: int = 3,
-    heads: int = 1,
     batch: int = 1,
     device: torch.device | str = "cpu",
     machine: Machine | None = None,
@@ -70,7 +70,7 @@ def growth(
         raise ConfigError(f"d {d}, k {k}, batch {batch}, lengths {tuple(lengths)}; expected sizes of at least 1")
     machine = measure_machine(device) if machine is None else machine
     layers = {
-        "self-attention": set_impl(AttentionSizes(d, heads).build(), "reference"),
+        "self-attention": set_impl(AttentionSizes(d, 1).build(), "reference"),
         "recurrent": nn.RNN(d, d, batch_first=True),
         "convolution": nn.Conv1d(d, d, k, padding=k // 2),
     }
@@ -94,7 +94,7 @@ def lengths(least: int, most: int) -> list[int]:
 
 def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
     with one_thread(x.device), torch.inference_mode():
-        return time_of(lambda: layer(x), x.device, seconds=seconds)
+        return time_of(lambda: layer(x), seconds=seconds)
 
 
 def plot_growth(found: Growth, path: str | Path) -> Path:

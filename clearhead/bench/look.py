@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from clearhead import look
-from clearhead._clock import seconds
-from clearhead.bench.machine import peak_of
+from clearhead.bench.clock import peak_of, seconds
 from clearhead.bench.results import Row, compare, gather
 from clearhead.masks import Mask, causal, every, window
 from clearhead.models import DecoderConfig

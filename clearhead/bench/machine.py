@@ -1,112 +1,64 @@
-"""A machine's numbers, measured: the rates that `clearhead.costs.Machine` holds, each at one general shape that belongs
-to no model, and what its host takes to issue a kernel."""
+"""A machine's numbers, measured, and a run of a model beside what they predict for it.
+
+Each rate that `clearhead.costs.Machine` holds is measured at one general shape that belongs to no model. A run is one
+training step or one forward pass with random inputs. On a GPU its peak is the allocator's own. On a CPU every tensor's
+storage is watched from its making to its end, which sees what torch returns from its operations and not what a kernel
+needs while it runs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from clearhead.costs import Machine, cost, preset
+from clearhead.bench.clock import on_device, one_thread, peak_of, time_of
+from clearhead.checks.example import Example, Tokens, example
+from clearhead.costs import Cost, Machine, cost, preset
 from clearhead.costs.machine import dtype_name
+from clearhead.costs.predict import built, model_of, set_impl
+from clearhead.costs.watch import Watch
+from clearhead.masks import Mask
 from clearhead.models import DecoderConfig
 
-_HEAD_START = 40_000_000  # cycles of the device, about 20 ms
 _DEEPER = 8  # times as many layers, where the host's part is told from the rest
-
-
-def synchronise(device: torch.device | str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-
-
-def peak_of(call: Callable[[], object]) -> int:
-    """The most bytes that a GPU's allocator has given away at once during a call."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
-
-
-def time_of(
-    call: Callable[[], object], device: torch.device | str, *, seconds: float = 0.5, least: int = 3, busy: float = 0.0
-) -> float:
-    """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but `least`, after two.
-
-    A shared host has slow moments, which are its neighbours' and not the machine's. A GPU multiplies faster in the
-    first moments than it can for long: `busy` seconds of the same go before, where the lasting rate is wanted."""
-    began = time.perf_counter()
-    n = 0
-    while n < 2 or time.perf_counter() - began < busy:
-        call()
-        synchronise(device)
-        n += 1
-    times: list[float] = []
-    began = time.perf_counter()
-    while len(times) < least or (time.perf_counter() - began < seconds and len(times) < 100):
-        start = time.perf_counter()
-        call()
-        synchronise(device)
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 10]
-
-
-@contextmanager
-def one_thread(device: torch.device | str) -> Iterator[None]:
-    """On a CPU, one thread: threads that wait for each other on a shared machine measure the neighbours."""
-    before = torch.get_num_threads()
-    if torch.device(device).type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_machine(device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Machine:
     """The numbers of this device: large products, copies and sums, one long attention, many tiny additions. (`issue`
     takes a model: see `with_issue`.)"""
-    with one_thread(device):
-        return _measured(torch.device(device), dtypes)
-
-
-def _measured(where: torch.device, dtypes: tuple[torch.dtype, ...]) -> Machine:
+    where = torch.device(device)
     is_gpu = where.type == "cuda"
     named = {dtype_name(dtype): dtype for dtype in dtypes}
     own = named if is_gpu else {}  # on a CPU they change little
-    # There is no fused kernel in float64.
-    odd = {n: _odd_rates(where, dtype) for n, dtype in own.items()}
-    convolution = {n: _convolution_rates(where, dtype) for n, dtype in own.items()}
-    attention = {n: _attention_rates(where, dtype) for n, dtype in own.items() if dtype.itemsize < 8}
-    return Machine(
-        name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
-        device=where.type,
-        matrix_rate={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
-        bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
-        launch=_launch(where),
-        workspace=_workspace(where, dtypes) if is_gpu else 0,
-        odd_rate={name: forward for name, (forward, _) in odd.items()},
-        odd_backward_rate={name: backward for name, (_, backward) in odd.items()},
-        row_sum_rate={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
-        attention_rate={name: forward for name, (forward, _) in attention.items()},
-        attention_backward_rate={name: backward for name, (_, backward) in attention.items()},
-        convolution_rate={name: forward for name, (forward, _) in convolution.items()},
-        convolution_backward_rate={name: backward for name, (_, backward) in convolution.items()},
-    )
+    rates: dict[str, dict[str, float]] = {}
+    with one_thread(device):
+        for kind, measured in _BOTH_WAYS.items():
+            # There is no fused kernel in float64.
+            both = {n: measured(where, d) for n, d in own.items() if kind != "attention" or d.itemsize < 8}
+            rates[f"{kind}_rate"] = {name: forward for name, (forward, _) in both.items()}
+            rates[f"{kind}_backward_rate"] = {name: backward for name, (_, backward) in both.items()}
+        return Machine(
+            name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
+            device=where.type,
+            matrix_rate={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
+            bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
+            launch=_launch(where),
+            workspace=_workspace(where, dtypes) if is_gpu else 0,
+            row_sum_rate={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
+            **rates,
+        )
 
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
     # Random numbers: a GPU is faster on zeros than it will ever be on data.
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty(n, n, device=device, dtype=dtype)
-    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), device, busy=0.5)
+    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), busy=0.5)
 
 
 def _odd_rates(
@@ -121,8 +73,8 @@ def _odd_rates(
         torch.mm(y.t(), x)
 
     operations = 2 * rows * d_in * d_out
-    forward = operations / time_of(lambda: torch.mm(x, w.t()), device)
-    return forward, 2 * operations / time_of(gradients, device)
+    forward = operations / time_of(lambda: torch.mm(x, w.t()))
+    return forward, 2 * operations / time_of(gradients)
 
 
 def _convolution_rates(
@@ -137,8 +89,8 @@ def _convolution_rates(
         torch.ops.aten.convolution_backward(y, x, w, None, *how, (False, True, False))
 
     operations = 2 * y.numel() * w[0].numel()
-    forward = operations / time_of(lambda: F.conv2d(x, w, stride=patch), device)
-    return forward, operations / time_of(gradient, device)
+    forward = operations / time_of(lambda: F.conv2d(x, w, stride=patch))
+    return forward, operations / time_of(gradient)
 
 
 def _attention_rates(
@@ -154,7 +106,7 @@ def _attention_rates(
         for _ in range(n):  # in a row, so that what the host takes to begin is not counted for each
             F.scaled_dot_product_attention(q, k, v)
 
-    forward = 2 * product * n / time_of(ahead, device, busy=0.5)
+    forward = 2 * product * n / time_of(ahead, busy=0.5)
     for x in (q, k, v):
         x.requires_grad_()
     out = F.scaled_dot_product_attention(q, k, v)
@@ -163,18 +115,23 @@ def _attention_rates(
         for _ in range(n):
             torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
-    return forward, 5 * product * n / time_of(back, device, busy=0.5)
+    return forward, 5 * product * n / time_of(back, busy=0.5)
+
+
+_BOTH_WAYS: dict[str, Callable[[torch.device, torch.dtype], tuple[float, float]]] = {
+    "odd": _odd_rates, "convolution": _convolution_rates, "attention": _attention_rates
+}  # fmt: skip
 
 
 def _bandwidth(device: torch.device, n_bytes: int) -> float:
     source = torch.randn(n_bytes // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * n_bytes / time_of(lambda: target.copy_(source), device)
+    return 2 * n_bytes / time_of(lambda: target.copy_(source))
 
 
 def _row_sum_rate(device: torch.device, dtype: torch.dtype, rows: int = 2**15, width: int = 1024) -> float:
     x = torch.randn(rows, width, device=device).to(dtype)
-    return x.numel() * x.element_size() / time_of(lambda: x.sum(0), device)
+    return x.numel() * x.element_size() / time_of(lambda: x.sum(0))
 
 
 def _launch(device: torch.device, n: int = 500) -> float:
@@ -186,17 +143,8 @@ def _launch(device: torch.device, n: int = 500) -> float:
             torch.add(x, 1.0)
 
     if device.type != "cuda":
-        return time_of(many, device, seconds=0.2) / n
-    times = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_HEAD_START)  # until all are issued: the device then runs them without waiting
-        start.record()
-        many()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / n)
-    return median(times)
+        return time_of(many, seconds=0.2) / n
+    return median(on_device(many)[0] for _ in range(5)) / 1e3 / n
 
 
 def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
@@ -207,7 +155,7 @@ def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
         layer = torch.nn.Linear(64, 64, device=device, dtype=dtype)
         layer(torch.randn(64, 64, device=device, dtype=dtype)).sum().backward()
         del layer
-    synchronise(device)
+    torch.cuda.synchronize()
     return max(0, torch.cuda.memory_allocated(device) - before)
 
 
@@ -227,14 +175,12 @@ def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
     fastest count."""
     if machine.device == "cpu":
         return machine  # it issues nothing: it computes
-    from clearhead.bench.trial import measure as _measure  # which times with what is above
-
     tiny = preset("tiny-decoder")
     assert isinstance(tiny, DecoderConfig)
     depths = [tiny, tiny.replace(n_layers=_DEEPER * tiny.n_layers)]
     how: dict[str, Any] = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
     cases = [(config, how | {"training": training}) for training in (False, True) for config in depths]
-    took = [[_measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
+    took = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
     fastest = [min(times) for times in zip(*took, strict=True)]
     launches = [cost(config, **sizes).n_launches for config, sizes in cases]
     issue, begin = {}, {}
@@ -242,3 +188,78 @@ def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
         issue[name] = max(0.0, fastest[deep] - fastest[small]) / (launches[deep] - launches[small])
         begin[name] = max(0.0, fastest[small] - issue[name] * launches[small])
     return replace(machine, issue=issue, begin=begin)
+
+
+# ---------------------------------------------------------------------- what was predicted, run here
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> dict[str, Any]:
+    """A prediction for this machine beside what was measured on it, what limits it, and predicted over measured."""
+    took = predicted.time(machine)
+    told = {"peak_bytes": predicted.memory.peak.value + machine.workspace, "seconds": took.seconds}
+    ratio = {name: told[what] / measured[what] for name, what in (("memory", "peak_bytes"), ("time", "seconds"))}
+    return {"predicted": told, "measured": measured, "limit": took.limit, "ratio": ratio}
+
+
+def measure(
+    subject: Any,
+    *,
+    tokens: Tokens = None,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    training: bool = False,
+    mask: Mask | None = None,
+    impl: str = "auto",
+    device: torch.device | str = "cpu",
+    seconds: float = 0.5,
+) -> Measured:
+    """Builds the model, runs it until it is steady, then takes the peak of one run and, unless `seconds` is 0, the time
+    of several."""
+    model = model_of(subject)
+    made = set_impl(built(model.build, str(device) if model.is_fresh else "cpu"), impl).to(device=device, dtype=dtype)
+    how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
+    given = example(made, model.label, **how, inputs=model.inputs)
+    with one_thread(device):
+        step = _step(made, given, training)
+        step()
+        peak = _peak(step, made, given, device)
+        return Measured(time_of(step, seconds=seconds) if seconds else 0.0, peak)
+
+
+def _step(model: nn.Module, given: Example, training: bool) -> Callable[[], None]:
+    """One training step, or one forward pass without gradients."""
+    model.train(training)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
+
+    def step() -> None:
+        if optimiser is None:
+            with torch.inference_mode():
+                given.run(model)
+            return
+        optimiser.zero_grad(set_to_none=True)
+        given.loss(model).backward()
+        optimiser.step()
+
+    return step
+
+
+def _peak(step: Callable[[], None], model: nn.Module, given: Example, device: torch.device | str) -> int:
+    if torch.device(device).type == "cuda":
+        step()
+        return peak_of(step)
+    with Watch() as watch:
+        for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *given.tensors):
+            if tensor is not None:
+                watch.saw(tensor)
+        step()  # the optimiser's state is seen when it is touched, so the peak of a second run is the one that counts
+        began = watch.events
+        step()
+    return watch.log.peak_of(since=began, until=watch.events)

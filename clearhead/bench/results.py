@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from clearhead._clock import seconds
+from clearhead.bench.clock import in_turn
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 
@@ -55,16 +55,8 @@ def compare(
     repeats: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Times both in turn, which one first changing by the round, so that a slow spell hits both alike."""
-    mine: list[float] = []
-    theirs: list[float] = []
-    turns = [(ours, mine), (peer, theirs)]
-    ours(), peer()
-    for _ in range(repeats):
-        for call, times in turns:
-            times.append(seconds(call))
-        turns.reverse()
-        on_round()
+    """Times both in turn."""
+    mine, theirs = in_turn(ours, peer, repeats=repeats, on_round=on_round)
     ratio = median(a / b for a, b in zip(mine, theirs, strict=True))
     return Comparison(name, 1e3 * median(mine), 1e3 * median(theirs), ratio, bound)
 
@@ -84,7 +76,7 @@ def write(out: Path, rows: Sequence[Row]) -> None:
     write_atomically(out, json.dumps(document, indent=1).encode())
 
 
-def gather(rows: Iterable[R], out: Path | None, on_row: Callable[[R], None]) -> list[R]:
+def gather(rows: Iterable[R], out: Path | None, on_row: Callable[[R], None] = lambda row: None) -> list[R]:
     """All rows as they are measured: each is shown, and those so far are written to `out`."""
     found: list[R] = []
     for row in rows:

@@ -25,13 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._clock import milliseconds
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.kernels import gathered
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
+from clearhead.bench.clock import milliseconds
 from clearhead.bench.results import Row, machine, reading, write
 from clearhead.bench.sparse_flex import Key, compile_ahead, flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern

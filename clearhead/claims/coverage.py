@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from clearhead.claims.ledger import DOCUMENTS, ClaimError, claims
-from clearhead.values import did_you_mean
+from clearhead.values import require_known
 
 NAMES = tuple(f"{i:03}" for i in range(len(DOCUMENTS)))
 
@@ -73,9 +73,7 @@ class Ledger:
 
 def ledger_of(name: str) -> Ledger:
     """The list of one document, by its number: ledger_of("002")."""
-    if name not in NAMES:
-        hint = did_you_mean(name, NAMES, otherwise=f"they are {', '.join(NAMES)}")
-        raise ClaimError(f"no document is called {name!r}; {hint}")
+    require_known(name, NAMES, "no document is called", ClaimError, otherwise=f"they are {', '.join(NAMES)}")
     path = resources.files("clearhead.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = tuple(Assertion(**_frozen(row)) for row in data["assertion"])

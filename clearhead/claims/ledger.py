@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clearhead.claims.figure import Figure
 from clearhead.errors import ClearheadError
-from clearhead.values import did_you_mean
+from clearhead.values import require_known
 
 HOLDS = "holds"
 HOLDS_WHEN = "holds when"
@@ -342,9 +342,7 @@ def find(ids: Iterable[str]) -> list[Claim]:
     """The claims of these ids; all of them if there is no id."""
     known, wanted = claims(), list(ids)
     for name in wanted:
-        if name not in known:
-            hint = did_you_mean(name, known, otherwise="`clearhead claims` lists them")
-            raise ClaimError(f"no claim is called {name!r}; {hint}")
+        require_known(name, known, "no claim is called", ClaimError, otherwise="`clearhead claims` lists them")
     return [known[name] for name in wanted] if wanted else list(known.values())
 
 

@@ -1,6 +1,7 @@
 """The `clearhead` command itself: its options, its list of commands, and what happens when one fails.
 
-Commands import what they need when they run, so that `--help` answers at once."""
+Commands import what they need when they run, or take it from packages that load their names when asked for them, so
+that `--help` answers at once."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, inputs_of, named
-from clearhead.cli.options import A_FACTORY, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import Device, Dtype, Factory, Json, option, placed
 from clearhead.cli.output import console, progress, say, show_json, table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def check(
-    model: Annotated[str, argument(A_FACTORY)],
+    model: Factory,
     only: Annotated[list[str] | None, option("Test only this property; may be given again.")] = None,
     ids: MaybeIds = None,
     embeddings: MaybeEmbeddings = None,

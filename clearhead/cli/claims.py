@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, no_type_check
+from typing import Annotated, no_type_check
 
 import typer
 from rich.text import Text
 
+import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, say, show_json, show_picture, table, tell, writing
-
-if TYPE_CHECKING:
-    from clearhead.claims import Claim, Outcome
 
 claims = typer.Typer(help="Statements of courses and exams about attention, each tried by code, with a verdict.")
 app.add_typer(claims, name="claims")
@@ -54,12 +53,10 @@ def show(
     json: Json = False,
 ) -> None:
     """One claim: the statement, how it was tried, the evidence and its drawing."""
-    from clearhead.claims import ClaimError
-
     (o,) = _run([id], seed)
     if svg is not None:
         if o.figure is None:
-            raise ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
+            raise ch.claims.ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
         with writing(svg):
             svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
@@ -70,11 +67,9 @@ def show(
 @claims.command()
 def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed = 0) -> None:
     """Write all claims as one HTML page that needs no network."""
-    from clearhead.claims import report as page
-
     with writing(out):
         outcomes = _run([], seed)
-        out.write_text(page(outcomes, seed), encoding="utf-8")
+        out.write_text(ch.claims.report(outcomes, seed), encoding="utf-8")
     tell(f"{len(outcomes)} claims written to {out}")
 
 
@@ -84,13 +79,9 @@ def coverage(
     json: Json = False,
 ) -> None:
     """What the documents assert, sentence by sentence, and how much of it is tried."""
-    from dataclasses import asdict
-
-    from clearhead.claims import coverage as every
-    from clearhead.claims import ledger_of
     from clearhead.claims.coverage import REASONS
 
-    lists = [ledger_of(document)] if document else every()
+    lists = [ch.claims.ledger_of(document)] if document else ch.claims.coverage()
     if json:
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
         return show_json({"documents": [one.to_dict() for one in lists]} | detail)
@@ -116,13 +107,13 @@ def quiz(
     json: Json = False,
 ) -> None:
     """Decide for yourself: each statement holds, holds when, does not hold, or is a misprint."""
-    from clearhead.claims.coverage import NAMES, ledger_of
+    from clearhead.claims.coverage import NAMES
     from clearhead.claims.quiz import Answer, drawn, meaning
 
-    chosen = drawn(n, seed, NAMES.index(ledger_of(document).name) if document else None)
+    chosen = drawn(n, seed, NAMES.index(ch.claims.ledger_of(document).name) if document else None)
     tell = (lambda *_, **__: None) if json else console.print
 
-    def ask(number: int, c: Claim) -> str | None:
+    def ask(number: int, c: ch.claims.Claim) -> str | None:
         tell(f"\n{number} of {len(chosen)}. {c.says}", style="bold", markup=False)
         tell(f"{c.source}, {c.place}", markup=False)
         while True:
@@ -156,21 +147,17 @@ def quiz(
         show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
 
 
-def _run(ids: list[str], seed: int) -> list[Outcome]:
+def _run(ids: list[str], seed: int) -> list[ch.claims.Outcome]:
     from rich.console import Console
     from rich.progress import track
 
-    from clearhead.claims import find
-
     errors = Console(stderr=True)  # progress is not part of the answer
-    chosen = track(find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
+    chosen = track(ch.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
     return [claim.run(seed) for claim in chosen]
 
 
-def _print_tables(outcomes: list[Outcome]) -> None:
-    from clearhead.claims import DOCUMENTS
-
-    for source in DOCUMENTS:
+def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
+    for source in ch.claims.DOCUMENTS:
         if not (found := [o for o in outcomes if o.claim.source == source]):
             continue
         console.print(Text(f"\n{source}", style="bold"))
@@ -183,7 +170,7 @@ def _print_tables(outcomes: list[Outcome]) -> None:
     console.print(f"\n{len(outcomes)} claims: {summary}; {seconds:.0f} s", markup=False)
 
 
-def _print_one(o: Outcome) -> None:
+def _print_one(o: ch.claims.Outcome) -> None:
     c = o.claim
     console.print(Text(c.says, style="bold"))
     console.print(f"{c.source}, {c.place}", markup=False)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, no_type_check
+from typing import Annotated, Any, no_type_check
 
 import typer
 from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperGroup
 
+from clearhead import data as room
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import answer, console, progress, show_json
-
-if TYPE_CHECKING:
-    from clearhead.data import DataSet
 
 
 class _OrName(TyperGroup):
@@ -41,10 +39,8 @@ app.add_typer(data, name="data")
 def known_sets(context: typer.Context, json: Json = False) -> None:
     """List the known data sets (licence, size, where they come from, how they are checked), fetch one by its name, or
     tokenize text files for training."""
-    from clearhead.data import KNOWN
-
     if context.invoked_subcommand is None:
-        _list(KNOWN, json)
+        _list(room.KNOWN, json)
 
 
 @data.command("fetch")
@@ -58,11 +54,9 @@ def fetch_set(
     A fetch goes on where it broke off, is checked, and appears under its name only when it is whole."""
     from rich.progress import DownloadColumn
 
-    from clearhead.data import fetch, find
-
-    item = find(name)
+    item = room.find(name)
     with progress(item.name, DownloadColumn(), hidden=json, transient=False) as told:
-        paths = [str(path) for path in fetch(item, out, progress=told)]
+        paths = [str(path) for path in room.fetch(item, out, progress=told)]
     answer(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))
 
 
@@ -76,17 +70,15 @@ def tokenize_files(
     json: Json = False,
 ) -> None:
     """Tokenize text once, for `clearhead train text --data SHARDS`; what was interrupted goes on where it stopped."""
-    from clearhead.data import load_tokenizer, tokenize
-
     with progress("tokenizing", hidden=json, transient=False) as told:
         how: dict[str, Any] = {"separator": separator, "processes": processes, "progress": told}
-        shards = tokenize(files, load_tokenizer(tokenizer), out, **how)
+        shards = room.tokenize(files, room.load_tokenizer(tokenizer), out, **how)
     counts = {"tokens": len(shards), "documents": shards.n_documents, "shards": len(shards.names)}
     shown = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
     answer(json, {"folder": str(out), **counts, "dtype": shards.dtype}, shown)
 
 
-def _list(known: Iterable[DataSet], json: bool) -> None:
+def _list(known: Iterable[room.DataSet], json: bool) -> None:
     if json:
         names = {"name": "name", "about": "description", "licence": "licence", "bytes": "size"}
         names |= {"checked by": "verified", "from": "origin"}
@@ -107,9 +99,7 @@ def train_tokenizer(
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text files and store it as tokenizer.json."""
-    from clearhead.data import train_bpe
-
-    tokenizer = train_bpe(files, vocab_size)
+    tokenizer = room.train_bpe(files, vocab_size)
     path = tokenizer.save(out)
     size = tokenizer.vocab_size
     answer(json, {"path": str(path), "vocab_size": size}, f"{size:,} tokens in {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import argument
 from clearhead.cli.output import console, show_picture, table
@@ -14,10 +15,9 @@ SENTENCES = ("Hello world", "Where is the library?", "I have two cats and a dog.
 @app.command(hidden=True)
 def demo(text: Annotated[list[str] | None, argument("Sentences to translate after Hello world.")] = None) -> None:
     """Draw and count a mask, then translate "Hello world" and two more sentences and show who looks at whom."""
-    from clearhead import masks, pretrained
     from clearhead.cli.translate import cross_attention
 
-    pattern = masks.parse("window(2, 2) | every(4)")
+    pattern = ch.masks.parse("window(2, 2) | every(4)")
     console.print("[bold]A mask is an expression.[/bold] Rows are queries, columns are keys; ■ may attend.\n")
     show_picture(str(pattern.draw(16)))
     density = pattern.density(16)
@@ -26,14 +26,14 @@ def demo(text: Annotated[list[str] | None, argument("Sentences to translate afte
         markup=False,
     )
 
-    trained = pretrained.load("en-es")
+    trained = ch.pretrained.load("en-es")
     sizes: Any = trained.model.config
     console.print(
         f"[bold]An encoder-decoder[/bold] of {sum(p.numel() for p in trained.model.parameters()):,} weights, "
         f"{sizes.n_encoder_layers} + {sizes.n_decoder_layers} layers, trained by this project:\n"
     )
     texts = [SENTENCES[0], *text] if text else list(SENTENCES)
-    made = [one for one in pretrained.translations(trained, texts) if one.read]
+    made = [one for one in ch.pretrained.translations(trained, texts) if one.read]
     console.print(table(("English", "Spanish"), [(one.source, one.target) for one in made]))
     for one in made:
         console.print("\n[bold]Cross-attention[/bold]: what each written token (left) looked at in ", end="")

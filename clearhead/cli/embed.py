@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import answer, table, writing
 from clearhead.cli.translate import texts_of
 
@@ -17,7 +18,7 @@ _SHOWN = 60  # characters of a text in the table
 @app.command()
 def embed(
     file: Annotated[Path, argument("A text a line; - reads standard input.")],
-    model: Annotated[str, option(A_MODEL)],
+    model: ByModel,
     pairs: Annotated[int, option("How many of the nearest pairs to show.", min=0)] = 10,
     out: Annotated[
         Path | None, option("Write the vectors: .npz (with the texts) or .safetensors.", "--out", "-o")
@@ -30,7 +31,6 @@ def embed(
     each other, by the cosine of the angle between their vectors."""
     import numpy
 
-    from clearhead import pretrained
     from clearhead.disk import save_tensors
 
     texts = texts_of(["-"], None) if str(file) == "-" else texts_of(None, file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import BeamWidth, Device, Dtype, Json, Penalty, argument, option, placed, searching
 from clearhead.cli.output import answer, progress, table
@@ -26,7 +27,6 @@ def evaluate(
 
     For translation a file of pairs is used whole; a folder's dev part otherwise. For speech: single recordings, or
     streams of 3 to 12 with their digit error rate and latency."""
-    from clearhead import pretrained
     from clearhead.generation import Greedy
 
     trained = pretrained.load(model, **placed(device, dtype))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
 from clearhead.cli.output import console
@@ -31,7 +32,6 @@ def explore(
     import os
     import webbrowser
 
-    from clearhead import pretrained
     from clearhead.costs.fit import bytes_of
     from clearhead.errors import ConfigError, MissingDependencyError
     from clearhead.interop import is_foreign

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, Model, option
 from clearhead.cli.output import say, show_json
@@ -23,8 +24,6 @@ def export(
 
     transformers loads it with from_pretrained to the same logits. A model that no family can hold is refused, with what
     stands in the way."""
-    from clearhead import pretrained
-
     trained = pretrained.load(model, dtype=None)
     chosen = pretrained.export(trained, out, family=family)
     files = sorted(path.name for path in out.iterdir())

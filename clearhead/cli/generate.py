@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
+from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import show_json
 from clearhead.errors import DataError
 
@@ -16,7 +17,7 @@ _WANTED = 300  # tokens, where nobody says how many
 @app.command()
 def generate(
     prompt: Annotated[str, argument("The beginning; for sort-dedup the letters, such as 'D A A'.")],
-    model: Annotated[str, option(A_MODEL)] = "shakespeare",
+    model: ByModel = "shakespeare",
     max_new: Annotated[
         int | None, option("How many tokens at most; by default 300, or fewer where the model ends.", min=1)
     ] = None,
@@ -39,7 +40,6 @@ def generate(
 ) -> None:
     """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
     likeliest token."""
-    from clearhead import pretrained
     from clearhead.generation import Greedy, Sample
     from clearhead.pretrained.speak import pieces, room_for
 

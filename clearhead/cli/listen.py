@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, argument, option, placed
 from clearhead.cli.output import colour, console, show_picture, tell
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from clearhead.pretrained import Event, Listener, Trained
 
 _SHOWN = 60.0  # seconds that are looked into at most
 
@@ -27,7 +26,7 @@ _SHOWN = 60.0  # seconds that are looked into at most
 @app.command()
 def listen(
     sound: Annotated[str, argument("A WAV or FLAC file, or - for standard input: WAV, or bare samples.")],
-    model: Annotated[str, option(A_MODEL)] = "spoken-digits",
+    model: ByModel = "spoken-digits",
     rate: Annotated[int | None, option("Hz of bare samples; the model's own unless given.")] = None,
     kind: Annotated[str, option("Of bare samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
     channels: Annotated[int, option("Of bare samples.")] = 1,
@@ -45,7 +44,6 @@ def listen(
     Latency counts from the last moment that says the digit: the sound that came meanwhile, and the time to compute."""
     import torch
 
-    from clearhead import pretrained
     from clearhead.audio import Stream
 
     torch.set_num_threads(1)  # pieces are small, and the real-time factor is one core's
@@ -70,7 +68,7 @@ def listen(
 class _Ear:
     """Hears a sound piece by piece, and says what there is to say."""
 
-    listener: Listener
+    listener: pretrained.Listener
     json: bool
     keep: bool
     kept: list[Tensor] = dataclasses.field(default_factory=list)
@@ -90,7 +88,7 @@ class _Ear:
         for one in found:
             self._say(one, self.seconds - one.end + took)
 
-    def _say(self, one: Event, latency: float) -> None:
+    def _say(self, one: pretrained.Event, latency: float) -> None:
         if self.json:
             line = jsonlib.dumps(dataclasses.asdict(one) | {"latency": latency})
         else:
@@ -112,7 +110,7 @@ class _Ear:
             tell(line, style="dim")
 
 
-def _look(trained: Trained, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
+def _look(trained: pretrained.Trained, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
     from clearhead.cli.look import name_of
     from clearhead.look import save_page, terminal
     from clearhead.look.trained import of_sound

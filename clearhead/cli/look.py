@@ -12,18 +12,7 @@ from rich.table import Table
 
 from clearhead.cli.app import app
 from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, is_factory
-from clearhead.cli.options import (
-    A_FACTORY,
-    BeamWidth,
-    Device,
-    Dtype,
-    Json,
-    Penalty,
-    argument,
-    option,
-    placed,
-    searching,
-)
+from clearhead.cli.options import BeamWidth, Device, Dtype, Factory, Json, Penalty, argument, option, placed, searching
 from clearhead.cli.output import colour, console, say, show_json, show_picture, table, tell
 from clearhead.errors import ConfigError
 
@@ -44,7 +33,7 @@ DEEPER = (View.lens, View.attribution, View.patching, View.ablation, View.induct
 
 @app.command()
 def look(
-    model: Annotated[str, argument(A_FACTORY)],
+    model: Factory,
     given: Annotated[
         str | None,
         argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, say, show_json, show_picture, tell, writing
@@ -12,7 +13,6 @@ from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from clearhead.attention.plan import Plan
-    from clearhead.masks import Mask
 
 
 @app.command()
@@ -33,9 +33,7 @@ def mask(
     Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
     full() causal() window(before, after) every(stride, offset=0) stride(step) prefix(n) blocks(size)
     scattered(per_row, seed) padding(length), joined by & | ~ and .T"""
-    from clearhead import masks
-
-    parsed = masks.parse(expression)
+    parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
     allowed = parsed.count(n, S, offset=offset)
     density = parsed.density(n, S, offset=offset)
@@ -62,7 +60,7 @@ def mask(
         tell(f"drawing written to {svg}")
 
 
-def _plan(mask: Mask, n: int, S: int, offset: int | None, device: str | None) -> tuple[Plan, str]:
+def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str | None) -> tuple[Plan, str]:
     """The plan for a device, which need not be here, and what it says."""
     import torch
 

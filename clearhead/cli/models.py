@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument
 from clearhead.cli.output import answer, console, show_json, table
@@ -12,7 +13,6 @@ from clearhead.cli.output import answer, console, show_json, table
 @app.command()
 def models(name: Annotated[str | None, argument("Show this model's whole card.")] = None, json: Json = False) -> None:
     """List the trained models that come with clearhead, or show one's card."""
-    from clearhead import pretrained
     from clearhead.errors import StorageError
     from clearhead.pretrained.box import find, read_card
 

@@ -25,8 +25,9 @@ def argument(says: str, **how: Any) -> Any:
 
 # The names that every command takes for a model.
 A_MODEL = "A model in the box, a run, a Hugging Face folder, hf:org/name, or a .gguf file."
-A_FACTORY = f"{A_MODEL} Or package.module:factory, which is imported and called."
 Model = Annotated[str, argument(A_MODEL)]
+ByModel = Annotated[str, option(A_MODEL)]
+Factory = Annotated[str, argument(f"{A_MODEL} Or package.module:factory, which is imported and called.")]
 Json = Annotated[bool, option("Print one JSON document instead of text.", "--json")]
 
 Device = Annotated[str, option("cpu, cuda, or auto: a GPU where there is one.")]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clearhead import training
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import answer, table
@@ -39,18 +40,15 @@ def train(
 
     Ctrl-C finishes the step, saves, and says how to go on. Under torchrun, the same command trains on
     several processes."""
-    from clearhead.training import ProgressBar
-    from clearhead.training import train as run
-
     if list_:
         return _list(json)
     given: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
     given |= {"resume": resume, "set": dict(_setting(item) for item in set_ or [])}
     if json:
-        summary = run(task, **given)
+        summary = training.train(task, **given)
     else:
-        with ProgressBar() as bar:
-            summary = run(task, **given, progress=bar)
+        with training.ProgressBar() as bar:
+            summary = training.train(task, **given, progress=bar)
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks for all
     answer(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
@@ -64,8 +62,6 @@ def _setting(item: str) -> tuple[str, str]:
 
 
 def _list(json: bool) -> None:
-    from clearhead.training import PRESETS
-
-    recipes = [(task, name, make()) for task, presets in PRESETS.items() for name, make in presets.items()]
+    recipes = [(task, name, make()) for task, presets in training.PRESETS.items() for name, make in presets.items()]
     document = [{"task": task, "preset": name, "about": recipe.about} for task, name, recipe in recipes]
     answer(json, document, table(("task", "preset", "what it is"), [tuple(one.values()) for one in document]))

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
 from clearhead.cli.output import console, show_json, tell
 
 
 @app.command()
 def transcribe(
     sound: Annotated[list[Path], argument("Recordings: WAV, FLAC and whatever else soundfile reads.")],
-    model: Annotated[str, option(A_MODEL)],
+    model: ByModel,
     language: Annotated[
         str | None, option("The language that is spoken, such as en; by default the model finds out.")
     ] = None,
@@ -25,8 +26,6 @@ def transcribe(
     json: Json = False,
 ) -> None:
     """Write down what is said in recordings, with a model such as Whisper."""
-    from clearhead import pretrained
-
     trained = pretrained.load(model, **placed(device, dtype))
     pairs = list(zip(sound, trained.transcribe(sound, times=times, language=language), strict=True))
     if json:

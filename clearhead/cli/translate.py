@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, BeamWidth, Device, Dtype, Json, Penalty, argument, option, placed, searching
+from clearhead.cli.options import BeamWidth, ByModel, Device, Dtype, Json, Penalty, argument, option, placed, searching
 from clearhead.cli.output import colour, console, show_json, show_picture, tell
 from clearhead.errors import DataError
-
-if TYPE_CHECKING:
-    from clearhead.pretrained import Trained, Translated
 
 
 @app.command()
 def translate(
     text: Annotated[list[str] | None, argument("Sentences; - reads them from standard input, a line each.")] = None,
-    model: Annotated[str, option(A_MODEL)] = "en-es",
+    model: ByModel = "en-es",
     file: Annotated[Path | None, option("Translate this file, a sentence a line.")] = None,
     beam: BeamWidth = None,
     length_penalty: Penalty = None,
@@ -28,7 +26,6 @@ def translate(
     json: Json = False,
 ) -> None:
     """Translate sentences with a trained model (English to Spanish comes in the box)."""
-    from clearhead import pretrained
     from clearhead.pretrained.translate import DEFAULT
 
     texts = texts_of(text, file)
@@ -42,7 +39,7 @@ def translate(
             show_picture("\n" + cross_attention(trained, one) + "\n")
 
 
-def cross_attention(trained: Trained, made: Translated) -> str:
+def cross_attention(trained: pretrained.Trained, made: pretrained.Translated) -> str:
     """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
     from clearhead.cli.look import choose, name_of
     from clearhead.look import heatmap, translation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, Model, argument, option, placed
 from clearhead.cli.output import colour, console, show_json, show_picture, tell
@@ -28,10 +29,9 @@ def walk(
     """Walk through a run: from characters to tokens, through every block, to the next word.
 
     Each station has its formula, its shape, the numbers of this very run, and why it is there."""
-    from clearhead import look, pretrained
     from clearhead.look.page import written
 
-    walked = look.walk(pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data)
+    walked = ch.look.walk(ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data)
     text = walked.text(layer=layer, head=head, width=min(console.width, 120), colour=colour())  # refuses a wrong choice
     if html is not None:
         written(walked.html(), html)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import answer, console, say, show_json, show_picture, table, tell
-
-if TYPE_CHECKING:
-    from clearhead.work import Work
-
 
 Format = StrEnum("Format", "terminal markdown latex html json")  # how a sheet is written
 
@@ -52,7 +49,7 @@ def work(
     clearhead work new my.toml [KIND] writes a commented template of a problem of your own, clearhead work schema [KIND]
     says what such a file may hold, and clearhead work skeleton NAME prints a program to fill in, which
     clearhead work skeleton NAME --check mine.py runs and grades."""
-    from clearhead.work import answer_files, shipped, show, solve, variant
+    from clearhead.work import show
 
     if json:
         format = Format.json
@@ -62,11 +59,11 @@ def work(
     if files and check is None:
         raise typer.BadParameter(f"{files[0]!r} is left over; answer files need --check")
     if problem is None:
-        document = [{"name": name, "title": title} for name, title in shipped().items()]
-        return answer(format is Format.json, document, table(("problem", "what it works"), shipped().items()))
-    solved = solve(problem if seed is None else variant(problem, seed))
+        document = [{"name": name, "title": title} for name, title in ch.work.shipped().items()]
+        return answer(format is Format.json, document, table(("problem", "what it works"), ch.work.shipped().items()))
+    solved = ch.work.solve(problem if seed is None else ch.work.variant(problem, seed))
     if check is not None:
-        _mark(solved, answer_files([check, *map(Path, files or [])]), format)
+        _mark(solved, ch.work.answer_files([check, *map(Path, files or [])]), format)
     style = show.Style(digits, blank, max(24, min(console.width, 120)))
     if format is Format.json:
         show_json(show.to_dict(solved, style))
@@ -118,14 +115,12 @@ _WORDS: dict[str, Callable[[list[str], Path | None, bool], None]] = {
 }  # fmt: skip
 
 
-def _mark(solved: Work, answers: list[Path], format: Format) -> NoReturn:
+def _mark(solved: ch.work.Work, answers: list[Path], format: Format) -> NoReturn:
     """One student's marks cell by cell, or a table of a class; status 1 where something is wrong."""
-    from clearhead.work import mark, mark_class
-
-    marks = mark_class(solved, answers)
+    marks = ch.work.mark_class(solved, answers)
     one = marks.students[0] if len(answers) == len(marks.students) == 1 else None
     if one is None and len(answers) == 1 and marks.unread:
-        mark(solved, answers[0])  # raises, and says why
+        ch.work.mark(solved, answers[0])  # raises, and says why
     if format is Format.json:
         show_json((one or marks).to_dict())
     elif one is not None:

@@ -22,7 +22,7 @@ from clearhead.costs.watch import Log, watch
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.models import PRESETS, Config
-from clearhead.values import did_you_mean, whole
+from clearhead.values import chosen, whole
 
 _IMPLEMENTATIONS = ("auto", "fused", "gathered", "reference")
 
@@ -60,9 +60,7 @@ class Model:
 
 def preset(name: str) -> Config:
     """The configuration of a preset; an unknown name is answered with the nearest one."""
-    if name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r}; {did_you_mean(name, PRESETS)}")
-    return PRESETS[name]()
+    return chosen(name, PRESETS, "there is no preset")()
 
 
 def model_of(subject: Any, inputs: Any = None) -> Model:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from clearhead.data import files
 from clearhead.disk import write_atomically
-from clearhead.errors import ConfigError, DataError, StorageError
-from clearhead.values import did_you_mean, require
+from clearhead.errors import DataError, StorageError
+from clearhead.values import chosen, require
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes there and, where known, the bytes in all."""
@@ -228,10 +228,7 @@ KNOWN: tuple[DataSet, ...] = tuple(_known())
 
 def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     """The data set of a name."""
-    by_name = {item.name: item for item in known}
-    if name not in by_name:
-        raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, by_name)}")
-    return by_name[name]
+    return chosen(name, {item.name: item for item in known}, "no data set is called")
 
 
 def fetch(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.data import files
 from clearhead.data.tokenizers import FILE_NAME, Tokenizer, load_tokenizer
-from clearhead.disk import write_atomically
+from clearhead.disk import read_json, write_atomically
 from clearhead.errors import ConfigError, DataError, StorageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Shards:
     def open(cls, folder: Path | str) -> Shards:
         """The shards of a folder that `tokenize` has finished; every file is compared with its checksum."""
         folder = Path(folder)
-        index = _read_json(folder / INDEX)
+        unfinished = ": expected a folder of shards that is finished; run `clearhead data tokenize` again"
+        index = read_json(folder / INDEX, otherwise=unfinished)
         try:
             if index["format"] != FORMAT or index["dtype"] not in ("uint16", "uint32"):
                 raise KeyError("format")
@@ -178,7 +179,7 @@ def _claim(folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder)
     if (folder / INDEX).is_file():
         # It is whole again when all its shards are; those that need no change are known by their records.
-        for record in _read_json(folder / INDEX).get("shards", []):
+        for record in read_json(folder / INDEX).get("shards", []):
             write_atomically((folder / str(record["file"])).with_suffix(".json"), json.dumps(record).encode())
         (folder / INDEX).unlink()
 
@@ -277,7 +278,7 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
     how = json.dumps([work.tokenizer, work.separator, piece.is_lines, piece.begins, piece.ends])
     mark = hashlib.sha256(how.encode() + piece.content).hexdigest()  # of all that decides the ids
     if beside.is_file() and path.is_file():
-        record = _read_json(beside)
+        record = read_json(beside)
         if record.get("mark") == mark and files.sha256(path) == record.get("sha256"):
             return record
     texts, skipped = _texts(piece, work.separator)
@@ -328,16 +329,3 @@ def _text_of(line: bytes) -> str | None:
     except (ValueError, KeyError, TypeError):
         return None
     return text if isinstance(text, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        expected = "expected a folder of shards that is finished; run `clearhead data tokenize` again"
-        raise StorageError(f"there is no {path}: {expected}") from error
-    except ValueError as error:
-        raise StorageError(f"{path} is not JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise StorageError(f"{path} holds a {type(document).__name__}, expected an object")
-    return document

@@ -15,7 +15,7 @@ from clearhead import pretrained
 from clearhead.config import Value, decode_choice
 from clearhead.errors import ConfigError
 from clearhead.explore.desk import Limits
-from clearhead.values import did_you_mean
+from clearhead.values import chosen, did_you_mean
 
 # Every action that the page may ask for, by the file of this room that has it. An action is a function of a request,
 # the frozen value that its first argument is annotated with, and of the run.
@@ -67,9 +67,8 @@ class Shelf:
         return self._load(name)
 
     def action(self, name: str) -> Callable[[dict[str, Any], Run], Any]:
-        if name not in ACTIONS:
-            raise ConfigError(f"there is no action {name!r}; {did_you_mean(name, ACTIONS)}")
-        act = getattr(importlib.import_module(f"clearhead.explore.{ACTIONS[name]}"), name)
+        room = chosen(name, ACTIONS, "there is no action")
+        act = getattr(importlib.import_module(f"clearhead.explore.{room}"), name)
         kind, *_ = get_type_hints(act).values()
 
         def checked(ask: dict[str, Any], run: Run) -> Any:

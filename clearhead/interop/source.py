@@ -6,7 +6,6 @@ is there is used without asking the network. Only files that are data are fetche
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from clearhead.data.pieces import FILES, Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
+from clearhead.disk import read_json
 from clearhead.errors import DataError, StorageError, needing
 from clearhead.interop.table import Shape
 from clearhead.models import storage
@@ -151,20 +151,6 @@ def refuse_pickle(path: Path, found: str | None = None) -> None:
         convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
         says = "a pickle, which can run code when it is read; convert it:"
         raise StorageError(f"{found or f'{path} is'} {says} {convert}")
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The object (or list) in a JSON file."""
-    if not path.is_file():
-        raise StorageError(f"there is no {path}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, kind):
-        expected = "an object" if kind is dict else "a list"
-        raise StorageError(f"{path} holds a {type(data).__name__}; expected {expected}")
-    return data
 
 
 def fetch(name: str) -> Path:

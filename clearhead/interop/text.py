@@ -6,9 +6,10 @@ from typing import Any
 
 from clearhead.data.pieces import Pieces
 from clearhead.data.tokenizers import FILE_NAME
+from clearhead.disk import read_json
 from clearhead.errors import ConfigError, StorageError
 from clearhead.generation import Limits
-from clearhead.interop.source import CONFIG, GENERATION, Source, read_json
+from clearhead.interop.source import CONFIG, GENERATION, Source
 
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (

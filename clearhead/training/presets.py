@@ -12,7 +12,6 @@ from typing import Any
 
 from clearhead.data import Affine, ByCount, ByTokens, Contrast, Packed, PerImage
 from clearhead.data.speech import Streams
-from clearhead.errors import ConfigError
 from clearhead.layers import DepthScaled, Xavier
 from clearhead.models import ConvNetConfig, DecoderConfig, EncoderDecoderConfig, Mean, SpeechConfig, VisionConfig
 from clearhead.models import presets as models
@@ -20,7 +19,7 @@ from clearhead.positions import Learned, NoPositions
 from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
-from clearhead.values import did_you_mean
+from clearhead.values import chosen
 
 _GPU: dict[str, Any] = {"precision": "bf16", "compile": True}
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}  # of the shipped models of characters and of pictures
@@ -292,10 +291,5 @@ SMALL = "small"  # every task's preset for a CPU minute
 
 def recipe(task: str, preset: str | None = None) -> Recipe:
     """The recipe of a preset; without a name the task's "small"."""
-    if task not in PRESETS:
-        raise ConfigError(f"there is no task {task!r}; {did_you_mean(task, TASKS)}")
-    known = PRESETS[task]
-    name = SMALL if preset is None else preset
-    if name not in known:
-        raise ConfigError(f"the task {task} has no preset {name!r}; {did_you_mean(name, known)}")
-    return known[name]()
+    known = chosen(task, PRESETS, "there is no task")
+    return chosen(SMALL if preset is None else preset, known, f"the task {task} has no preset")()

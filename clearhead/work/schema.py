@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from clearhead.errors import ConfigError, StorageError
-from clearhead.values import did_you_mean
+from clearhead.values import require_known
 from clearhead.work.algebra import EXACT
 from clearhead.work.kinds import KINDS
 from clearhead.work.kinds.models import MODELS
@@ -52,8 +52,7 @@ def template(kind: str | None = None) -> str:
 
 def known(kind: str) -> str:
     """The name of a kind, or an error that offers the nearest."""
-    if kind not in KINDS:
-        raise ConfigError(f"no kind of problem is called {kind!r}; {did_you_mean(kind, KINDS)}")
+    require_known(kind, KINDS, "no kind of problem is called")
     return kind
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from clearhead.errors import ConfigError, StorageError
-from clearhead.values import did_you_mean
+from clearhead.values import chosen
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
 _CLOSE = 1e-5  # a program may work in float32
@@ -85,10 +85,7 @@ def _texts() -> dict[str, str]:
 
 
 def _text(name: str) -> str:
-    texts = _texts()
-    if name not in texts:
-        raise ConfigError(f"no skeleton is called {name!r}; {did_you_mean(name, texts)}")
-    return texts[name]
+    return chosen(name, _texts(), "no skeleton is called")
 
 
 def _defined(text: str, function: str) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.bench import machine as machines
-from clearhead.bench import trial
-from clearhead.bench.trial import Measured
+from clearhead.bench.machine import Measured
 from clearhead.costs import AttentionSizes, Machine, cost, preset
 from clearhead.masks import window
 from tests.costs.subjects import SUBJECTS
@@ -139,7 +138,7 @@ def test_a_machine_of_an_older_file_has_ordinary_rates():
 def a_million_a_second(monkeypatch):
     """A clock that goes by the operations that torch counts: every call runs at 1e6 of them a second."""
 
-    def time_of(call, device, **_):
+    def time_of(call, **_):
         with FlopCounterMode(display=False) as counter:
             call()
         return counter.get_total_flops() / 1e6
@@ -184,7 +183,7 @@ def test_the_host_is_told_by_two_depths_and_not_by_its_slow_moments(monkeypatch)
         begin, issue = host[training]
         return Measured((begin + issue * n) * (10.0 if next(timings) % 5 == 3 else 1.0), 0)
 
-    monkeypatch.setattr(trial, "measure", measure)
+    monkeypatch.setattr(machines, "measure", measure)
     found = machines.with_issue(PLAIN)
     assert found.issue == pytest.approx({"forward": 0.25, "training": 0.5})
     assert found.begin == pytest.approx({"forward": 7.0, "training": 11.0})

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.bench.trial import measure
+from clearhead.bench.machine import measure
 from clearhead.checks.example import example
 from clearhead.costs import cost
 from clearhead.costs.predict import set_impl

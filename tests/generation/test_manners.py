@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from clearhead.bench.generation import cache_speed
 from clearhead.generation import Beam, Generated, Greedy, Sample, generate, stream
-from clearhead.generation.speed import cache_speed
 from tests.generation.small import VOCAB, decoder, prompts
 
 # ---------------------------------------------------------------------- modes

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from clearhead import errors
+from clearhead.bench.generation import cache_speed
 from clearhead.generation import Beam, Greedy, Recompute, Sample, generate, search, stream
-from clearhead.generation.speed import cache_speed
 from clearhead.models.recurrent import Classify, RecurrentConfig
 from clearhead.positions import Learned
 from tests.generation.small import VOCAB, decoder, encoder_decoder

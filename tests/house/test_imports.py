@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "clearhead"
 
 # The order of the house. A file outside of a room (`_shapes`, `_version`) is a foundation that every room may use.
 HOUSE = (
-    ("_version", "_lazy", "_shapes", "_numbers", "_clock", "_launch", "tables"),
+    ("_version", "_lazy", "_shapes", "_numbers", "_launch", "tables"),
     ("errors",),
     ("values",),
     ("config",),

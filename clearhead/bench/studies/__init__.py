@@ -6,8 +6,7 @@ from pathlib import Path
 
 from clearhead.bench.studies import fixed_vector, gaze, heads, positions, speech, stability
 from clearhead.bench.studies.engine import Record, Study, carry_out, draw_study
-from clearhead.errors import ConfigError
-from clearhead.values import did_you_mean
+from clearhead.values import chosen
 
 __all__ = ["STUDIES", "Record", "Study", "carry_out", "draw_study", "read", "study"]
 
@@ -17,9 +16,7 @@ STUDIES = {study.name: study for study in _ALL}
 
 def study(name: str) -> Study:
     """A study by its name."""
-    if name not in STUDIES:
-        raise ConfigError(f"there is no study {name!r}; {did_you_mean(name, STUDIES)}")
-    return STUDIES[name]
+    return chosen(name, STUDIES, "there is no study")
 
 
 def read(path: Path) -> Record:

@@ -1,19 +1,20 @@
-"""What the cache is worth: the same greedy decoding with it and without it, timed side by side.
+"""`clearhead bench generation`: the same greedy decoding with the cache and without it, timed side by side.
 
 Without a cache, step n reads all of its ids again; with one, only the newest. The gain grows with the length, and with
 the share of the time that goes into arithmetic and not into calling it."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from clearhead.bench.clock import seconds
 from clearhead.errors import ConfigError
-from clearhead.generation.choices import Generated
-from clearhead.generation.generate import generate
+from clearhead.generation import generate
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.positions import Learned
 
@@ -52,15 +53,13 @@ def cache_speed(
         model = DecoderConfig(**sizes, positions=Learned(max_len=1_024)).build()
     ids = torch.randint(model.config.vocab_size, (batch, prompt), generator=torch.Generator().manual_seed(seed))
 
-    def timed(use_cache: bool, new: int = max_new) -> tuple[float, Generated]:
-        start = time.perf_counter()
-        result = generate(model, ids, max_new=new, use_cache=use_cache)
-        result.ids.sum().item()  # on an accelerator: wait until it is really there
-        return time.perf_counter() - start, result
+    found: dict[bool, Tensor] = {}
 
-    def best(use_cache: bool) -> tuple[float, Generated]:
-        timed(use_cache, min(2, max_new))  # allocations and first calls do not count
-        return min((timed(use_cache) for _ in range(repeats)), key=lambda run: run[0])
+    def best(use_cache: bool) -> float:
+        def run(new: int) -> None:
+            found[use_cache] = generate(model, ids, max_new=new, use_cache=use_cache).ids
 
-    (cached, with_cache), (recomputed, without) = best(True), best(False)
-    return CacheSpeed(cached, recomputed, max_new, bool(torch.equal(with_cache.ids, without.ids)))
+        run(min(2, max_new))  # allocations and first calls do not count
+        return min(seconds(partial(run, max_new)) for _ in range(repeats))
+
+    return CacheSpeed(best(True), best(False), max_new, torch.equal(found[True], found[False]))
