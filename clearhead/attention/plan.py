@@ -90,17 +90,15 @@ class Plan:
         M = self.blocking.keys if by_key else self.blocking.queries
         grid, found = Grid(self.S, self.offset), list[Lists]()
         for part in split(self.rest, n_rows):
-            keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
             if part.scatter is not None:
                 if part.scatter not in self.memo:
                     self.memo[part.scatter] = pairs_of(part.scatter, self.T, grid, self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self.memo[part.scatter], shape, M, by_key, keep_empty))
+                found.append(lists_of(self.memo[part.scatter], shape, M, by_key))
                 continue
-            how = (by_key, keep_empty, self.device)
-            lists = build(view_of(part, self.T, grid, M, *how), self.device)
+            lists = build(view_of(part, self.T, grid, M, by_key, self.device), self.device)
             if self.blocking.long is not None and _is_long(lists):
-                lists = build(view_of(part, self.T, grid, self.blocking.long, *how), self.device)
+                lists = build(view_of(part, self.T, grid, self.blocking.long, by_key, self.device), self.device)
             found.append(lists.to(self.device))
         return tuple(found)
 

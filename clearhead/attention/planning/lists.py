@@ -42,7 +42,6 @@ class Lists:
     full: Tensor  # (batch · N,) int32: how many columns all rows see
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
-    order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
     rows: Tensor | None = None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
     batch_shape: tuple[int, ...] = ()
     bounds: Tensor | None = None  # (…, 2) int32, M of them a description
@@ -57,8 +56,7 @@ class Lists:
         (N, M), total = view.rows.shape, full + partial
         return cls(
             view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=full.int(), total=total.int(),
-            order=work_order(total, N, view.keep_empty), batch_shape=view.mask.batch_shape,
-            rows=None if view.indices is None else view.indices.int(), **described,
+            batch_shape=view.mask.batch_shape, rows=None if view.indices is None else view.indices.int(), **described,
         )  # fmt: skip
 
     @property
@@ -97,15 +95,18 @@ class Lists:
         """Pairs with torch operations, filled up as they are there, and operations, for so many heads a pattern."""
         key = ("chunked", heads)
         if key not in self.memo:
-            pairs = chunks = 0
-            for pattern, order in enumerate(self.order.long()):
-                lengths = self.total[order[order >= 0] + pattern * self.N].tolist()
-                for first, end in alike(lengths, self.M, heads):
-                    pairs += (end - first) * max(lengths[first], 1) * self.M * heads
-                    chunks += 1
-            self.memo[key] = (pairs, chunks)
+            sizes = [len(blocks) * longest for n in range(self.batch) for blocks, longest in self.groups(n, heads)]
+            self.memo[key] = (sum(sizes) * self.M * heads, len(sizes))
         found: tuple[int, int] = self.memo[key]
         return found
+
+    def groups(self, pattern: int, heads: int) -> Iterator[tuple[Tensor, int]]:
+        """Blocks with work, (R,) in their order, that torch operations take together for so many heads of one of the
+        patterns, and the longest of their lists."""
+        lengths, order = self.total[pattern * self.N :][: self.N].sort(descending=True, stable=True)
+        sizes = lengths[lengths > 0].tolist()
+        for first, end in alike(sizes, self.M, heads):
+            yield order[first:end].sort().values + pattern * self.N, sizes[first]
 
     def __str__(self) -> str:
         full = self.pairs - self.partial_pairs
@@ -208,13 +209,3 @@ def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     bits = torch.zeros(int(words.sum()), answers.shape[1], dtype=torch.int64, device=lengths.device)
     set_bits = answers.long().bitwise_left_shift_((place % WORD)[:, None])
     return bits.index_add_(0, where[of] + place // WORD, set_bits), where
-
-
-def work_order(total: Tensor, N: int, keep_empty: bool) -> Tensor:
-    """(batch, A) the blocks of each batch element that have something to do, those with most first."""
-    per_batch = total.reshape(-1, N)
-    sizes, order = per_batch.sort(dim=1, descending=True, stable=True)
-    if not keep_empty:
-        order = torch.where(sizes > 0, order, -1)
-        order = order[:, : int((sizes > 0).sum(1).max()) if order.numel() else 0]
-    return order.to(torch.int32).contiguous()

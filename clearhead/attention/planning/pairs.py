@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.attention.planning.lists import WORD, Lists, pack, words_of, work_order
+from clearhead.attention.planning.lists import WORD, Lists, pack, words_of
 from clearhead.attention.planning.spans import View
 from clearhead.masks.base import Mask
 from clearhead.masks.geometry import Grid
@@ -49,7 +49,7 @@ def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pair
     return Pairs((p[kept] - grid.offset).int(), j[kept].int())  # kept for long: half the memory
 
 
-def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_empty: bool) -> Lists:
+def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool) -> Lists:
     """The pairs as lists of blocks of M rows; `shape` is (rows, columns)."""
     rows, columns = (pairs.keys.long(), pairs.queries) if by_key else (pairs.queries.long(), pairs.keys)
     n_rows, n_columns = shape
@@ -66,8 +66,7 @@ def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool, keep_em
     segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].int()
     return Lists(
         n_rows, n_columns, M, N, segments, full=torch.zeros_like(total).int(), total=total.int(), where=where,
-        order=work_order(total, N, keep_empty), bits=bits.reshape(-1, M) if len(entry) else None,
-        pool=(entry % max(n_columns, 1)).int(),
+        bits=bits.reshape(-1, M) if len(entry) else None, pool=(entry % max(n_columns, 1)).int(),
     )  # fmt: skip
 
 

@@ -45,7 +45,6 @@ class View:
     grid: Grid
     n_rows: int  # how many rows there are in all, in these blocks or not
     by_key: bool
-    keep_empty: bool  # whether a block that sees nothing is one with work
     indices: Tensor | None  # (N, M) the rows' indices, −1 for none; None: the blocks are simply rows 0, 1, 2, …
 
     @cached_property

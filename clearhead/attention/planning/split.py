@@ -113,7 +113,7 @@ def _taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None,
     return whole, reduce(operator.or_, left) & ~whole if left else None
 
 
-def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, keep_empty: bool, device: torch.device) -> View:
+def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, device: torch.device) -> View:
     """The part seen from blocks of M rows: rows that look alike together, in their order."""
     queries, keys = (grid.offset, T), (0, grid.keys)
     (first, n_rows), (start, n_columns) = (keys, queries) if by_key else (queries, keys)
@@ -139,4 +139,4 @@ def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, keep_empty: bo
         indices = indices.reshape(-1, M)
     rows = torch.where(indices >= 0, indices + first, -1)
     given = None if in_order else indices
-    return View(part.mask, rows, start, start + n_columns, grid, n_rows, by_key, keep_empty, given)
+    return View(part.mask, rows, start, start + n_columns, grid, n_rows, by_key, given)
