@@ -90,11 +90,11 @@ class Plan:
         M = self.blocking.keys if by_key else self.blocking.queries
         grid, found = Grid(self.S, self.offset), list[Lists]()
         for part in split(self.rest, n_rows):
-            if part.scatter is not None:
-                if part.scatter not in self.memo:
-                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, grid, self.device)
+            if isinstance(part, Scatter):
+                if part not in self.memo:
+                    self.memo[part] = pairs_of(part, self.T, grid, self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self.memo[part.scatter], shape, M, by_key))
+                found.append(lists_of(self.memo[part], shape, M, by_key))
                 continue
             lists = build(view_of(part, self.T, grid, M, by_key, self.device), self.device)
             if self.blocking.long is not None and _is_long(lists):

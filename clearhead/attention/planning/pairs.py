@@ -28,11 +28,8 @@ class Scatter(NamedTuple):
     also: Mask | None
 
 
-class Pairs(NamedTuple):
-    """Pairs by the index of their query and of their key, (P,) int32 each."""
-
-    queries: Tensor
-    keys: Tensor
+Pairs = tuple[Tensor, Tensor]
+"""Pairs by the index of their query and of their key, (P,) int32 each."""
 
 
 def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pairs:
@@ -46,13 +43,13 @@ def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pair
     kept = (p >= grid.offset) & (p < grid.offset + T)
     if scatter.also is not None:
         kept = kept & scatter.also.test(p, j, grid)
-    return Pairs((p[kept] - grid.offset).int(), j[kept].int())  # kept for long: half the memory
+    return (p[kept] - grid.offset).int(), j[kept].int()  # kept for long: half the memory
 
 
 def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool) -> Lists:
     """The pairs as lists of blocks of M rows; `shape` is (rows, columns)."""
-    rows, columns = (pairs.keys.long(), pairs.queries) if by_key else (pairs.queries.long(), pairs.keys)
-    n_rows, n_columns = shape
+    rows, columns = reversed(pairs) if by_key else pairs
+    rows, (n_rows, n_columns) = rows.long(), shape
     N = -(-n_rows // M)
     code, order = (rows // M * n_columns + columns).sort()
     entry, of_pair = torch.unique_consecutive(code, return_inverse=True)

@@ -34,12 +34,11 @@ class Part:
 
     mask: Mask
     step: int = 1
-    scatter: Scatter | None = None  # the mask again, where it is the pairs that a `scattered` names
 
 
-def split(mask: Mask, n_rows: int) -> list[Part]:
+def split(mask: Mask, n_rows: int) -> list[Part | Scatter]:
     """Parts without common pairs that are the mask: one of neighbouring rows, one for each `stride` and `scattered`."""
-    parts: list[Part] = []
+    parts: list[Part | Scatter] = []
     rest: Mask | None = mask
     found = leaves(mask)
     for leaf, swapped in found:
@@ -49,13 +48,13 @@ def split(mask: Mask, n_rows: int) -> list[Part]:
             continue
         without = substitute(rest, leaf, False)
         within = substitute(rest, leaf, True)
-        own: Mask = leaf.T if swapped else leaf
         also = within if without is None else ~without if within is None else within & ~without
-        step = leaf.step if isinstance(leaf, Stride) else 1
-        scatter = Scatter(leaf, swapped, also) if isinstance(leaf, Scattered) else None
-        parts.append(Part(own if also is None else own & also, step, scatter))
+        if isinstance(leaf, Scattered):
+            parts.append(Scatter(leaf, swapped, also))
+        elif isinstance(leaf, Stride):
+            parts.append(Part(leaf if also is None else leaf & also, leaf.step))
         rest = without
-    return ([] if rest is None else [Part(rest)]) + parts
+    return parts if rest is None else [Part(rest), *parts]
 
 
 def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
