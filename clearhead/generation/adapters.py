@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.fast import EVERYTHING_AFTER, Fast
+from clearhead.generation.fast import Fast
 from clearhead.generation.limits import Limited, Limits
-from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of
+from clearhead.generation.prompts import Prompt, beside, frames_of, padded, rows_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.stepper import Grouped, Sliding, Stepper
 from clearhead.masks import padding
+from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
@@ -180,16 +180,13 @@ def _plain_continued(
     """A decoder (or a recurrent language model) with prompts padded on the left."""
     whole = padded(rows, left=True).to(next(model.parameters()).device)
     before = torch.tensor([whole.shape[1] - len(row) for row in rows], device=whole.device)
+    adds_positions = isinstance(kind, Decoder) and kind.adds_positions
 
     def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
-        arguments: dict[str, Any] = {"cache": cache}
-        if (before := taken.get("before")) is not None:
-            arguments["mask"] = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
-            if isinstance(kind, Decoder) and kind.adds_positions:
-                first = 0 if cache is None else cache.length
-                place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                arguments["positions"] = (place - before[:, None]).clamp(min=0)  # (R, T); padding's are never seen
-        return model(ids, **arguments)
+        if (before := taken.get("before")) is None:
+            return model(ids, cache=cache)
+        first = 0 if cache is None else cache.length
+        return model(ids, cache=cache, **beside(before, first, ids.shape[1], adds_positions=adds_positions))
 
     return _Plain(model, whole, cache, {"before": before} if bool(before.any()) else {}, call)
 

@@ -59,13 +59,7 @@ class _Sequences(NamedTuple):
     def take(self, places: Tensor) -> _Sequences:
         """For each prompt the sequences at `places` (P, W′)."""
         long = places[..., None].expand(*places.shape, self.ids.shape[-1])
-        return _Sequences(
-            self.scores.gather(1, places),
-            self.ids.gather(1, long),
-            self.log_probs.gather(1, long),
-            self.lengths.gather(1, places),
-            self.finished.gather(1, places),
-        )
+        return _Sequences(*(x.gather(1, long if x.dim() == 3 else places) for x in self))
 
     def copy_(self, other: _Sequences) -> None:
         for mine, given in zip(self, other, strict=True):

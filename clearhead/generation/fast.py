@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, Program
-from clearhead.generation.prompts import padded
+from clearhead.generation.prompts import EVERYTHING_AFTER, beside, padded
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.room import Room
 from clearhead.masks import Causal, padding
@@ -33,7 +33,6 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 _RECORDINGS = 8  # of one model; each holds a cache, or what reading a prompt takes
 _LONG = 1024  # tokens from which on attention counts
 _READ_AT_ONCE = 1 << 30  # bytes of keys and values; beyond, starting kernels costs nothing, and keeping them much
-EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 
 
 def records(device: torch.device) -> bool:
@@ -176,14 +175,10 @@ class Fast:
                 return logits
             if self._source is not None:
                 self._read_source(self._source)
-            mask = positions = None
+            how: dict[str, Any] = {}
             if self._before is not None:
-                mask = padding(torch.full_like(self._before, EVERYTHING_AFTER), before=self._before)
-                if self.program.decoder.adds_positions:
-                    place = torch.arange(self._ids.shape[1], device=self._ids.device)
-                    positions = (place - self._before[:, None]).clamp(min=0)  # padding's are never seen
-            how: dict[str, Any] = {"mask": mask, "positions": positions, "memory": self._memory}
-            logits, self._kept_tokens = self.program.read(self._ids, **how)
+                how = beside(self._before, 0, self._ids.shape[1], adds_positions=self.program.decoder.adds_positions)
+            logits, self._kept_tokens = self.program.read(self._ids, memory=self._memory, **how)
             return logits
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:

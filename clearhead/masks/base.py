@@ -250,10 +250,12 @@ class Mask(ABC):
 
 
 class Leaf(Mask):
-    """A mask that is not made of other masks. `reads_query` and `reads_key` say which positions its predicate uses."""
+    """A mask that is not made of other masks. `reads_query` and `reads_key` say which positions its predicate uses, and
+    `by_distance` that it is p − j alone that counts."""
 
     reads_query: ClassVar[bool] = True
     reads_key: ClassVar[bool] = True
+    by_distance: ClassVar[bool] = False
 
     @property
     def symmetric(self) -> bool:

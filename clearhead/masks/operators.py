@@ -243,6 +243,25 @@ def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
     return list(dict.fromkeys(found))
 
 
+def speaks_of_distance_only(mask: Mask) -> bool:
+    """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.
+
+    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0, and not
+    proved for what may happen to look so."""
+    return all(atom.leaf.by_distance for atom in leaves(mask))
+
+
+def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
+    """Whether some token may attend to a later one that is generated, and so changes after it has been computed.
+
+    `prompt` of the `total` tokens are there from the start; among those, looking ahead (`causal() | prefix(n)`) is
+    harmless."""
+    if mask.verdict(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
+        return False
+    p, j = torch.arange(total)[:, None], torch.arange(prompt, total)
+    return bool((mask.allows(p, j, keys=total) & (j > p)).any())
+
+
 def reach(mask: Mask) -> int | None:
     """How far back a token sees at most, itself counted; None: to the beginning."""
     if isinstance(mask, (And, Or)):

@@ -16,13 +16,11 @@ from clearhead.attention.planning import spans as seen_by
 from clearhead.attention.planning.lists import Lists, alike, expand, pack
 from clearhead.attention.planning.pairs import tested
 from clearhead.attention.planning.spans import MAX_PROGRESSIONS, Residues, Spans, Stretches, View
-from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.masks import Atom, Blocks, Every, fold
 from clearhead.masks.geometry import Keys
 
 _MAX_SEGMENTS = 12
 _PAIRS_AT_ONCE = 1 << 24
-# Leaves whose answer depends on p − j alone.
-_MOVE_ALONG = (Full, Causal, Window, Stride)
 
 
 def build(view: View, device: torch.device) -> Lists:
@@ -202,7 +200,7 @@ def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) 
             phases.append(anchor % leaf.size)
         elif isinstance(leaf, Every) and not swapped:
             phases.append(anchor % leaf.stride)
-        elif not isinstance(leaf, _MOVE_ALONG):
+        elif not leaf.by_distance:
             phases.append(_alone(span, len(anchor), anchor.device))
     low, high = stretches.edges[:, :-1], stretches.edges[:, 1:]
     some = partial.any(-1) & (high > low)
