@@ -138,23 +138,14 @@ class Fast:
         model: Decoder | EncoderDecoder,
         rows: Sequence[Tensor],
         max_new: int,
-        *,
         source: Sequence[Tensor] | None = None,
-        alone: bool = True,
     ) -> None:
         self.kept = kept_of(model.decoder if isinstance(model, EncoderDecoder) else model)
         self.program = self.kept.program
-        self.recordable = alone and records(self.program.device)
+        self.recordable = False
         self.n_prompts = len(rows)
-        extra = bucket(len(rows)) - len(rows) if self.recordable else 0
-        rows = [*rows, *[rows[0]] * extra]
-        self._model, self._parts = model, parts_of(model)
-        self._ids = padded(rows, left=True).to(self.program.device)  # (B, T)
-        T = self._ids.shape[1]
-        before = [T - len(row) for row in rows]
-        self._before = torch.tensor(before, device=self._ids.device) if any(before) else None
-        self._source = None if source is None else [*source, *[source[0]] * extra]
-        self._limit = T + max_new
+        self._model, self._parts, self._rows, self._source = model, parts_of(model), rows, source
+        self._limit = max(len(row) for row in rows) + max_new
         self._longest: int = getattr(self.program.decoder.positions, "length", EVERYTHING_AFTER)
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
         self._lent: tuple[Hashable, Reading] | None = None  # whose memory those tokens are in
@@ -162,7 +153,20 @@ class Fast:
         self._beams: int | None = None  # rows that each prompt has in a beam search
         self.room: Room | None = None
 
+    def record(self) -> bool:
+        """Whether steps are recorded, asked before `begin` by a search that has this stepper to itself. Rows are then
+        filled up with copies of the first."""
+        self.recordable = records(self.program.device)
+        if self.recordable:
+            extra = bucket(self.n_prompts) - self.n_prompts
+            self._rows = [*self._rows, *[self._rows[0]] * extra]
+            self._source = self._source and [*self._source, *[self._source[0]] * extra]
+        return self.recordable
+
     def begin(self) -> Float[Tensor, "B V"]:
+        self._ids = padded(self._rows, left=True).to(self.program.device)  # (B, T)
+        before = [self._ids.shape[1] - len(row) for row in self._rows]
+        self._before = torch.tensor(before, device=self._ids.device) if any(before) else None
         width = self._recorded_width()
         # cuDNN's attention prepares itself for a shape; that pays where there are few of them, for long prompts.
         quick = _quick_kernels(self._ids.is_cuda and (width is None or width < _LONG))

@@ -54,7 +54,7 @@ class Search(ABC):
 
     def __init__(self, stepper: Stepper, how: How, max_new: int, stops: tuple[int, ...]) -> None:
         self.stepper, self.stops, self.max_new = stepper, stops, max_new
-        self.runs_ahead = isinstance(stepper, Fast) and stepper.recordable
+        self.runs_ahead = isinstance(stepper, Fast) and stepper.record()
         self.filler = stops[0] if stops else 0
         self.room = bucket(max_new) if self.runs_ahead else max_new  # ids that a sequence has room for
         self.made = self.seen = 0  # steps, and those that the host has looked at
