@@ -22,8 +22,7 @@ from torch import Tensor
 
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
-from clearhead.attention.planning.lists import Lists
-from clearhead.attention.planning.pairs import Pairs, Scatter, lists_of, pairs_of
+from clearhead.attention.planning.lists import Lists, Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.split import split, view_of, whole_columns, whole_triangle
 from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
 from clearhead.masks.geometry import Grid

@@ -39,11 +39,7 @@ def chunks(problem: Problem, lists: Lists) -> Iterable[Chunk]:
     patterns, groups = problem.patterns(lists), problem.groups
     if lists.pairs > _KEPT_PAIRS:
         return _chunks(lists, patterns, groups)
-    key = ("chunks", len(patterns), groups)
-    if key not in lists.memo:
-        lists.memo[key] = list(_chunks(lists, patterns, groups))
-    kept: list[Chunk] = lists.memo[key]
-    return kept
+    return lists.once(("chunks", len(patterns), groups), lambda: list(_chunks(lists, patterns, groups)))
 
 
 def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:

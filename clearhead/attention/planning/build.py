@@ -6,6 +6,7 @@ Blocks that look alike, seen from their first row, are described once."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from operator import and_, invert, or_
 from typing import Any, NamedTuple
 
@@ -13,8 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.planning import spans as seen_by
-from clearhead.attention.planning.lists import Lists, alike, expand, pack
-from clearhead.attention.planning.pairs import tested
+from clearhead.attention.planning.lists import Lists, alike, expand, pack, ragged
 from clearhead.attention.planning.spans import MAX_PROGRESSIONS, Residues, Spans, Stretches, View
 from clearhead.masks import Atom, Blocks, Every, fold
 from clearhead.masks.geometry import Keys
@@ -30,7 +30,7 @@ def build(view: View, device: torch.device) -> Lists:
     if found is not None:
         return found
     indices = None if view.indices is None else view.indices.to(device)
-    return tested(replace(view, rows=view.rows.to(device), indices=indices))
+    return _tested(replace(view, rows=view.rows.to(device), indices=indices))
 
 
 def _structured(view: View, spans: Spans) -> Lists | None:
@@ -303,3 +303,58 @@ def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
     if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
+
+
+# -- what has no structure ---------------------------------------------------------------------------------------------
+
+
+def _tested(view: View) -> Lists:
+    """Tests every pair, a few blocks at a time, and keeps the columns that some row sees."""
+    M = view.rows.shape[1]
+    S = view.stop - view.first
+    at_once = max(1, _PAIRS_AT_ONCE // max(1, M * S * view.batch))
+    counts: list[Tensor] = []
+    columns: list[list[Tensor]] = [[] for _ in range(view.batch)]  # of each batch element's blocks, full, then partial
+    chosen: list[list[Tensor]] = [[] for _ in range(view.batch)]  # the rows' answers at the partial ones, (columns, M)
+    for rows, valid in zip(view.filled.split(at_once), view.valid[..., None].split(at_once), strict=True):
+        seen = _test_blocks(view, rows) & valid  # (batch, n, M, S)
+        everyone = (seen | ~valid).all(2) & seen.any(2)
+        someone = seen.any(2) & ~everyone
+        counts.append(torch.stack([everyone.sum(-1), someone.sum(-1)]))  # (2, batch, n)
+        for b in range(view.batch):
+            columns[b].append(torch.stack([everyone[b], someone[b]], 1).nonzero()[:, 2].to(torch.int32))
+            chosen[b].append(seen[b].transpose(1, 2)[someone[b]])
+    n_full, n_partial = torch.cat(counts, 2).flatten(1)  # (batch · N,) each
+    total = n_full + n_partial
+    begins = total.cumsum(0) - total
+    answers = torch.cat([*chain.from_iterable(chosen)])
+    bounds, bits = _ragged_intervals(answers, n_partial), None
+    where = torch.arange(len(total), device=total.device) * M
+    if bounds is None:
+        bits, where = pack(answers, n_partial)
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
+    pool = torch.cat([*chain.from_iterable(columns)])
+    return Lists.of(view, n_full, n_partial, segments, where=where, bounds=bounds, bits=bits, pool=pool)
+
+
+def _test_blocks(view: View, rows: Tensor) -> Tensor:
+    """(batch, n, M, S) for rows (n, M)."""
+    flat = rows.reshape(-1, 1)
+    at = torch.arange(view.first, view.stop, device=rows.device)[None]
+    p, j = (at, flat) if view.by_key else (flat, at)
+    seen = view.mask.test(p, j, view.grid)
+    seen = seen.broadcast_to((*view.mask.batch_shape, flat.shape[0], at.shape[1]))
+    return seen.reshape(view.batch, *rows.shape, at.shape[1])
+
+
+def _ragged_intervals(answers: Tensor, lengths: Tensor) -> Tensor | None:
+    """(blocks · M, 2) the interval each row sees of its block's partial columns, or None if some row's has holes."""
+    of, place = ragged(lengths)
+    inner = torch.nn.functional.pad(answers[1:] & answers[:-1] & (place[1:] > 0)[:, None], (0, 0, 1, 1))
+    bounds = torch.zeros(len(lengths), answers.shape[1], 2, dtype=torch.int32, device=answers.device)
+    # Where a row begins to see columns, and where it ends.
+    for side, joined in enumerate((inner[:-1], inner[1:])):
+        at, row = (answers & ~joined).nonzero(as_tuple=True)
+        bounds[of[at], row, side] = place[at].int() + side
+    is_whole = len(at) == int((bounds[..., 1] > 0).sum())  # each row that sees something does so once
+    return bounds.reshape(-1, 2) if is_whole else None

@@ -14,7 +14,7 @@ from functools import reduce
 
 import torch
 
-from clearhead.attention.planning.pairs import Scatter
+from clearhead.attention.planning.lists import Scatter
 from clearhead.attention.planning.spans import View
 from clearhead.masks import Causal, Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
 from clearhead.masks.geometry import Grid
