@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -250,21 +249,9 @@ def plan(
     position = mask.check(T, S, offset)
     where = torch.device(device)
     blocking = usual_blocking(where) if blocking is None else blocking
-    versions = mask.versions
-    key = (mask, versions, T, S, position, where, blocking)
-    with _LOCK:
-        found = None if versions is None else _KEPT.get(key)
-        if found is not None:
-            _KEPT.move_to_end(key)
-            return found
-    made = _make(mask, T, S, position, where, blocking)
-    with _LOCK:
-        # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
-        found = made if versions is None else _KEPT.setdefault(key, made)
-        _BY_HANDLE[found.handle] = found
-        while len(_KEPT) > KEPT:
-            _KEPT.popitem(last=False)
-    return found
+    versions, what = mask.versions, (mask, T, S, position, where, blocking)
+    # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
+    return _make(*what) if versions is None else _kept(versions, *what)
 
 
 def usual_blocking(device: torch.device) -> Blocking:
@@ -287,15 +274,17 @@ def pin(made: Plan) -> int:
 
 def forget() -> None:
     """Drops all kept plans (those that compiled graphs use stay)."""
-    with _LOCK:
-        _KEPT.clear()
+    _kept.cache_clear()
 
 
-_LOCK = threading.RLock()
-_KEPT: OrderedDict[object, Plan] = OrderedDict()
 _BY_HANDLE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
 _PINNED: dict[int, Plan] = {}
 _NUMBERS = itertools.count(1)
+
+
+@lru_cache(KEPT)
+def _kept(versions: tuple[int, ...], *what: Any) -> Plan:
+    return _make(*what)
 
 
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
@@ -312,7 +301,9 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
             seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
             if len(seen) >= blocking.dense_from:
                 columns, rest = seen, left
-    return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+    made = Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+    _BY_HANDLE[made.handle] = made
+    return made
 
 
 def _is_long(lists: Lists) -> bool:

@@ -146,7 +146,7 @@ class _Beams(Search):
         enough = width * (1 + len(self.stops))
         each = min(enough, logits.shape[-1])
         # Of the logits: rounding makes some log-probabilities equal that they tell apart.
-        best, top = likeliest(logits, each, recordable=self.runs_ahead)
+        best, top = likeliest(logits, each)
         ids, top = (x.unflatten(0, (P, W)) for x in (best, top))  # (P, W, each)
         dead = scores == -math.inf
         total = (scores[..., None] + top).masked_fill(dead[..., None], -math.inf).flatten(1)

@@ -165,7 +165,7 @@ class Walk(Search):
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.how, Sample):
-            ids, log_probs = likeliest(logits, 1, recordable=True)
+            ids, log_probs = likeliest(logits, 1)
             return ids.squeeze(1), log_probs.squeeze(1)
         luck = self.luck.index_select(0, self.at).squeeze(0)
         ids = draw(probabilities(logits, self.how), luck if self.rows is None else luck[self.rows])
