@@ -22,8 +22,8 @@ from torch import Tensor
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.lists import Lists, Pairs, Scatter, lists_of, pairs_of
-from clearhead.attention.planning.split import split, view_of, whole_columns, whole_triangle
-from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
+from clearhead.attention.planning.split import split, taken_out, view_of
+from clearhead.masks import Causal, Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
 from clearhead.masks.geometry import Grid
 
 KEPT = 64
@@ -292,11 +292,10 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
     columns: Tensor | None = None
     triangle, rest = False, None if empty else mask
     if not empty and blocking.triangle and T == S and offset == 0:
-        whole, left = whole_triangle(mask)
-        if whole is not None:
-            triangle, rest = True, left
+        whole, rest = taken_out(mask, lambda part: isinstance(part, Causal))
+        triangle = whole is not None
     if not empty and not triangle and blocking.dense_from is not None:
-        whole, left = whole_columns(mask)
+        whole, left = taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
         if whole is not None:
             seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
             if len(seen) >= blocking.dense_from:

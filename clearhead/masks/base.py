@@ -206,16 +206,16 @@ class Mask(ABC):
 
     def __invert__(self) -> Mask:
         # torch.compile traces & | and .T of masks, but not yet ~ of any object: make such masks outside the graph.
-        from clearhead.masks.operators import invert
+        from clearhead.masks.operators import Not, turned
 
-        return invert(self)
+        return turned(Not, self)
 
     @property
     def T(self) -> Mask:
         """Queries and keys exchanged: m.T allows (p, j) where m allows (j, p)."""
-        from clearhead.masks.operators import transpose
+        from clearhead.masks.operators import Transposed, turned
 
-        return transpose(self)
+        return turned(Transposed, self)
 
     def __bool__(self) -> NoReturn:
         raise MaskTypeError(

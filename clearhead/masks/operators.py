@@ -158,14 +158,9 @@ def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
     return _build(kind, tuple(parts))
 
 
-def invert(mask: Mask) -> Mask:
-    """`~mask`, and m for `~~m`."""
-    return mask.parts[0] if isinstance(mask, Not) else _build(Not, (mask,))
-
-
-def transpose(mask: Mask) -> Mask:
-    """`mask.T`, and m for `m.T.T`."""
-    return mask.parts[0] if isinstance(mask, Transposed) else _build(Transposed, (mask,))
+def turned(kind: type[Not] | type[Transposed], mask: Mask) -> Mask:
+    """`~mask` or `mask.T`; and m for `~~m` and `m.T.T`."""
+    return mask.parts[0] if isinstance(mask, kind) else _build(kind, (mask,))
 
 
 def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:

@@ -36,8 +36,7 @@ def build(view: View, device: torch.device) -> Lists:
 def _structured(view: View, spans: Spans) -> Lists | None:
     stretches = seen_by.stretches_of(view, spans)
     residues = stretches.residues
-    every_class = stretches.full.all(-1)
-    simple = every_class | ((stretches.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
+    simple = stretches.full.all(-1) | ((stretches.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
     full = stretches.full & simple[..., None]
     partial = stretches.seen & ~full
     full_segments = _segments(stretches, full, MAX_PROGRESSIONS, cover=False)
@@ -73,8 +72,6 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
             remainders = (residues.of == kind).nonzero().flatten().tolist()
             tracks += [_runs(stretches.edges, chosen, (residues, r)) for r in remainders]
     found = torch.cat(tracks, 1)
-    if found.shape[1] == 0:
-        return found
     # Segments that hold something come first.
     first = (found[..., 2] == 0).to(torch.int8).sort(dim=1, stable=True).indices
     found = found.gather(1, first[..., None].expand_as(found))

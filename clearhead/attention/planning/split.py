@@ -16,7 +16,7 @@ import torch
 
 from clearhead.attention.planning.lists import Scatter
 from clearhead.attention.planning.spans import View
-from clearhead.masks import Causal, Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
+from clearhead.masks import Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
 from clearhead.masks.geometry import Grid
 
 MIN_ROWS = 16
@@ -93,17 +93,9 @@ def _only_adds(mask: Mask, leaf: Leaf) -> bool:
     return fold(mask, leaf=lambda atom: int(atom.leaf == leaf), both=max, either=max, inverse=lambda n: 2 * n) < 2
 
 
-def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
-    """(g, rest): g are columns that every query sees, rest what remains; g | rest is the mask and they are disjoint."""
-    return _taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
-
-
-def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
-    """(causal(), rest) where the mask allows all of the triangle, and (None, mask) where it does not."""
-    return _taken_out(mask, lambda part: isinstance(part, Causal))
-
-
-def _taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
+def taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
+    """(w, rest): w is what the parts of an `|` allow that are wanted, None without any, and rest is what remains. They
+    have no pair in common, and w | rest is the mask."""
     parts = mask.parts if isinstance(mask, Or) else (mask,)
     taken, left = ([part for part in parts if wanted(part) is answer] for answer in (True, False))
     if not taken:
