@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 
@@ -69,19 +69,16 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
 
     None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs."""
 
-    def joined(join: Callable[[Mask, Mask], Mask], settles: bool) -> Callable[[Mask | None, Mask | None], Mask | None]:
-        def join_known(a: Mask | None, b: Mask | None) -> Mask | None:
-            if a is None or b is None:
-                return None if settles else b if a is None else a
-            return join(a, b)
-
-        return join_known
+    def joined(join: Callable[[Mask, Mask], Mask], settles: bool, a: Mask | None, b: Mask | None) -> Mask | None:
+        if a is None or b is None:
+            return None if settles else b if a is None else a
+        return join(a, b)
 
     return fold(
         mask,
         leaf=lambda atom: None if atom.leaf == leaf else atom.leaf,
-        both=joined(operator.and_, settles=not value),
-        either=joined(operator.or_, settles=value),
+        both=partial(joined, operator.and_, not value),
+        either=partial(joined, operator.or_, value),
         inverse=lambda part: None if part is None else ~part,
         transposed=lambda part: None if part is None else part.T,
     )
