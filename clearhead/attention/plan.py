@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -22,10 +21,9 @@ from torch import Tensor
 
 from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
-from clearhead.attention.planning.lists import Lists
-from clearhead.attention.planning.pairs import Pairs, Scatter, lists_of, pairs_of
-from clearhead.attention.planning.split import split, view_of, whole_columns, whole_triangle
-from clearhead.masks import Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
+from clearhead.attention.planning.lists import Lists, Pairs, Scatter, lists_of, pairs_of
+from clearhead.attention.planning.split import split, taken_out, view_of
+from clearhead.masks import Causal, Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
 from clearhead.masks.geometry import Grid
 
 KEPT = 64
@@ -90,17 +88,15 @@ class Plan:
         M = self.blocking.keys if by_key else self.blocking.queries
         grid, found = Grid(self.S, self.offset), list[Lists]()
         for part in split(self.rest, n_rows):
-            keep_empty = not found and (by_key or (self.columns is None and not self.triangle))
-            if part.scatter is not None:
-                if part.scatter not in self.memo:
-                    self.memo[part.scatter] = pairs_of(part.scatter, self.T, grid, self.device)
+            if isinstance(part, Scatter):
+                if part not in self.memo:
+                    self.memo[part] = pairs_of(part, self.T, grid, self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self.memo[part.scatter], shape, M, by_key, keep_empty))
+                found.append(lists_of(self.memo[part], shape, M, by_key))
                 continue
-            how = (by_key, keep_empty, self.device)
-            lists = build(view_of(part, self.T, grid, M, *how), self.device)
+            lists = build(view_of(part, self.T, grid, M, by_key, self.device), self.device)
             if self.blocking.long is not None and _is_long(lists):
-                lists = build(view_of(part, self.T, grid, self.blocking.long, *how), self.device)
+                lists = build(view_of(part, self.T, grid, self.blocking.long, by_key, self.device), self.device)
             found.append(lists.to(self.device))
         return tuple(found)
 
@@ -253,21 +249,9 @@ def plan(
     position = mask.check(T, S, offset)
     where = torch.device(device)
     blocking = usual_blocking(where) if blocking is None else blocking
-    versions = mask.versions
-    key = (mask, versions, T, S, position, where, blocking)
-    with _LOCK:
-        found = None if versions is None else _KEPT.get(key)
-        if found is not None:
-            _KEPT.move_to_end(key)
-            return found
-    made = _make(mask, T, S, position, where, blocking)
-    with _LOCK:
-        # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
-        found = made if versions is None else _KEPT.setdefault(key, made)
-        _BY_HANDLE[found.handle] = found
-        while len(_KEPT) > KEPT:
-            _KEPT.popitem(last=False)
-    return found
+    versions, what = mask.versions, (mask, T, S, position, where, blocking)
+    # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
+    return _make(*what) if versions is None else _kept(versions, *what)
 
 
 def usual_blocking(device: torch.device) -> Blocking:
@@ -290,15 +274,17 @@ def pin(made: Plan) -> int:
 
 def forget() -> None:
     """Drops all kept plans (those that compiled graphs use stay)."""
-    with _LOCK:
-        _KEPT.clear()
+    _kept.cache_clear()
 
 
-_LOCK = threading.RLock()
-_KEPT: OrderedDict[object, Plan] = OrderedDict()
 _BY_HANDLE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
 _PINNED: dict[int, Plan] = {}
 _NUMBERS = itertools.count(1)
+
+
+@lru_cache(KEPT)
+def _kept(versions: tuple[int, ...], *what: Any) -> Plan:
+    return _make(*what)
 
 
 def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
@@ -306,16 +292,17 @@ def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blockin
     columns: Tensor | None = None
     triangle, rest = False, None if empty else mask
     if not empty and blocking.triangle and T == S and offset == 0:
-        whole, left = whole_triangle(mask)
-        if whole is not None:
-            triangle, rest = True, left
+        whole, rest = taken_out(mask, lambda part: isinstance(part, Causal))
+        triangle = whole is not None
     if not empty and not triangle and blocking.dense_from is not None:
-        whole, left = whole_columns(mask)
+        whole, left = taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
         if whole is not None:
             seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
             if len(seen) >= blocking.dense_from:
                 columns, rest = seen, left
-    return Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+    made = Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+    _BY_HANDLE[made.handle] = made
+    return made
 
 
 def _is_long(lists: Lists) -> bool:

@@ -12,9 +12,9 @@ from torch import Tensor
 from clearhead import models
 from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
-from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding, window
+from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
 from clearhead.models.recurrent import NextToken, RecurrentCache
 from clearhead.positions import Learned, NoPositions
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.fast import EVERYTHING_AFTER, Fast
+from clearhead.generation.fast import Fast
 from clearhead.generation.limits import Limited, Limits
-from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.generation.program import why_not
-from clearhead.generation.prompts import Prompt, frames_of, padded, rows_of
+from clearhead.generation.prompts import Prompt, beside, frames_of, padded, rows_of
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.stepper import Grouped, Sliding, Stepper
 from clearhead.masks import padding
+from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
@@ -48,9 +48,8 @@ def stepper_for(
 ) -> Stepper:
     """The stepper of a model that goes on from `prompt`; everything that can be refused is refused here."""
     kind = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    alone = limits is None  # nothing stands between it and a search
     if isinstance(kind, (EncoderDecoder, RecurrentSeq2Seq)):
-        stepper, begun = _reading(model, kind, prompt, start, max_new, use_cache, alone)
+        stepper, begun = _reading(model, kind, prompt, start, max_new, use_cache)
     elif not isinstance(kind, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq "
@@ -59,23 +58,23 @@ def stepper_for(
     elif start is not None:
         raise ConfigError(f"start is {start!r}, but a {type(kind).__name__} goes on from its prompt; leave start out")
     else:
-        stepper, begun = _continuing(model, kind, prompt, max_new, use_cache, slide, alone)
+        stepper, begun = _continuing(model, kind, prompt, max_new, use_cache, slide)
     return stepper if limits is None else Limited(stepper, limits, begun, max_new=max_new, stops=stops)
 
 
-def _batched(rows: Sequence[Tensor], alike: bool, alone: bool, stepper: Callable[..., Stepper]) -> Stepper:
-    """`stepper(rows, alone)`, or one for each length where a pattern is not `alike` with padding beside it."""
+def _batched(rows: Sequence[Tensor], alike: bool, stepper: Callable[[Sequence[Tensor]], Stepper]) -> Stepper:
+    """`stepper(rows)`, or one for each length where a pattern is not `alike` with padding beside it."""
     groups: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(0 if alike else len(row), []).append(place)
     members = list(groups.values())
     if len(members) == 1:
-        return stepper(rows, alone)
-    return Grouped([stepper([rows[place] for place in group], False) for group in members], members)
+        return stepper(rows)
+    return Grouped([stepper([rows[place] for place in group]) for group in members], members)
 
 
 def _continuing(
-    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool, alone: bool
+    model: nn.Module, kind: Decoder | Recurrent, prompt: Prompt, max_new: int, use_cache: bool, slide: bool
 ) -> tuple[Stepper, Sequence[Tensor]]:
     """A stepper for prompts to go on from, and these."""
     mask = None
@@ -90,15 +89,15 @@ def _continuing(
         raise ConfigError("this Recurrent classifies; expected one made with task=NextToken(), which predicts ids")
     rows = rows_of(prompt, kind.config.vocab_size)
 
-    def continued(rows: Sequence[Tensor], max_new: int, alone: bool = False) -> Stepper:
-        def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
+    def continued(rows: Sequence[Tensor], max_new: int) -> Stepper:
+        def stepper(own: Sequence[Tensor]) -> Stepper:
             longest = max(len(row) for row in own)
             cached = use_cache and not (mask is not None and looks_ahead(mask, longest, longest + max_new))
             if cached and isinstance(kind, Decoder) and why_not(kind) is None:
-                return Fast(kind, own, max_new, alone=alone)
+                return Fast(kind, own, max_new)
             return _plain_continued(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
-        return _batched(rows, mask is None or speaks_of_distance_only(mask), alone, stepper)
+        return _batched(rows, mask is None or speaks_of_distance_only(mask), stepper)
 
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
@@ -106,7 +105,7 @@ def _continuing(
         return Sliding(rows, table.length, continued), rows
     for place, row in enumerate(rows):
         _check_room(kind, len(row), max_new, f"prompt {place}")
-    return continued(rows, max_new, alone), rows
+    return continued(rows, max_new), rows
 
 
 def _reading(
@@ -116,7 +115,6 @@ def _reading(
     start: int | Sequence[int] | None,
     max_new: int,
     use_cache: bool,
-    alone: bool,
 ) -> tuple[Stepper, Sequence[Tensor]]:
     """A stepper that writes after `start` what it has read in the prompts, and the start of each."""
     config = kind.config
@@ -136,12 +134,12 @@ def _reading(
         alike = not kind.config.seen(kind.config.encoder_mask).depends_on_length
     begun = [torch.tensor(first)] * len(rows)
 
-    def stepper(own: Sequence[Tensor], alone: bool) -> Stepper:
+    def stepper(own: Sequence[Tensor]) -> Stepper:
         if use_cache and isinstance(kind, EncoderDecoder) and why_not(kind) is None:
-            return Fast(kind, begun[: len(own)], max_new, source=own, alone=alone)
+            return Fast(kind, begun[: len(own)], max_new, own)
         return _plain_read(model, own, first, _cache(kind, len(first), max_new) if use_cache else None)
 
-    return _batched(rows, alike, alone, stepper), begun
+    return _batched(rows, alike, stepper), begun
 
 
 class _Plain:
@@ -180,16 +178,13 @@ def _plain_continued(
     """A decoder (or a recurrent language model) with prompts padded on the left."""
     whole = padded(rows, left=True).to(next(model.parameters()).device)
     before = torch.tensor([whole.shape[1] - len(row) for row in rows], device=whole.device)
+    adds_positions = isinstance(kind, Decoder) and kind.adds_positions
 
     def call(ids: Tensor, cache: _Cache | None, taken: dict[str, Tensor]) -> Tensor:
-        arguments: dict[str, Any] = {"cache": cache}
-        if (before := taken.get("before")) is not None:
-            arguments["mask"] = padding(torch.full_like(before, EVERYTHING_AFTER), before=before)
-            if isinstance(kind, Decoder) and kind.adds_positions:
-                first = 0 if cache is None else cache.length
-                place = torch.arange(first, first + ids.shape[1], device=ids.device)
-                arguments["positions"] = (place - before[:, None]).clamp(min=0)  # (R, T); padding's are never seen
-        return model(ids, **arguments)
+        if (before := taken.get("before")) is None:
+            return model(ids, cache=cache)
+        first = 0 if cache is None else cache.length
+        return model(ids, cache=cache, **beside(before, first, ids.shape[1], adds_positions=adds_positions))
 
     return _Plain(model, whole, cache, {"before": before} if bool(before.any()) else {}, call)
 

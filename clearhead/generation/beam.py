@@ -59,13 +59,7 @@ class _Sequences(NamedTuple):
     def take(self, places: Tensor) -> _Sequences:
         """For each prompt the sequences at `places` (P, W′)."""
         long = places[..., None].expand(*places.shape, self.ids.shape[-1])
-        return _Sequences(
-            self.scores.gather(1, places),
-            self.ids.gather(1, long),
-            self.log_probs.gather(1, long),
-            self.lengths.gather(1, places),
-            self.finished.gather(1, places),
-        )
+        return _Sequences(*(x.gather(1, long if x.dim() == 3 else places) for x in self))
 
     def copy_(self, other: _Sequences) -> None:
         for mine, given in zip(self, other, strict=True):
@@ -152,7 +146,7 @@ class _Beams(Search):
         enough = width * (1 + len(self.stops))
         each = min(enough, logits.shape[-1])
         # Of the logits: rounding makes some log-probabilities equal that they tell apart.
-        best, top = likeliest(logits, each, recordable=self.runs_ahead)
+        best, top = likeliest(logits, each)
         ids, top = (x.unflatten(0, (P, W)) for x in (best, top))  # (P, W, each)
         dead = scores == -math.inf
         total = (scores[..., None] + top).masked_fill(dead[..., None], -math.inf).flatten(1)

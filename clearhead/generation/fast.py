@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead._shapes import Float, Int
 from clearhead.generation.program import Memory, Program
-from clearhead.generation.prompts import padded
+from clearhead.generation.prompts import EVERYTHING_AFTER, beside, padded
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.room import Room
 from clearhead.masks import Causal, padding
@@ -33,7 +33,6 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 _RECORDINGS = 8  # of one model; each holds a cache, or what reading a prompt takes
 _LONG = 1024  # tokens from which on attention counts
 _READ_AT_ONCE = 1 << 30  # bytes of keys and values; beyond, starting kernels costs nothing, and keeping them much
-EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 
 
 def records(device: torch.device) -> bool:
@@ -139,23 +138,14 @@ class Fast:
         model: Decoder | EncoderDecoder,
         rows: Sequence[Tensor],
         max_new: int,
-        *,
         source: Sequence[Tensor] | None = None,
-        alone: bool = True,
     ) -> None:
         self.kept = kept_of(model.decoder if isinstance(model, EncoderDecoder) else model)
         self.program = self.kept.program
-        self.recordable = alone and records(self.program.device)
+        self.recordable = False
         self.n_prompts = len(rows)
-        extra = bucket(len(rows)) - len(rows) if self.recordable else 0
-        rows = [*rows, *[rows[0]] * extra]
-        self._model, self._parts = model, parts_of(model)
-        self._ids = padded(rows, left=True).to(self.program.device)  # (B, T)
-        T = self._ids.shape[1]
-        before = [T - len(row) for row in rows]
-        self._before = torch.tensor(before, device=self._ids.device) if any(before) else None
-        self._source = None if source is None else [*source, *[source[0]] * extra]
-        self._limit = T + max_new
+        self._model, self._parts, self._rows, self._source = model, parts_of(model), rows, source
+        self._limit = max(len(row) for row in rows) + max_new
         self._longest: int = getattr(self.program.decoder.positions, "length", EVERYTHING_AFTER)
         self._kept_tokens: list[tuple[Tensor, Tensor]] = []
         self._lent: tuple[Hashable, Reading] | None = None  # whose memory those tokens are in
@@ -163,7 +153,20 @@ class Fast:
         self._beams: int | None = None  # rows that each prompt has in a beam search
         self.room: Room | None = None
 
+    def record(self) -> bool:
+        """Whether steps are recorded, asked before `begin` by a search that has this stepper to itself. Rows are then
+        filled up with copies of the first."""
+        self.recordable = records(self.program.device)
+        if self.recordable:
+            extra = bucket(self.n_prompts) - self.n_prompts
+            self._rows = [*self._rows, *[self._rows[0]] * extra]
+            self._source = self._source and [*self._source, *[self._source[0]] * extra]
+        return self.recordable
+
     def begin(self) -> Float[Tensor, "B V"]:
+        self._ids = padded(self._rows, left=True).to(self.program.device)  # (B, T)
+        before = [self._ids.shape[1] - len(row) for row in self._rows]
+        self._before = torch.tensor(before, device=self._ids.device) if any(before) else None
         width = self._recorded_width()
         # cuDNN's attention prepares itself for a shape; that pays where there are few of them, for long prompts.
         quick = _quick_kernels(self._ids.is_cuda and (width is None or width < _LONG))
@@ -176,14 +179,10 @@ class Fast:
                 return logits
             if self._source is not None:
                 self._read_source(self._source)
-            mask = positions = None
+            how: dict[str, Any] = {}
             if self._before is not None:
-                mask = padding(torch.full_like(self._before, EVERYTHING_AFTER), before=self._before)
-                if self.program.decoder.adds_positions:
-                    place = torch.arange(self._ids.shape[1], device=self._ids.device)
-                    positions = (place - self._before[:, None]).clamp(min=0)  # padding's are never seen
-            how: dict[str, Any] = {"mask": mask, "positions": positions, "memory": self._memory}
-            logits, self._kept_tokens = self.program.read(self._ids, **how)
+                how = beside(self._before, 0, self._ids.shape[1], adds_positions=self.program.decoder.adds_positions)
+            logits, self._kept_tokens = self.program.read(self._ids, memory=self._memory, **how)
             return logits
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:

@@ -28,18 +28,18 @@ def wide(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def likeliest(
-    logits: Float[Tensor, "R V"], k: int, *, recordable: bool = False
-) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
+def likeliest(logits: Float[Tensor, "R V"], k: int) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
     """Where the k largest logits of each row stand, largest first, and their log-probabilities."""
     if k <= _MOST and runs_triton(logits) and logits.dtype != torch.float64:
         from clearhead.generation.pick_triton import launch
 
         return launch(logits, k)
-    if not recordable:
-        places = _best(logits, k)
+    if k == 1:
+        places = _largest(logits)
+    elif logits.is_cuda:  # where nothing may be looked at while it is recorded
+        places = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
     else:
-        places = _largest(logits) if k == 1 else logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        places = _best(logits, k)
     return places, log_probs_of(logits, places)
 
 

@@ -151,8 +151,7 @@ class Program:
         self.entrance = _norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
         self.layers = [_Layer(block) for block in decoder.blocks if isinstance(block, Block)]
-        self.n_heads, self.n_kv_heads = config.n_heads, config.kv_heads
-        self.d_head = config.head_width
+        self.n_kv_heads, self.d_head = config.kv_heads, config.head_width
         self.mask = config.mask
         # What a cache keeps of a token.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()

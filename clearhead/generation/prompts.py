@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.errors import DtypeError, ShapeError
+from clearhead.masks import padding
+
+EVERYTHING_AFTER = 2**31 - 1  # a length that no sequence reaches: padding(…) then hides what comes before, and no more
 
 # One prompt (1-D), prompts of one length (a (B, T) tensor), or prompts of any lengths (a list of 1-D tensors or lists).
 Prompt = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]
@@ -45,6 +48,16 @@ def padded(rows: Sequence[Tensor], *, left: bool = False, fill: int = 0) -> Tens
     """(B, T, …): the rows side by side, of ids or of frames, filled up on the left or on the right."""
     side = "left" if left else "right"
     return pad_sequence(list(rows), batch_first=True, padding_value=fill, padding_side=side)
+
+
+def beside(before: Tensor, first: int, T: int, *, adds_positions: bool) -> dict[str, Any]:
+    """How a model is given T ids from place `first` on with so much padding (B,) in front of each row: a mask hides it,
+    and where the model adds positions, they leave it out of the count."""
+    given: dict[str, Any] = {"mask": padding(torch.full_like(before, EVERYTHING_AFTER), before=before)}
+    if adds_positions:
+        place = torch.arange(first, first + T, device=before.device)
+        given["positions"] = (place - before[:, None]).clamp(min=0)  # (B, T); padding's are never seen
+    return given
 
 
 def frames_of(prompt: Any, n_features: int) -> list[Tensor]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clearhead._shapes import Float, Int
 from clearhead.errors import ClearheadError
-from clearhead.generation.prompts import padded
 
 
 class LogitsError(ClearheadError, ArithmeticError):
@@ -68,35 +67,30 @@ class Grouped:
     two rows of one stepper, the earlier there is the earlier here."""
 
     def __init__(self, steppers: Sequence[Stepper], members: Sequence[Sequence[int]]) -> None:
-        self._steppers = list(steppers)
-        # Which stepper each prompt is in, and which row it has there.
-        self._group, self._inside = torch.zeros(2, sum(map(len, members)), dtype=torch.int64)
-        for g, group in enumerate(members):
-            self._group[group], self._inside[group] = g, torch.arange(len(group))
+        self._steppers, self._sizes = list(steppers), [len(group) for group in members]
+        # The place of each row among those of all steppers, one stepper after the other.
+        self._at = torch.tensor([place for group in members for place in group]).argsort()
 
     def begin(self) -> Float[Tensor, "B V"]:
         return self._together([stepper.begin() for stepper in self._steppers])
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        group = self._group.to(ids.device)
-        return self._together([stepper.step(ids[group == g]) for g, stepper in enumerate(self._steppers)])
+        parts = torch.empty_like(ids).index_copy_(0, self._at.to(ids.device), ids).split(self._sizes)
+        return self._together([stepper.step(part) for stepper, part in zip(self._steppers, parts, strict=True)])
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        rows = rows.cpu()
-        group, inside = self._group[rows], self._inside[rows]
-        kept = [g for g in range(len(self._steppers)) if bool((group == g).any())]
-        self._group, self._inside = torch.empty_like(group), torch.empty_like(inside)
-        for new, g in enumerate(kept):
-            own = group == g
-            self._steppers[g].reorder(inside[own])
-            self._group[own] = new
-            self._inside[own] = torch.arange(int(own.sum()))
-        self._steppers = [self._steppers[g] for g in kept]
+        at, ends = self._at[rows.cpu()], torch.tensor(self._sizes).cumsum(0)
+        group = torch.bucketize(at, ends, right=True)
+        inside = [at[group == g] - (end - size) for g, (end, size) in enumerate(zip(ends, self._sizes, strict=True))]
+        kept = [(stepper, own) for stepper, own in zip(self._steppers, inside, strict=True) if len(own)]
+        for stepper, own in kept:
+            stepper.reorder(own)
+        self._steppers, self._sizes = [stepper for stepper, _ in kept], [len(own) for _, own in kept]
+        self._at = group.argsort(stable=True).argsort()
 
     def _together(self, parts: list[Tensor]) -> Tensor:
         """The groups' logits, row by row in the order of the search."""
-        starts = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
-        return torch.cat(parts).index_select(0, (starts[self._group] + self._inside).to(parts[0].device))
+        return torch.cat(parts).index_select(0, self._at.to(parts[0].device))
 
 
 class Sliding:
@@ -107,12 +101,10 @@ class Sliding:
     `stepper(rows, n)` gives one that is good for n ids after its rows."""
 
     def __init__(self, rows: Sequence[Tensor], room: int, stepper: Callable[[Sequence[Tensor], int], Stepper]) -> None:
-        rows = [row[-room:] for row in rows]
+        self._rows = [row[-room:] for row in rows]
         self._room, self._stepper = room, stepper
-        self._lengths = torch.tensor([len(row) for row in rows])
-        self._ids = padded(rows, left=True)  # (R, T)
-        self._left = room + 1 - self._ids.shape[1]  # ids that the usual way is good for
-        self._usual: Stepper | None = stepper(rows, self._left)
+        self._left = room + 1 - max(len(row) for row in self._rows)  # ids that the usual way is good for
+        self._usual: Stepper | None = stepper(self._rows, self._left)
 
     def begin(self) -> Float[Tensor, "B V"]:
         assert self._usual is not None
@@ -120,17 +112,15 @@ class Sliding:
         return self._usual.begin()
 
     def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        self._ids = torch.cat((self._ids, ids.cpu()[:, None]), dim=1)[:, -self._room :]
-        self._lengths = (self._lengths + 1).clamp(max=self._room)
+        newest = ids.cpu().split(1)
+        self._rows = [torch.cat(pair)[-self._room :] for pair in zip(self._rows, newest, strict=True)]
         if self._usual is not None and self._left > 0:
             self._left -= 1
             return self._usual.step(ids)
         self._usual = None  # its memory is free
-        windows = [row[-n:] for row, n in zip(self._ids, self._lengths.tolist(), strict=True)]
-        return self._stepper(windows, 1).begin()
+        return self._stepper(self._rows, 1).begin()
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        here = rows.cpu()
-        self._ids, self._lengths = self._ids.index_select(0, here), self._lengths.index_select(0, here)
+        self._rows = [self._rows[row] for row in rows.tolist()]
         if self._usual is not None:
             self._usual.reorder(rows)

@@ -54,7 +54,7 @@ class Search(ABC):
 
     def __init__(self, stepper: Stepper, how: How, max_new: int, stops: tuple[int, ...]) -> None:
         self.stepper, self.stops, self.max_new = stepper, stops, max_new
-        self.runs_ahead = isinstance(stepper, Fast) and stepper.recordable
+        self.runs_ahead = isinstance(stepper, Fast) and stepper.record()
         self.filler = stops[0] if stops else 0
         self.room = bucket(max_new) if self.runs_ahead else max_new  # ids that a sequence has room for
         self.made = self.seen = 0  # steps, and those that the host has looked at
@@ -165,7 +165,7 @@ class Walk(Search):
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.how, Sample):
-            ids, log_probs = likeliest(logits, 1, recordable=True)
+            ids, log_probs = likeliest(logits, 1)
             return ids.squeeze(1), log_probs.squeeze(1)
         luck = self.luck.index_select(0, self.at).squeeze(0)
         ids = draw(probabilities(logits, self.how), luck if self.rows is None else luck[self.rows])

@@ -43,12 +43,12 @@ class Mask(ABC):
     @property
     def uses_query_position(self) -> bool:
         """Whether the query's position matters, so that T ≠ S needs an `offset`."""
-        return self._reads(False)
+        return self._reads(False, place=True)
 
     @property
     def depends_on_query(self) -> bool:
         """Whether queries may differ at all. If not, one row (…, 1, S) says all, as for `every` and `padding`."""
-        return self._varies(False)
+        return self._reads(False, place=False)
 
     @property
     def is_structural(self) -> bool:
@@ -206,16 +206,16 @@ class Mask(ABC):
 
     def __invert__(self) -> Mask:
         # torch.compile traces & | and .T of masks, but not yet ~ of any object: make such masks outside the graph.
-        from clearhead.masks.operators import invert
+        from clearhead.masks.operators import Not, turned
 
-        return invert(self)
+        return turned(Not, self)
 
     @property
     def T(self) -> Mask:
         """Queries and keys exchanged: m.T allows (p, j) where m allows (j, p)."""
-        from clearhead.masks.operators import transpose
+        from clearhead.masks.operators import Transposed, turned
 
-        return transpose(self)
+        return turned(Transposed, self)
 
     def __bool__(self) -> NoReturn:
         raise MaskTypeError(
@@ -230,12 +230,8 @@ class Mask(ABC):
         """The predicate, in any shape that broadcasts to (*batch_shape, *common shape of p and j)."""
 
     @abstractmethod
-    def _reads(self, swapped: bool) -> bool:
-        """Whether the position of the first argument (of the second, if swapped) is used."""
-
-    @abstractmethod
-    def _varies(self, swapped: bool) -> bool:
-        """Whether the answer depends on the first argument (on the second, if swapped) in any way."""
+    def _reads(self, swapped: bool, *, place: bool) -> bool:
+        """Whether the answer depends on the first argument (on the second, if swapped): on its position, or at all."""
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         """Raise if the tensors inside do not fit these sizes."""
@@ -254,10 +250,12 @@ class Mask(ABC):
 
 
 class Leaf(Mask):
-    """A mask that is not made of other masks. `reads_query` and `reads_key` say which positions its predicate uses."""
+    """A mask that is not made of other masks. `reads_query` and `reads_key` say which positions its predicate uses, and
+    `by_distance` that it is p − j alone that counts."""
 
     reads_query: ClassVar[bool] = True
     reads_key: ClassVar[bool] = True
+    by_distance: ClassVar[bool] = False
 
     @property
     def symmetric(self) -> bool:
@@ -270,11 +268,8 @@ class Leaf(Mask):
         If swapped: from key positions to the queries that see them."""
         return None
 
-    def _reads(self, swapped: bool) -> bool:
+    def _reads(self, swapped: bool, *, place: bool) -> bool:
         return self.reads_key if swapped else self.reads_query
-
-    def _varies(self, swapped: bool) -> bool:
-        return self._reads(swapped)
 
     def __str__(self) -> str:
         numbers = ", ".join([str(value) for value in vars(self).values()])

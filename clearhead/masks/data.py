@@ -143,8 +143,6 @@ class Documents(_Data):
 class Allow(_Data):
     """A bool tensor whose True may attend; see `allow`. `data` is (tensor,)."""
 
-    reads_query = reads_key = False
-
     @property
     def tensor(self) -> Tensor:
         """The tensor as it was given, (…, T, S)."""
@@ -154,8 +152,8 @@ class Allow(_Data):
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
 
-    def _varies(self, swapped: bool) -> bool:
-        return True
+    def _reads(self, swapped: bool, *, place: bool) -> bool:
+        return not place  # its rows and columns are counted, wherever they stand
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         expected = (S, T) if swapped else (T, S)

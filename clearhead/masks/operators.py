@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add
-from typing import NamedTuple, TypeVar
+from operator import add, and_, or_
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,11 +56,8 @@ class _Compound(Mask):
         found = [part.device for part in self.parts]
         return next((device for device in found if device is not None), None)
 
-    def _reads(self, swapped: bool) -> bool:
-        return any([part._reads(swapped) for part in self.parts])
-
-    def _varies(self, swapped: bool) -> bool:
-        return any([part._varies(swapped) for part in self.parts])
+    def _reads(self, swapped: bool, *, place: bool) -> bool:
+        return any([part._reads(swapped, place=place) for part in self.parts])
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         for part in self.parts:
@@ -70,20 +67,29 @@ class _Compound(Mask):
         return tuple([key for part in self.parts for key in part._landmarks()])
 
 
-class And(_Compound):
-    """Allowed by every part."""
+class _Joined(_Compound):
+    """What And and Or share: two answers become one by `both`, and one part that `settles` it is enough."""
+
+    both: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+    settles: ClassVar[bool]
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        result = self.parts[0].test(p, j, grid)
+        both, result = type(self).both, self.parts[0].test(p, j, grid)
         for part in self.parts[1:]:
-            result = result & part.test(p, j, grid)
+            result = both(result, part.test(p, j, grid))
         return result
 
     def verdict(self, region: Region) -> bool | None:
         verdicts = [part.verdict(region) for part in self.parts]
-        if False in verdicts:
-            return False
-        return None if None in verdicts else True
+        if self.settles in verdicts:
+            return self.settles
+        return None if None in verdicts else not self.settles
+
+
+class And(_Joined):
+    """Allowed by every part."""
+
+    both, settles = and_, False
 
     def _fills(self, first: int, last: int, keys: int) -> bool:
         # Parts that allow every pair hide nothing: if one part is left, it decides alone.
@@ -95,20 +101,10 @@ class And(_Compound):
         return " & ".join([_inside(part, Or) for part in self.parts])
 
 
-class Or(_Compound):
+class Or(_Joined):
     """Allowed by some part."""
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        result = self.parts[0].test(p, j, grid)
-        for part in self.parts[1:]:
-            result = result | part.test(p, j, grid)
-        return result
-
-    def verdict(self, region: Region) -> bool | None:
-        verdicts = [part.verdict(region) for part in self.parts]
-        if True in verdicts:
-            return True
-        return None if None in verdicts else False
+    both, settles = or_, True
 
     def _fills(self, first: int, last: int, keys: int) -> bool:
         for part in self.parts:
@@ -140,11 +136,8 @@ class Transposed(_Compound):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return self.parts[0].test(j, p, grid.flipped())
 
-    def _reads(self, swapped: bool) -> bool:
-        return self.parts[0]._reads(not swapped)
-
-    def _varies(self, swapped: bool) -> bool:
-        return self.parts[0]._varies(not swapped)
+    def _reads(self, swapped: bool, *, place: bool) -> bool:
+        return self.parts[0]._reads(not swapped, place=place)
 
     def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
         self.parts[0]._check_data(T, S, offset, not swapped)
@@ -165,14 +158,9 @@ def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
     return _build(kind, tuple(parts))
 
 
-def invert(mask: Mask) -> Mask:
-    """`~mask`, and m for `~~m`."""
-    return mask.parts[0] if isinstance(mask, Not) else _build(Not, (mask,))
-
-
-def transpose(mask: Mask) -> Mask:
-    """`mask.T`, and m for `m.T.T`."""
-    return mask.parts[0] if isinstance(mask, Transposed) else _build(Transposed, (mask,))
+def turned(kind: type[Not] | type[Transposed], mask: Mask) -> Mask:
+    """`~mask` or `mask.T`; and m for `~~m` and `m.T.T`."""
+    return mask.parts[0] if isinstance(mask, kind) else _build(kind, (mask,))
 
 
 def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
@@ -248,6 +236,25 @@ def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
     """The different atoms of an expression (of its `.T`, if swapped), in the order of reading."""
     found = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
     return list(dict.fromkeys(found))
+
+
+def speaks_of_distance_only(mask: Mask) -> bool:
+    """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.
+
+    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0, and not
+    proved for what may happen to look so."""
+    return all(atom.leaf.by_distance for atom in leaves(mask))
+
+
+def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
+    """Whether some token may attend to a later one that is generated, and so changes after it has been computed.
+
+    `prompt` of the `total` tokens are there from the start; among those, looking ahead (`causal() | prefix(n)`) is
+    harmless."""
+    if mask.verdict(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
+        return False
+    p, j = torch.arange(total)[:, None], torch.arange(prompt, total)
+    return bool((mask.allows(p, j, keys=total) & (j > p)).any())
 
 
 def reach(mask: Mask) -> int | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from clearhead.errors import ClearheadError, ParseError
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.data import _Data, allow, block, documents, padding
-from clearhead.masks.operators import And, Or, invert, join, transpose
+from clearhead.masks.operators import And, Not, Or, Transposed, join, turned
 from clearhead.masks.structural import blocks, causal, every, full, prefix, scattered, stride, window
 from clearhead.values import did_you_mean
 
@@ -122,8 +122,8 @@ class _Reader:
         while self._skip("."):
             if not self._skip("T"):
                 self._fail("expected T after the dot: m.T exchanges queries and keys")
-            mask = self._built(transpose, mask)
-        return self._built(invert, mask) if negated else mask
+            mask = self._built(turned, Transposed, mask)
+        return self._built(turned, Not, mask) if negated else mask
 
     def _primary(self, depth: int) -> Mask:
         token = self._next()

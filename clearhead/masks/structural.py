@@ -21,7 +21,7 @@ class Full(Leaf):
     """Every pair; see `full`."""
 
     reads_query = reads_key = False
-    symmetric = True
+    symmetric = by_distance = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=p.device)
@@ -36,6 +36,8 @@ class Full(Leaf):
 @dataclass(frozen=True, repr=False)
 class Causal(Leaf):
     """j ≤ p; see `causal`."""
+
+    by_distance = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j <= p
@@ -53,6 +55,7 @@ class Window(Leaf):
 
     before: int
     after: int
+    by_distance = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - self.before <= j) & (j <= p + self.after)
@@ -106,7 +109,7 @@ class Stride(Leaf):
     """p − j is a multiple of step; see `stride`."""
 
     step: int
-    symmetric = True
+    symmetric = by_distance = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - j) % self.step == 0

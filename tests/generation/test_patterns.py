@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.generation.patterns import looks_ahead, speaks_of_distance_only
 from clearhead.masks import blocks, causal, every, prefix, window
+from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
 from tests.masks.strategies import masks
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.kernels.gathered_launch import Problem, State
-from clearhead.attention.planning.lists import Lists, alike
+from clearhead.attention.planning.lists import Lists
 
 _KEPT_PAIRS = 1 << 26
 """Up to so many pairs a piece's parts are kept with its lists, at a byte a pair; beyond, each call makes them."""
@@ -38,22 +39,13 @@ def chunks(problem: Problem, lists: Lists) -> Iterable[Chunk]:
     patterns, groups = problem.patterns(lists), problem.groups
     if lists.pairs > _KEPT_PAIRS:
         return _chunks(lists, patterns, groups)
-    key = ("chunks", len(patterns), groups)
-    if key not in lists.memo:
-        lists.memo[key] = list(_chunks(lists, patterns, groups))
-    kept: list[Chunk] = lists.memo[key]
-    return kept
+    return lists.once(("chunks", len(patterns), groups), lambda: list(_chunks(lists, patterns, groups)))
 
 
 def _chunks(lists: Lists, patterns: Tensor, groups: int) -> Iterator[Chunk]:
     for pattern in range(lists.batch):
         heads = (patterns == pattern).nonzero().flatten()
-        order = lists.order[pattern].long()
-        order = order[order >= 0] + pattern * lists.N
-        lengths = lists.total[order].tolist()
-        for at, end in alike(lengths, lists.M, len(heads)) if len(heads) else ():
-            L = max(lengths[at], 1)
-            blocks = order[at:end].sort().values
+        for blocks, L in lists.groups(pattern, len(heads)) if len(heads) else ():
             columns = lists.columns(blocks, L)
             rows = lists.row_indices(blocks)
             seen = lists.allowed(blocks, L)
@@ -116,18 +108,15 @@ def forward(problem: Problem, lists: Lists, out: Tensor, lse: Tensor) -> None:
 
 def _merge(out: Tensor, lse: Tensor, chunk: Chunk, here: Tensor, lse_here: Tensor) -> None:
     """out and lse of the chunk's queries, with what was found here: a weighted mean by their log-sum-exps."""
-    if chunk.span is not None:
-        before, lse_before = out[:, chunk.span], lse[:, chunk.span]
-        share = torch.sigmoid(lse_here - lse_before).nan_to_num_(nan=0.0)
-        before.lerp_(here, share[..., None])
-        lse_before.copy_(torch.logaddexp(lse_before, lse_here))
-        return
-    at = (chunk.heads[:, None], chunk.rows[chunk.there][None])
-    here, lse_here = here[:, chunk.there], lse_here[:, chunk.there]
-    before, lse_before = out[at], lse[at]
-    share = torch.sigmoid(lse_here - lse_before).nan_to_num_(nan=0.0)
-    out[at] = before.lerp(here, share[..., None])
-    lse[at] = torch.logaddexp(lse_before, lse_here)
+    at: tuple[Any, Any] = (slice(None), chunk.span)
+    if chunk.span is None:
+        at = (chunk.heads[:, None], chunk.rows[chunk.there][None])
+        here, lse_here = here[:, chunk.there], lse_here[:, chunk.there]
+    before, lse_before = out[at], lse[at]  # of neighbours, views
+    before.lerp_(here, torch.sigmoid(lse_here - lse_before).nan_to_num_(nan=0.0)[..., None])
+    lse_before.copy_(torch.logaddexp(lse_before, lse_here))
+    if chunk.span is None:
+        out[at], lse[at] = before, lse_before
 
 
 def backward(

@@ -91,11 +91,12 @@ class Problem:
 
     def patterns(self, lists: Lists) -> Tensor:
         """(B · H,) int32: which of the mask's patterns each batch element and head has."""
-        key = (self.B, self.H)
-        if key not in lists.memo:
+
+        def made() -> Tensor:
             numbers = torch.arange(max(lists.batch, 1), dtype=torch.int32, device=self.q.device)
-            lists.memo[key] = numbers.reshape(lists.batch_shape or (1,)).expand(key).reshape(-1).contiguous()
-        return lists.memo[key]
+            return numbers.reshape(lists.batch_shape or (1,)).expand(self.B, self.H).reshape(-1).contiguous()
+
+        return lists.once((self.B, self.H), made)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -115,17 +116,10 @@ class Piece:
         self.fixed = self._constants(tile)
         modulus, residue = lists.skip
         self.numbers = lists.N, self.work.items.shape[1], residue + 1 - modulus
-        # In the order the kernels take them; an unused one is any tensor of the right kind.
-        nothing, marks = self.work.items, lists.bounds if lists.bounds is not None else lists.bits
-        self.rows = nothing if lists.rows is None else lists.rows
-        self.tensors = (
-            self.patterns,
-            self.rows,
-            self.work.segments,
-            self.work.items,
-            nothing if marks is None else marks,
-            nothing if lists.pool is None else lists.pool,
-        )
+        marks = lists.bounds if lists.bounds is not None else lists.bits
+        # Where there is none, any tensor of the right kind; below in the order the kernels take them.
+        self.rows, marks, pool = (self.work.items if x is None else x for x in (lists.rows, marks, lists.pool))
+        self.tensors = (self.patterns, self.rows, self.work.segments, self.work.items, marks, pool)
         bias = problem.bias
         self.bias, self.bias_strides = (problem.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
 
@@ -276,11 +270,8 @@ class Schedule:
 
 def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
     """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same whole blocks."""
-    key = ("schedule", N, heads, keep_empty, in_step)
-    if key not in lists.memo:
-        lists.memo[key] = _make(lists, N, heads, keep_empty, in_step)
-    found: Schedule = lists.memo[key]
-    return found
+    how = (N, heads, keep_empty, in_step)
+    return lists.once(("schedule", *how), lambda: _make(lists, *how))
 
 
 def _make(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
@@ -315,23 +306,21 @@ def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[
     items: list[list[tuple[int, int, int, int]]] = []
     joins: list[list[tuple[int, int, int]]] = []
     for row in tiles.tolist():
-        if in_step:
-            items.append([(n, 0, count, -1) for n, count in enumerate(row)])
-            continue
         mine: list[tuple[int, int, int, int]] = []
         join: list[tuple[int, int, int]] = []
         slot = 0
         for n, count in enumerate(row):
-            parts = -(-count // limit)
+            parts = 1 if in_step else -(-count // limit)
             if parts <= 1:
-                if count or keep_empty:
+                if count or keep_empty or in_step:
                     mine.append((n, 0, count, -1))
                 continue
             join.append((n, slot, parts))
             for part in range(parts):
                 mine.append((n, count * part // parts, count * (part + 1) // parts, slot))
                 slot += 1
-        mine.sort(key=lambda item: item[1] - item[2])
+        if not in_step:
+            mine.sort(key=lambda item: item[1] - item[2])
         items.append(mine)
         joins.append(join)
     slots = max((sum(parts for _, _, parts in join) for join in joins), default=0)

@@ -6,12 +6,12 @@ plan alive, and so does the node that waits for its backward."""
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead._numbers import runs_triton
 from clearhead.attention.kernels import gathered_cpu, gathered_launch
 from clearhead.attention.kernels.gathered_launch import Problem, unit
 from clearhead.attention.plan import Blocking, Plan, by_handle, pin, plan
@@ -46,11 +46,6 @@ def _follow(recipe: Recipe) -> Plan:
     return plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
 
 
-def uses_triton(q: Tensor) -> bool:
-    """On a GPU; on the CPU only where Triton's interpreter was asked for, which is how its kernels are tested there."""
-    return q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-
-
 # The schemas are written out: torch would read them off the signatures, which a type checker may have wrapped.
 @torch.library.custom_op(
     "clearhead::gathered",
@@ -60,7 +55,7 @@ def uses_triton(q: Tensor) -> bool:
 def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
     made, problem = by_handle(handle), Problem(q, k, v, bias, scale)
-    if uses_triton(q):
+    if runs_triton(q):
         out, lse = _forward_triton(made, problem)
     else:
         with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
@@ -97,7 +92,7 @@ def gathered_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
     made, problem, grad, dbias = by_handle(handle), Problem(q, k, v, bias, scale), unit(grad), q.new_empty(0)
-    if uses_triton(q):
+    if runs_triton(q):
         dq, dk, dv = _backward_triton(made, problem, grad, out, lse)
     else:
         sums = q.new_zeros(bias.shape, dtype=problem.wide) if bias is not None and learned else None

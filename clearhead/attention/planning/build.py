@@ -6,6 +6,7 @@ Blocks that look alike, seen from their first row, are described once."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from operator import and_, invert, or_
 from typing import Any, NamedTuple
 
@@ -13,16 +14,13 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.planning import spans as seen_by
-from clearhead.attention.planning.lists import Lists, alike, expand, pack
-from clearhead.attention.planning.pairs import tested
+from clearhead.attention.planning.lists import Lists, alike, expand, pack, ragged
 from clearhead.attention.planning.spans import MAX_PROGRESSIONS, Residues, Spans, Stretches, View
-from clearhead.masks import Atom, Blocks, Causal, Every, Full, Stride, Window, fold
+from clearhead.masks import Atom, Blocks, Every, fold
 from clearhead.masks.geometry import Keys
 
 _MAX_SEGMENTS = 12
 _PAIRS_AT_ONCE = 1 << 24
-# Leaves whose answer depends on p − j alone.
-_MOVE_ALONG = (Full, Causal, Window, Stride)
 
 
 def build(view: View, device: torch.device) -> Lists:
@@ -32,14 +30,13 @@ def build(view: View, device: torch.device) -> Lists:
     if found is not None:
         return found
     indices = None if view.indices is None else view.indices.to(device)
-    return tested(replace(view, rows=view.rows.to(device), indices=indices))
+    return _tested(replace(view, rows=view.rows.to(device), indices=indices))
 
 
 def _structured(view: View, spans: Spans) -> Lists | None:
     stretches = seen_by.stretches_of(view, spans)
     residues = stretches.residues
-    every_class = stretches.full.all(-1)
-    simple = every_class | ((stretches.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
+    simple = stretches.full.all(-1) | ((stretches.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
     full = stretches.full & simple[..., None]
     partial = stretches.seen & ~full
     full_segments = _segments(stretches, full, MAX_PROGRESSIONS, cover=False)
@@ -75,8 +72,6 @@ def _segments(stretches: Stretches, on: Tensor, most: int, *, cover: bool) -> Te
             remainders = (residues.of == kind).nonzero().flatten().tolist()
             tracks += [_runs(stretches.edges, chosen, (residues, r)) for r in remainders]
     found = torch.cat(tracks, 1)
-    if found.shape[1] == 0:
-        return found
     # Segments that hold something come first.
     first = (found[..., 2] == 0).to(torch.int8).sort(dim=1, stable=True).indices
     found = found.gather(1, first[..., None].expand_as(found))
@@ -202,7 +197,7 @@ def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) 
             phases.append(anchor % leaf.size)
         elif isinstance(leaf, Every) and not swapped:
             phases.append(anchor % leaf.stride)
-        elif not isinstance(leaf, _MOVE_ALONG):
+        elif not leaf.by_distance:
             phases.append(_alone(span, len(anchor), anchor.device))
     low, high = stretches.edges[:, :-1], stretches.edges[:, 1:]
     some = partial.any(-1) & (high > low)
@@ -305,3 +300,58 @@ def _intervals(piece: _Piece, skip: tuple[int, int]) -> Tensor | None:
     if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
+
+
+# -- what has no structure ---------------------------------------------------------------------------------------------
+
+
+def _tested(view: View) -> Lists:
+    """Tests every pair, a few blocks at a time, and keeps the columns that some row sees."""
+    M = view.rows.shape[1]
+    S = view.stop - view.first
+    at_once = max(1, _PAIRS_AT_ONCE // max(1, M * S * view.batch))
+    counts: list[Tensor] = []
+    columns: list[list[Tensor]] = [[] for _ in range(view.batch)]  # of each batch element's blocks, full, then partial
+    chosen: list[list[Tensor]] = [[] for _ in range(view.batch)]  # the rows' answers at the partial ones, (columns, M)
+    for rows, valid in zip(view.filled.split(at_once), view.valid[..., None].split(at_once), strict=True):
+        seen = _test_blocks(view, rows) & valid  # (batch, n, M, S)
+        everyone = (seen | ~valid).all(2) & seen.any(2)
+        someone = seen.any(2) & ~everyone
+        counts.append(torch.stack([everyone.sum(-1), someone.sum(-1)]))  # (2, batch, n)
+        for b in range(view.batch):
+            columns[b].append(torch.stack([everyone[b], someone[b]], 1).nonzero()[:, 2].to(torch.int32))
+            chosen[b].append(seen[b].transpose(1, 2)[someone[b]])
+    n_full, n_partial = torch.cat(counts, 2).flatten(1)  # (batch · N,) each
+    total = n_full + n_partial
+    begins = total.cumsum(0) - total
+    answers = torch.cat([*chain.from_iterable(chosen)])
+    bounds, bits = _ragged_intervals(answers, n_partial), None
+    where = torch.arange(len(total), device=total.device) * M
+    if bounds is None:
+        bits, where = pack(answers, n_partial)
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
+    pool = torch.cat([*chain.from_iterable(columns)])
+    return Lists.of(view, n_full, n_partial, segments, where=where, bounds=bounds, bits=bits, pool=pool)
+
+
+def _test_blocks(view: View, rows: Tensor) -> Tensor:
+    """(batch, n, M, S) for rows (n, M)."""
+    flat = rows.reshape(-1, 1)
+    at = torch.arange(view.first, view.stop, device=rows.device)[None]
+    p, j = (at, flat) if view.by_key else (flat, at)
+    seen = view.mask.test(p, j, view.grid)
+    seen = seen.broadcast_to((*view.mask.batch_shape, flat.shape[0], at.shape[1]))
+    return seen.reshape(view.batch, *rows.shape, at.shape[1])
+
+
+def _ragged_intervals(answers: Tensor, lengths: Tensor) -> Tensor | None:
+    """(blocks · M, 2) the interval each row sees of its block's partial columns, or None if some row's has holes."""
+    of, place = ragged(lengths)
+    inner = torch.nn.functional.pad(answers[1:] & answers[:-1] & (place[1:] > 0)[:, None], (0, 0, 1, 1))
+    bounds = torch.zeros(len(lengths), answers.shape[1], 2, dtype=torch.int32, device=answers.device)
+    # Where a row begins to see columns, and where it ends.
+    for side, joined in enumerate((inner[:-1], inner[1:])):
+        at, row = (answers & ~joined).nonzero(as_tuple=True)
+        bounds[of[at], row, side] = place[at].int() + side
+    is_whole = len(at) == int((bounds[..., 1] > 0).sum())  # each row that sees something does so once
+    return bounds.reshape(-1, 2) if is_whole else None

@@ -7,15 +7,17 @@ look alike share one description."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead.attention.planning.spans import View
+from clearhead.masks import Mask, Scattered
+from clearhead.masks.geometry import Grid
 
 PAIRS_AT_ONCE = 1 << 18
 """Scores that torch operations work on at a time: a megabyte or two, which stay in a core's cache."""
@@ -23,6 +25,7 @@ PAIRS_AT_ONCE = 1 << 18
 WORD = 64
 """How many places of a list have their bits in one word."""
 
+V = TypeVar("V")
 Segments = Tensor  # (blocks, n, 3): first column, step, where the segment ends in the list
 
 
@@ -42,14 +45,13 @@ class Lists:
     full: Tensor  # (batch · N,) int32: how many columns all rows see
     total: Tensor  # (batch · N,) int32: how many columns in all
     where: Tensor  # (batch · N,) int64: where in `bounds` or `bits` the block's description begins
-    order: Tensor  # (batch, A) int32: the blocks with work, longest first; −1 fills up
     rows: Tensor | None = None  # (N, M) int32 indices of the rows, −1 for none; None: block n is rows n · M …
     batch_shape: tuple[int, ...] = ()
     bounds: Tensor | None = None  # (…, 2) int32, M of them a description
     bits: Tensor | None = None  # (…, M) int64, of each row a word for 64 partial places; after the last no bit is set
     skip: tuple[int, int] = (0, 0)  # (modulus, residue) of columns that partial segments leave out; modulus 0: none
     pool: Tensor | None = None  # (…,) int32: segments count in it if there is one
-    memo: dict[object, Any] = field(default_factory=dict, compare=False)  # small tensors that launches ask for again
+    _memo: dict[object, Any] = field(default_factory=dict, compare=False)  # see `once`
 
     @classmethod
     def of(cls, view: View, full: Tensor, partial: Tensor, segments: Segments, **described: Any) -> Lists:
@@ -57,8 +59,7 @@ class Lists:
         (N, M), total = view.rows.shape, full + partial
         return cls(
             view.n_rows, view.stop - view.first, M, N, segments.int().contiguous(), full=full.int(), total=total.int(),
-            order=work_order(total, N, view.keep_empty), batch_shape=view.mask.batch_shape,
-            rows=None if view.indices is None else view.indices.int(), **described,
+            batch_shape=view.mask.batch_shape, rows=None if view.indices is None else view.indices.int(), **described,
         )  # fmt: skip
 
     @property
@@ -91,20 +92,30 @@ class Lists:
         if self.total.device == device:
             return self
         moved: dict[str, Any] = {name: x.to(device) for name, x in self._tensors.items()}
-        return replace(self, memo={}, **moved)
+        return replace(self, _memo={}, **moved)
 
     def chunked(self, heads: int) -> tuple[int, int]:
         """Pairs with torch operations, filled up as they are there, and operations, for so many heads a pattern."""
-        key = ("chunked", heads)
-        if key not in self.memo:
-            pairs = chunks = 0
-            for pattern, order in enumerate(self.order.long()):
-                lengths = self.total[order[order >= 0] + pattern * self.N].tolist()
-                for first, end in alike(lengths, self.M, heads):
-                    pairs += (end - first) * max(lengths[first], 1) * self.M * heads
-                    chunks += 1
-            self.memo[key] = (pairs, chunks)
-        found: tuple[int, int] = self.memo[key]
+
+        def made() -> tuple[int, int]:
+            sizes = [len(blocks) * longest for n in range(self.batch) for blocks, longest in self.groups(n, heads)]
+            return sum(sizes) * self.M * heads, len(sizes)
+
+        return self.once(("chunked", heads), made)
+
+    def groups(self, pattern: int, heads: int) -> Iterator[tuple[Tensor, int]]:
+        """Blocks with work, (R,) in their order, that torch operations take together for so many heads of one of the
+        patterns, and the longest of their lists."""
+        lengths, order = self.total[pattern * self.N :][: self.N].sort(descending=True, stable=True)
+        sizes = lengths[lengths > 0].tolist()
+        for first, end in alike(sizes, self.M, heads):
+            yield order[first:end].sort().values + pattern * self.N, sizes[first]
+
+    def once(self, key: object, make: Callable[[], V]) -> V:
+        """What `make` gives: made once, and kept with the lists."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        found: V = self._memo[key]
         return found
 
     def __str__(self) -> str:
@@ -200,21 +211,67 @@ def words_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return words, words.cumsum(0) - words
 
 
+def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of lists of these lengths, one after the other: in which each element is, and its place there."""
+    of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    return of, torch.arange(len(of), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]
+
+
 def pack(answers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The bits (words, M) of lists of so many places, from the rows' answers (all places, M), and their begins."""
     words, where = words_of(lengths)
-    of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    place = torch.arange(len(answers), device=lengths.device) - (lengths.cumsum(0) - lengths)[of]
+    of, place = ragged(lengths)
     bits = torch.zeros(int(words.sum()), answers.shape[1], dtype=torch.int64, device=lengths.device)
     set_bits = answers.long().bitwise_left_shift_((place % WORD)[:, None])
     return bits.index_add_(0, where[of] + place // WORD, set_bits), where
 
 
-def work_order(total: Tensor, N: int, keep_empty: bool) -> Tensor:
-    """(batch, A) the blocks of each batch element that have something to do, those with most first."""
-    per_batch = total.reshape(-1, N)
-    sizes, order = per_batch.sort(dim=1, descending=True, stable=True)
-    if not keep_empty:
-        order = torch.where(sizes > 0, order, -1)
-        order = order[:, : int((sizes > 0).sum(1).max()) if order.numel() else 0]
-    return order.to(torch.int32).contiguous()
+# -- what a `scattered` adds: known by name for each query, so that only those few pairs are looked at -----------------
+
+
+class Scatter(NamedTuple):
+    """A `scattered` leaf, whether it stands under `.T`, and what else must hold of its pairs (None: nothing)."""
+
+    leaf: Scattered
+    swapped: bool
+    also: Mask | None
+
+
+Pairs = tuple[Tensor, Tensor]
+"""Pairs by the index of their query and of their key, (P,) int32 each."""
+
+
+def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pairs:
+    """The pairs of T queries that the leaf names and that meet the rest. Nearly all of the time goes into the hash that
+    names them; both sides of a plan share them."""
+    first, count = (0, grid.keys) if scatter.swapped else (grid.offset, T)
+    named = torch.arange(first, first + count, device=device)[:, None]
+    found = scatter.leaf.listed(named, grid.keys)  # (count, per_row)
+    p, j = named.expand_as(found).flatten(), found.flatten()
+    if scatter.swapped:
+        p, j = j, p
+    kept = (p >= grid.offset) & (p < grid.offset + T)
+    if scatter.also is not None:
+        kept = kept & scatter.also.test(p, j, grid)
+    return (p[kept] - grid.offset).int(), j[kept].int()  # kept for long: half the memory
+
+
+def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool) -> Lists:
+    """The pairs as lists of blocks of M rows; `shape` is (rows, columns)."""
+    rows, columns = reversed(pairs) if by_key else pairs
+    rows, (n_rows, n_columns) = rows.long(), shape
+    N = -(-n_rows // M)
+    code, order = (rows // M * n_columns + columns).sort()
+    entry, of_pair = torch.unique_consecutive(code, return_inverse=True)
+    total = torch.bincount(entry // max(n_columns, 1), minlength=N)
+    begins = total.cumsum(0) - total
+    words, where = words_of(total)
+    row = rows[order]
+    place = of_pair - begins[row // M]
+    bits = torch.zeros(int(words.sum()) * M, dtype=torch.int64, device=code.device)
+    bits.index_add_(0, (where[row // M] + place // WORD) * M + row % M, 1 << (place % WORD))
+    segments = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None].int()
+    return Lists(
+        n_rows, n_columns, M, N, segments, full=torch.zeros_like(total).int(), total=total.int(), where=where,
+        bits=bits.reshape(-1, M) if len(entry) else None, pool=(entry % max(n_columns, 1)).int(),
+    )  # fmt: skip

@@ -45,7 +45,6 @@ class View:
     grid: Grid
     n_rows: int  # how many rows there are in all, in these blocks or not
     by_key: bool
-    keep_empty: bool  # whether a block that sees nothing is one with work
     indices: Tensor | None  # (N, M) the rows' indices, −1 for none; None: the blocks are simply rows 0, 1, 2, …
 
     @cached_property
@@ -148,10 +147,7 @@ def _residues(spans: Spans, device: torch.device) -> Residues:
     fixed = {atom: span for atom, span in spans.items() if span.modulus > 1 and atom not in moving}
     shift = _common_shift(list(moving.values()))
     if shift is not None:
-        modulus = next(iter(moving.values())).modulus
-        of = (torch.arange(modulus, device=device) > 0).long()
-        truth = torch.tensor([True, False][: min(modulus, 2)], device=device)
-        return Residues(modulus, of, len(truth), shift, dict.fromkeys(moving, truth))
+        fixed = {atom: span._replace(residue=0) for atom, span in moving.items()}  # counted from the shift
     modulus = 1
     known: list[Atom] = []
     for atom, span in fixed.items():
@@ -166,7 +162,8 @@ def _residues(spans: Spans, device: torch.device) -> Residues:
     kinds, of = code.unique(return_inverse=True)
     if len(kinds) > MAX_CLASSES:
         return Residues(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
-    return Residues(modulus, of, len(kinds), 0, {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(known)})
+    truth = {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(known)}
+    return Residues(modulus, of, len(kinds), 0 if shift is None else shift, truth)
 
 
 def _common_shift(moving: list[Keys]) -> Tensor | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 
-from clearhead.attention.planning.pairs import Scatter
+from clearhead.attention.planning.lists import Scatter
 from clearhead.attention.planning.spans import View
-from clearhead.masks import Causal, Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
+from clearhead.masks import Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
 from clearhead.masks.geometry import Grid
 
 MIN_ROWS = 16
@@ -34,12 +34,11 @@ class Part:
 
     mask: Mask
     step: int = 1
-    scatter: Scatter | None = None  # the mask again, where it is the pairs that a `scattered` names
 
 
-def split(mask: Mask, n_rows: int) -> list[Part]:
+def split(mask: Mask, n_rows: int) -> list[Part | Scatter]:
     """Parts without common pairs that are the mask: one of neighbouring rows, one for each `stride` and `scattered`."""
-    parts: list[Part] = []
+    parts: list[Part | Scatter] = []
     rest: Mask | None = mask
     found = leaves(mask)
     for leaf, swapped in found:
@@ -49,13 +48,13 @@ def split(mask: Mask, n_rows: int) -> list[Part]:
             continue
         without = substitute(rest, leaf, False)
         within = substitute(rest, leaf, True)
-        own: Mask = leaf.T if swapped else leaf
         also = within if without is None else ~without if within is None else within & ~without
-        step = leaf.step if isinstance(leaf, Stride) else 1
-        scatter = Scatter(leaf, swapped, also) if isinstance(leaf, Scattered) else None
-        parts.append(Part(own if also is None else own & also, step, scatter))
+        if isinstance(leaf, Scattered):
+            parts.append(Scatter(leaf, swapped, also))
+        elif isinstance(leaf, Stride):
+            parts.append(Part(leaf if also is None else leaf & also, leaf.step))
         rest = without
-    return ([] if rest is None else [Part(rest)]) + parts
+    return parts if rest is None else [Part(rest), *parts]
 
 
 def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
@@ -70,19 +69,16 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
 
     None is the constant: everything where value is True, nothing where it is False. The leaf must only add pairs."""
 
-    def joined(join: Callable[[Mask, Mask], Mask], settles: bool) -> Callable[[Mask | None, Mask | None], Mask | None]:
-        def join_known(a: Mask | None, b: Mask | None) -> Mask | None:
-            if a is None or b is None:
-                return None if settles else b if a is None else a
-            return join(a, b)
-
-        return join_known
+    def joined(join: Callable[[Mask, Mask], Mask], settles: bool, a: Mask | None, b: Mask | None) -> Mask | None:
+        if a is None or b is None:
+            return None if settles else b if a is None else a
+        return join(a, b)
 
     return fold(
         mask,
         leaf=lambda atom: None if atom.leaf == leaf else atom.leaf,
-        both=joined(operator.and_, settles=not value),
-        either=joined(operator.or_, settles=value),
+        both=partial(joined, operator.and_, not value),
+        either=partial(joined, operator.or_, value),
         inverse=lambda part: None if part is None else ~part,
         transposed=lambda part: None if part is None else part.T,
     )
@@ -94,17 +90,9 @@ def _only_adds(mask: Mask, leaf: Leaf) -> bool:
     return fold(mask, leaf=lambda atom: int(atom.leaf == leaf), both=max, either=max, inverse=lambda n: 2 * n) < 2
 
 
-def whole_columns(mask: Mask) -> tuple[Mask | None, Mask | None]:
-    """(g, rest): g are columns that every query sees, rest what remains; g | rest is the mask and they are disjoint."""
-    return _taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
-
-
-def whole_triangle(mask: Mask) -> tuple[Mask | None, Mask | None]:
-    """(causal(), rest) where the mask allows all of the triangle, and (None, mask) where it does not."""
-    return _taken_out(mask, lambda part: isinstance(part, Causal))
-
-
-def _taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
+def taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
+    """(w, rest): w is what the parts of an `|` allow that are wanted, None without any, and rest is what remains. They
+    have no pair in common, and w | rest is the mask."""
     parts = mask.parts if isinstance(mask, Or) else (mask,)
     taken, left = ([part for part in parts if wanted(part) is answer] for answer in (True, False))
     if not taken:
@@ -113,7 +101,7 @@ def _taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None,
     return whole, reduce(operator.or_, left) & ~whole if left else None
 
 
-def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, keep_empty: bool, device: torch.device) -> View:
+def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, device: torch.device) -> View:
     """The part seen from blocks of M rows: rows that look alike together, in their order."""
     queries, keys = (grid.offset, T), (0, grid.keys)
     (first, n_rows), (start, n_columns) = (keys, queries) if by_key else (queries, keys)
@@ -139,4 +127,4 @@ def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, keep_empty: bo
         indices = indices.reshape(-1, M)
     rows = torch.where(indices >= 0, indices + first, -1)
     given = None if in_order else indices
-    return View(part.mask, rows, start, start + n_columns, grid, n_rows, by_key, keep_empty, given)
+    return View(part.mask, rows, start, start + n_columns, grid, n_rows, by_key, given)
