@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.config import Config
-from clearhead.interop.families.words import OLD, activation, eps
-from clearhead.interop.family import Family, Field, Fields, Keys
+from clearhead.interop.families.words import OLD, activation, eps, learned
+from clearhead.interop.family import Family, Field, Fields, Keys, Part
 from clearhead.interop.table import LIFT, Row, block, fold
 from clearhead.layers import LayerNorm
 from clearhead.masks import causal
 from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
-from clearhead.positions import Learned
 
 
-def _half(name: str, kind: type[Config], read: Any, **fields: Any) -> Family:
+def _half(name: str, kind: type[Config], always: dict[str, Any], *parts: Part, **fields: Any) -> Family:
     """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
     shared: Fields = {
         "num_hidden_layers": ("n_layers", 12),
@@ -23,13 +22,15 @@ def _half(name: str, kind: type[Config], read: Any, **fields: Any) -> Family:
         "attention_dropout": ("attention_dropout", 0.0),
     }
     harmless = (*OLD, "dropout", "initializer_factor", "projection_dim")
-    return Family(name=name, architecture="", kind=kind, fields=shared | fields, read=read, rows=(), harmless=harmless)
+    said: dict[str, Any] = {"fields": shared | fields, "always": always, "parts": parts, "harmless": harmless}
+    return Family(name=name, architecture="", kind=kind, rows=(), **said)
 
 
 _TEXT = _half(
     "clip_text_model",
     EncoderConfig,
-    lambda keys: {"mask": causal(), "positions": Learned(max_len=keys("max_position_embeddings", 77))},
+    {"mask": causal()},
+    learned("max_position_embeddings", 77),
     max_position_embeddings=("max_len", 77),
     vocab_size=("vocab_size", 49408),
     hidden_size=("d_model", 512),
@@ -39,7 +40,7 @@ _TEXT = _half(
 _IMAGE = _half(
     "clip_vision_model",
     VisionConfig,
-    lambda keys: {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
+    {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
     image_size=Field("image_size", 224, lambda side: (side, side), lambda sides: sides[0]),
     patch_size=("patch_size", 32),
     num_channels=("n_channels", 3),
@@ -92,9 +93,8 @@ CLIP = Family(
     architecture="CLIPModel",
     kind=DualEncoderConfig,
     fields={"projection_dim": ("d_shared", 512)},
+    parts=(Part(_read, _write),),
     rows=_rows,
-    read=_read,
-    write=_write,
     harmless=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
     ignored=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"),  # numbers 0, 1, 2, …
 )

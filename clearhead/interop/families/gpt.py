@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.interop.families.words import SIZES, activation, eps, read_biases, read_rotary, write_rotary
-from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.families.words import SIZES, activation, biases, eps, learned, read_rotary, write_rotary
+from clearhead.interop.family import Family, Field, Keys, Part
 from clearhead.interop.table import SPLIT, TURN, Row, block, split_heads
 from clearhead.layers import LayerNorm, Parallel, PreNorm
 from clearhead.models import DecoderConfig
-from clearhead.positions import Learned
 
 
 def _read_gpt2(keys: Keys) -> dict[str, Any]:
     keys.expect(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     keys("embd_pdrop", 0.1)  # training only: one rate serves embeddings and branches here
-    return {"positions": Learned(max_len=keys("n_positions", 1024))}
+    return {}
 
 
 GPT2 = Family(
@@ -45,8 +44,7 @@ GPT2 = Family(
         Row("transformer.ln_f.*", "norm.*"),
         Row("lm_head.weight", "head.weight"),
     ),
-    read=_read_gpt2,
-    write=lambda config: {"embd_pdrop": config.dropout},
+    parts=(learned("n_positions", 1024), Part(_read_gpt2, lambda config: {"embd_pdrop": config.dropout})),
     # n_ctx is n_positions once more; reorder_and_upcast_attn is another order of the same sums.
     harmless=("n_ctx", "summary_*", "reorder_and_upcast_attn"),
     # Buffers of older files (the causal mask as a tensor), and the output matrix where it is the embedding.
@@ -57,14 +55,12 @@ GPT2 = Family(
 
 # GPT-NeoX (Black et al., 2022).
 def _read_neox(keys: Keys) -> dict[str, Any]:
-    rotary = read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))
-    return {"positions": rotary, "bias": read_biases(keys, ff=True, default=True)}
+    return {"positions": read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))}
 
 
 def _write_neox(config: DecoderConfig) -> dict[str, Any]:
     rotary = write_rotary(config.positions)
     return {
-        "attention_bias": config.biases.q,
         "rotary_emb_base": rotary["rope_theta"],
         "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
         "rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]},
@@ -97,8 +93,7 @@ GPT_NEOX = Family(
         "tie_word_embeddings": ("tied", False),
     },
     rows=_rows_neox,
-    read=_read_neox,
-    write=_write_neox,
+    parts=(Part(_read_neox, _write_neox), biases(ff=True, default=True)),
     harmless=("classifier_dropout", "is_decoder"),
     # The causal mask and the angles, which older versions stored, and the output matrix where it is the embedding.
     ignored=(

@@ -13,7 +13,7 @@ from typing import Any
 
 from clearhead.errors import StorageError
 from clearhead.interop.families.words import activation, classes, eps, labels
-from clearhead.interop.family import Family, Field, Fields, Keys
+from clearhead.interop.family import Family, Field, Fields, Keys, Part
 from clearhead.interop.table import JOIN, SPLIT, SQUEEZE, Row, block, fold
 from clearhead.layers import GELU, LayerNorm, SwiGLU
 from clearhead.models import Cls, ClsAndMean, Distilled, Mean, VisionConfig
@@ -64,8 +64,7 @@ VIT = Family(
     fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
     fixed={"qkv_bias": True},
     rows=partial(_rows, name="vit"),
-    read=lambda keys: {"n_classes": classes(keys)},
-    write=lambda config: labels(config.n_classes),
+    parts=(Part(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",
@@ -75,7 +74,7 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    read=lambda keys: {"n_classes": classes(keys), "pooling": Distilled()},
+    always={"pooling": Distilled()},
     rows=_rows_distilled,
     ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
@@ -142,8 +141,7 @@ def _dino(name: str, *, registers: bool) -> Family:
         fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
         fixed={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
-        read=partial(_read_dino, registers=registers),
-        write=partial(_write_dino, registers=registers),
+        parts=(Part(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
         # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
         harmless=("apply_layernorm", "drop_path_rate", "out_*", "reshape_hidden_states", "stage_names", "num_labels"),
         ignored=(f"{name}.embeddings.mask_token",),
@@ -193,8 +191,6 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
         "n_heads": heads,
         "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
         "pooling": Cls() if token else Mean(),
-        "activation": GELU(),
-        "norm": LayerNorm(eps=1e-6),
     }
 
 
@@ -240,8 +236,8 @@ TIMM_VIT = Family(
     architecture="VisionTransformer",
     kind=VisionConfig,
     fields={},
+    always={"activation": GELU(), "norm": LayerNorm(eps=1e-6)},
+    parts=(Part(_read_timm, _write_timm),),
     rows=_rows_timm,
-    read=_read_timm,
-    write=_write_timm,
     harmless=("pretrained_cfg",),
 )
