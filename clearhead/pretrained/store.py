@@ -24,10 +24,8 @@ from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, Characters, Symbols, T
 from clearhead.errors import DataError
 from clearhead.generation import Limits
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
-from clearhead.pretrained import speak
+from clearhead.pretrained import sound, speak
 from clearhead.pretrained.box import find, is_ours, read_card
-from clearhead.pretrained.listen import Listener
-from clearhead.pretrained.transcribe import transcribe as sounds_transcribed
 from clearhead.pretrained.translate import translate as texts_translated
 from clearhead.training.recipe import Recipe
 
@@ -93,15 +91,15 @@ class Trained:
         return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
 
     generate, chat, stream = speak.generate, speak.chat, speak.stream
-    translate, transcribe = texts_translated, sounds_transcribed
+    translate, transcribe = texts_translated, sound.transcribe
     embed, classify = speak.embed, speak.classify
 
-    def listen(self, *, beam: int = 1) -> Listener:
+    def listen(self, *, beam: int = 1) -> sound.Listener:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
         after the sounds that it was trained and measured with."""
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
-        return Listener(self.model, beam=beam, silence=TAIL)
+        return sound.Listener(self.model, beam=beam, silence=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:
