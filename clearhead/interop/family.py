@@ -27,9 +27,12 @@ _EVERYWHERE = (
     *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
     # Of older files, and of what generates and what classifies.
-    *("do_sample", "length_penalty", "max_length", "num_beams", "num_return_sequences", "repetition_penalty"),
-    *("temperature", "top_k", "top_p", "eos_token_ids", "finetuning_task", "num_labels", "problem_type"),
-    *("torchscript", "use_bfloat16"),
+    *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty", "do_sample"),
+    *("early_stopping", "encoder_no_repeat_*", "eos_token_ids", "exponential_decay_length_penalty", "finetuning_task"),
+    *("forced_*", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_labels"),
+    *("num_return_sequences", "output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
+    *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "torchscript"),
+    *("typical_p", "use_bfloat16"),
 )
 _REQUIRED = object()
 

@@ -59,11 +59,10 @@ _ROWS = (
     *_half("encoder"),
     *_half("decoder"),
 )
-# How to search and train, and words for other heads.
+# How to train, and words for other heads.
 _HARMLESS = (
-    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_hidden_layers", "save_step", "prefix"),
-    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "min_length"),
-    *("early_stopping", "no_repeat_ngram_size"),
+    *("*_layerdrop", "add_bias_logits", "classif*", "extra_pos_embeddings", "init_std", "is_decoder", "_num_labels"),
+    *("num_hidden_layers", "save_step"),
 )
 
 BART = Family(
@@ -151,11 +150,8 @@ WHISPER = Family(
         *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
         *_ROWS,
     ),
-    # How to search and train, and words of other heads.
-    harmless=(
-        *(*_HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
-        *("suppress_tokens", "begin_suppress_tokens"),
-    ),
+    # How to train, and words of other heads.
+    harmless=(*_HARMLESS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
     ignored=("proj_out.weight",),
     constants=_waves,
     prefix="model.",

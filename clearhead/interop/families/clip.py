@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.config import Config
-from clearhead.interop.families.words import OLD, activation, eps, learned
+from clearhead.interop.families.words import activation, eps, learned
 from clearhead.interop.family import Family, Field, Fields, Keys, Part
 from clearhead.interop.table import LIFT, Row, block, fold
 from clearhead.layers import LayerNorm
@@ -21,7 +21,12 @@ def _half(name: str, kind: type[Config], always: dict[str, Any], *parts: Part, *
         "layer_norm_eps": eps(LayerNorm, 1e-5),
         "attention_dropout": ("attention_dropout", 0.0),
     }
-    harmless = (*OLD, "dropout", "initializer_factor", "projection_dim")
+    harmless = (
+        *("dropout", "initializer_factor", "projection_dim"),
+        # What older versions of transformers wrote into every part of a configuration, for other models.
+        *("add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"),
+        *("is_encoder_decoder", "tf_legacy_loss", "tie_*", "tokenizer_class"),
+    )
     said: dict[str, Any] = {"fields": shared | fields, "always": always, "parts": parts, "harmless": harmless}
     return Family(name=name, architecture="", kind=kind, rows=(), **said)
 

@@ -40,13 +40,12 @@ def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
     return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *_rows(config, "deit"))
 
 
+def _sides(size: int | list[int]) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
 _FIELDS: Fields = {
-    "image_size": Field(
-        "image_size",
-        224,
-        lambda size: tuple(size) if isinstance(size, list | tuple) else (size, size),
-        lambda sides: sides[0] if sides[0] == sides[1] else list(sides),
-    ),
+    "image_size": Field("image_size", 224, _sides, lambda sides: sides[0] if sides[0] == sides[1] else list(sides)),
     "patch_size": ("patch_size", 16),
     "num_channels": ("n_channels", 3),
     "hidden_size": "d_model",
@@ -157,15 +156,22 @@ DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
 # name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written here where it
 # follows from the name.
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
-_SIZES = {"class_token", "depth", "embed_dim", "fc_norm", "global_pool", "img_size", "in_chans", "mlp_ratio"}
-_SIZES |= {"num_classes", "num_heads", "patch_size", "qkv_bias"}
+_ARGUMENTS = {
+    "img_size": Field("image_size", into=_sides, back=list),
+    "patch_size": Field("patch_size"),
+    "in_chans": Field("n_channels", 3),
+    "embed_dim": Field("d_model"),
+    "depth": Field("n_layers"),
+    "num_heads": Field("n_heads"),
+}
+_OTHERS = {"class_token", "fc_norm", "global_pool", "mlp_ratio", "num_classes", "qkv_bias"}
 _TRAINING = {"drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "weight_init"}
 _TRAINING |= {"fix_init"}
 
 
 def _read_timm(keys: Keys) -> dict[str, Any]:
     variant, args = keys("architecture"), keys("model_args", None) or {}
-    if unknown := [name for name in args if name not in _SIZES | _TRAINING]:
+    if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHERS | _TRAINING]:
         raise StorageError(f"model_args has {unknown[0]!r}, which is not known here and may change the model")
     width = args.get("embed_dim", keys("num_features", None))
     name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
@@ -178,44 +184,31 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
     pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
     if (pooling, token) not in (("token", True), ("avg", False)):
         raise StorageError(f"pooling is {pooling!r} and class_token {token}; expected the class token, or a mean alone")
-    image = args.get("img_size", int(pixels))
-    depth = {name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")}
+    depth = len({name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")})
     inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
-    return {
-        "image_size": tuple(image) if isinstance(image, list | tuple) else (image, image),
-        "patch_size": args.get("patch_size", int(patch)),
-        "n_channels": args.get("in_chans", 3),
-        "n_classes": args.get("num_classes", keys("num_classes", 1000)),
-        "d_model": width,
-        "n_layers": args.get("depth", len(depth)),
-        "n_heads": heads,
+    seen = {"img_size": int(pixels), "patch_size": int(patch), "embed_dim": width, "depth": depth, "num_heads": heads}
+    sizes = Keys(seen | args)
+    return {field.name: field.read(sizes, key) for key, field in _ARGUMENTS.items()} | {
         "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
+        "n_classes": args.get("num_classes", keys("num_classes", 1000)),
         "pooling": Cls() if token else Mean(),
     }
 
 
 def _write_timm(config: VisionConfig) -> dict[str, Any]:
     token = config.pooling == Cls()
-    arguments = {
-        "img_size": list(config.image_size),
-        "patch_size": config.patch_size,
-        "in_chans": config.n_channels,
-        "embed_dim": config.d_model,
-        "depth": config.n_layers,
-        "num_heads": config.n_heads,
-        "mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model,  # timm rounds the product down
-        "class_token": token,
-        "fc_norm": False,
-    }
-    # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
-    made_for = {"input_size": [config.n_channels, *config.image_size], "num_classes": config.n_classes}
+    pooling, classes = {"global_pool": "token" if token else "avg"}, {"num_classes": config.n_classes}
+    arguments = {key: field.write(getattr(config, field.name)) for key, field in _ARGUMENTS.items()}
+    # timm rounds the product down.
+    arguments |= {"mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model}
     return {
         "architecture": "vit_base_patch16_224",
-        "num_classes": config.n_classes,
         "num_features": config.d_model,
-        "global_pool": "token" if token else "avg",
-        "model_args": arguments | {"global_pool": "token" if token else "avg"},
-        "pretrained_cfg": made_for,
+        "model_args": arguments | pooling | {"class_token": token, "fc_norm": False},
+        # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
+        "pretrained_cfg": {"input_size": [config.n_channels, *config.image_size], **classes},
+        **pooling,
+        **classes,
     }
 
 

@@ -72,15 +72,6 @@ def labels(n: int) -> dict[str, Any]:
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-# What older versions of transformers wrote into every part of a configuration, for generation and other models.
-OLD = (
-    *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
-    *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "early_stopping", "typical_p"),
-    *("encoder_no_repeat_*", "exponential_decay_length_penalty", "forced_*", "is_encoder_decoder", "min_length"),
-    *("no_repeat_ngram_size", "num_beam*", "output_scores", "prefix", "remove_invalid_values", "return_dict"),
-    *("return_dict_in_generate", "suppress_tokens", "tf_legacy_loss", "tie_*", "tokenizer_class"),
-)
-
 _MOST = 10_000  # layers whose kinds are listed
 SLIDING, FULL = "sliding_attention", "full_attention"
 
