@@ -191,3 +191,5 @@ MODERNBERT = Family(
     ignored=("head.*", "decoder.*"),
     aliases=(("model.", ""),),
 )
+
+ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)

@@ -228,3 +228,5 @@ T5 = Family(
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
     ),
 )
+
+ENCODER_DECODERS = (BART, MARIAN, T5, WHISPER)
