@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from clearhead.data.pieces import byte_of_letter
-from clearhead.interop.families.bart import WHISPER
+from clearhead.interop.families.encoder_decoders import WHISPER
 from clearhead.interop.family import Keys
 
 # Of languages in the order of their ids, and of what is written and never said.

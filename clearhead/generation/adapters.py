@@ -29,7 +29,7 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
-from clearhead.positions.learned import LearnedPositions
+from clearhead.positions import LearnedPositions
 
 _Cache = KVCache | RecurrentCache
 _ROOM_AHEAD = 512  # how many new tokens a cache makes room for at the start; beyond, it grows

@@ -15,8 +15,7 @@ from clearhead.errors import StorageError
 from clearhead.interop.convert import export, family_of, read
 from clearhead.interop.families import FAMILIES
 from clearhead.interop.family import Keys
-from clearhead.interop.gguf_file import GGUF
-from clearhead.interop.source import CONFIG, HUB, Folder, Source, fetch, refuse_pickle
+from clearhead.interop.source import CONFIG, GGUF, HUB, Folder, Source, fetch, refuse_pickle
 from clearhead.interop.text import companions, limits_of, pooling_of, start_of, stops_of, tokenizer_of
 
 __all__ = [

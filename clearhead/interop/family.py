@@ -1,8 +1,8 @@
 """What a family of models is to this room: how its configuration is read and written, and its table of names.
 
 A family stands in `families/`, beside its kin. It says what every key of a configuration means (`fields` for keys that
-are a field of ours under another name, `read` and `write` for the others, `harmless` for those that change no number)
-and which stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused."""
+are a field of ours under another name, `parts` for the others, `harmless` for those that change no number) and which
+stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ _EVERYWHERE = (
     *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
     # Of older files, and of what generates and what classifies.
-    *("do_sample", "length_penalty", "max_length", "num_beams", "num_return_sequences", "repetition_penalty"),
-    *("temperature", "top_k", "top_p", "eos_token_ids", "finetuning_task", "num_labels", "problem_type"),
-    *("torchscript", "use_bfloat16"),
+    *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty", "do_sample"),
+    *("early_stopping", "encoder_no_repeat_*", "eos_token_ids", "exponential_decay_length_penalty", "finetuning_task"),
+    *("forced_*", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_labels"),
+    *("num_return_sequences", "output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
+    *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "torchscript"),
+    *("typical_p", "use_bfloat16"),
 )
 _REQUIRED = object()
 
@@ -104,14 +107,23 @@ class Field:
 Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What keys and fields do not say one by one: fields of ours that are read from keys, and how a configuration of
+    ours is written as those keys."""
+
+    read: Callable[[Keys], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One maker's way to write one kind of model.
 
     `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
     second with what is meant where the key is left out, or a `Field` where values differ too. `fixed` are keys that are
-    understood for one value each, which leaving them out means too. `read` gives the other fields, `write` the other
-    keys. `rows` is the table of names, spelt as the maker exports them, or gives it for a
+    understood for one value each, which leaving them out means too, and `always` fields of ours that no key says.
+    `parts` say the rest, both ways. `rows` is the table of names, spelt as the maker exports them, or gives it for a
     configuration; `prefix` is what its models without a head leave out, and `aliases` are older spellings, replaced in
     this order. `constants` are tensors that are stored and yet no weights: what is read is compared with them, and they
     are written again."""
@@ -122,8 +134,8 @@ class Family:
     fields: Fields
     rows: tuple[Row, ...] | Callable[[Any], tuple[Row, ...]]
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    read: Callable[[Keys], dict[str, Any]] = lambda keys: {}
-    write: Callable[[Any], dict[str, Any]] = lambda config: {}
+    always: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
     harmless: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
@@ -141,9 +153,10 @@ class Family:
     def config(self, keys: Keys) -> Config:
         """Our configuration for theirs; every key is used, harmless, or refused."""
         try:
-            same = {field.name: field.read(keys, key) for key, field in self._fields.items()}
+            fields = self.always | {field.name: field.read(keys, key) for key, field in self._fields.items()}
             keys.expect(pruned_heads={}, **self.fixed)
-            fields = same | self.read(keys)
+            for part in self.parts:
+                fields |= part.read(keys)
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)
         except ClearheadError as error:
@@ -156,9 +169,11 @@ class Family:
     def keys(self, config: Config) -> dict[str, Any]:
         """Their configuration for ours, whose own defaults are written out first."""
         config = spelt_out(config)
-        same = {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()}
-        first = {"model_type": self.name, "architectures": [self.architecture]}
-        return {**first, **same, **self.fixed, **self.write(config)}
+        written: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
+        written |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.fixed
+        for part in self.parts:
+            written |= part.write(config)
+        return written
 
     def why_not(self, config: Config) -> str | None:
         """Why this family cannot hold a model of ours, in words; None if it can: its keys then read back as this."""

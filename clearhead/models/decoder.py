@@ -97,7 +97,12 @@ class Decoder(Stack):
     ) -> Float[Tensor, "B T M"]:
         """What `forward` makes its logits of, for a loss that never has all of them at once."""
         check_ids(ids)
-        self._check_memory(memory)
+        if self.config.cross_attention and memory is None:
+            raise ShapeError("this decoder has cross-attention; give it memory=, what the encoder returned")
+        if memory is not None and not self.config.cross_attention:
+            raise ShapeError(
+                "got memory, but this decoder has no cross-attention; set cross_attention=True in its config"
+            )
         x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
         x = self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
         return x if self.config.logit_scale == 1 else x * self.config.logit_scale
@@ -105,11 +110,3 @@ class Decoder(Stack):
     def vocabulary(self) -> Float[Tensor, "V M"]:
         """The matrix by which features become logits: `forward` is `features` times its transpose, `finished`."""
         return self.embedding.weight if self.head is None else self.head.weight
-
-    def _check_memory(self, memory: Tensor | None) -> None:
-        if self.config.cross_attention and memory is None:
-            raise ShapeError("this decoder has cross-attention; give it memory=, what the encoder returned")
-        if memory is not None and not self.config.cross_attention:
-            raise ShapeError(
-                "got memory, but this decoder has no cross-attention; set cross_attention=True in its config"
-            )

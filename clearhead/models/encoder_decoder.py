@@ -114,18 +114,10 @@ class EncoderDecoder(nn.Module):
         return self.decode(target, memory, **told)
 
     def features(
-        self,
-        source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_mask: Mask | None = None,
-        target_mask: Mask | None = None,
-        memory_mask: Mask | None = None,
-        source_positions: Int[Tensor, "..."] | None = None,
-        target_positions: Int[Tensor, "..."] | None = None,
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], **given: Any
     ) -> Float[Tensor, "B T M"]:
-        """What `forward` makes its logits of, for a loss that never has all of them at once."""
-        memory, told = self._read(source, source_mask, target_mask, memory_mask, source_positions, target_positions)
+        """What `forward`, given the same, makes its logits of: for a loss that never has all of them at once."""
+        memory, told = self._read(source, **given)
         return self.decoder.features(target, memory=memory, **told)
 
     def vocabulary(self) -> Float[Tensor, "V M"]:
@@ -140,11 +132,11 @@ class EncoderDecoder(nn.Module):
     def _read(
         self,
         source: Tensor,
-        source_mask: Mask | None,
-        target_mask: Mask | None,
-        memory_mask: Mask | None,
-        source_positions: Tensor | None,
-        target_positions: Tensor | None,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        source_positions: Tensor | None = None,
+        target_positions: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """The memory of a source, and what the decoder is told besides."""
         if memory_mask is None:

@@ -154,18 +154,16 @@ class SpeechEncoder(Stack):
         elif lengths is not None:
             mask = both(padding(lengths // self.config.n_stacked), mask)
         frames = (frames - self.config.mean) / self.config.std
-        kept = None if cache is None else cache.at(_FRAMES)
-        before = kept.recall()[0][:, 0] if kept is not None and kept.holds_memory else None
+        before = frames.new_zeros(len(frames), self.config.n_earlier, self.config.mel.n_mels)
+        if cache is not None and cache.at(_FRAMES).holds_memory:
+            before = cache.at(_FRAMES).recall()[0][:, 0]
         x = self.run(self.place(self.embedding(frames, before)), mask=both(self.config.mask, mask), cache=cache)
         if cache is not None:
             self._keep(frames, before, cache)
         return self.head(x)
 
-    def _keep(self, frames: Tensor, before: Tensor | None, cache: KVCache) -> None:
+    def _keep(self, frames: Tensor, before: Tensor, cache: KVCache) -> None:
         """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
-        earlier = self.config.n_earlier
-        if before is None:
-            before = frames.new_zeros(len(frames), earlier, frames.shape[2])
         used = frames.shape[1] - frames.shape[1] % self.config.n_stacked
         last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
         cache.at(_FRAMES).remember(last, last)

@@ -1,20 +1,18 @@
 """Where a token stands. Attention alone sees a set; each choice here tells it the order in another way.
 
-A choice is a small frozen value that lives in a config. Its `kind` says where it goes: "added" to the embeddings
-(`Sinusoidal`, `Learned`), "rotary" on queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`,
-`ALiBi`), or "none" (`NoPositions`). `build` makes the module of those that are added or are a bias; `Rotary`
-turns vectors itself."""
+A choice is a small frozen value that lives in a config. Its `kind`, and its file, say where it goes: "added" to the
+embeddings (`Sinusoidal`, `Learned`), "rotary" on queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`,
+`ALiBi`), or "none" (`NoPositions`). `build` makes the module of those that are added or are a bias; `Rotary` turns
+vectors itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from clearhead.positions.alibi import ALiBi, LinearBias
-from clearhead.positions.learned import Learned, LearnedPositions
-from clearhead.positions.relative import BucketedBias, RelativeBias
+from clearhead.positions.added import Learned, LearnedPositions, Sinusoidal, SinusoidalPositions
+from clearhead.positions.bias import ALiBi, BucketedBias, LinearBias, RelativeBias
 from clearhead.positions.rotary import Linear, Llama3, Rotary, Stretch, Yarn
-from clearhead.positions.sinusoidal import Sinusoidal, SinusoidalPositions
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ from clearhead._lazy import lazy
 if TYPE_CHECKING:
     from clearhead.pretrained.box import BOX, cards, names
     from clearhead.pretrained.evaluate import Evaluation, evaluate
-    from clearhead.pretrained.export import export
-    from clearhead.pretrained.listen import Event, Listener
+    from clearhead.pretrained.sound import Event, Listener, Segment, Transcript, transcribe
     from clearhead.pretrained.speak import conversation, nearest
-    from clearhead.pretrained.store import Trained, load, load_model
-    from clearhead.pretrained.transcribe import Segment, Transcript, transcribe
+    from clearhead.pretrained.store import Trained, export, load, load_model
     from clearhead.pretrained.translate import Translated, translate, translations
 
 lazy(__name__)

@@ -3,11 +3,12 @@ Hugging Face folder, `hf:org/name`, or a .gguf file.
 
 A folder of ours holds weights and configuration, the tokenizer, the recipe of training, and for those in the box a
 card: data and licence, metrics, the command, the time. All of it is data, as a foreign folder is; loading runs no code.
-"""
+`export` writes a Hugging Face folder of any model, with its tokenizer and the settings of generation beside it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +18,14 @@ import torch
 from torch import nn
 
 from clearhead import interop
+from clearhead.data.pieces import BytePairs, Pieces
 from clearhead.data.speech import TAIL
-from clearhead.data.tokenizers import Tokenizer, load_tokenizer
+from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, Characters, Symbols, Tokenizer, load_tokenizer
 from clearhead.errors import DataError
 from clearhead.generation import Limits
 from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
-from clearhead.pretrained import speak
+from clearhead.pretrained import sound, speak
 from clearhead.pretrained.box import find, is_ours, read_card
-from clearhead.pretrained.listen import Listener
-from clearhead.pretrained.transcribe import transcribe as sounds_transcribed
 from clearhead.pretrained.translate import translate as texts_translated
 from clearhead.training.recipe import Recipe
 
@@ -91,15 +91,15 @@ class Trained:
         return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
 
     generate, chat, stream = speak.generate, speak.chat, speak.stream
-    translate, transcribe = texts_translated, sounds_transcribed
+    translate, transcribe = texts_translated, sound.transcribe
     embed, classify = speak.embed, speak.classify
 
-    def listen(self, *, beam: int = 1) -> Listener:
+    def listen(self, *, beam: int = 1) -> sound.Listener:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
         after the sounds that it was trained and measured with."""
         self.require("speech")
         assert isinstance(self.model, SpeechEncoder)
-        return Listener(self.model, beam=beam, silence=TAIL)
+        return sound.Listener(self.model, beam=beam, silence=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -134,3 +134,57 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
     if not is_ours(name) and interop.is_foreign(name):
         return interop.read(interop.open_source(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
+
+
+def export(trained: Trained, folder: str | Path, *, family: str | None = None) -> str:
+    """Write a model into a new folder, from which transformers loads it, and say as which family."""
+    files = _texts(trained)
+    known = {} if trained.source is None else dict(trained.source.config)
+    known |= json.loads(files.get("generation_config.json", "{}"))
+    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
+    keys: dict[str, Any] = {key: known[key] for key in kept if key in known}
+    return interop.export(trained.model, folder, family=family, keys=keys, files=files).name
+
+
+def _texts(trained: Trained) -> dict[str, str]:
+    """The files beside the weights: as they came, for a model from elsewhere, else made from our tokenizer."""
+    if trained.source is not None and trained.source.path.is_dir():
+        return interop.companions(trained.source)
+    try:
+        tokenizer = trained.tokenizer
+    except DataError:
+        return {}  # it reads no text
+    roles = {"pad_token": tokenizer.pad_id, "bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    names = dict(zip(roles, tokenizer.tokens(list(roles.values())), strict=True))
+    longest = getattr(trained.model.config, "max_len", None)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, **names}
+    settings = {f"{role}_id": number for role, number in roles.items()}
+    return {
+        "tokenizer.json": tokenizer_json(tokenizer),
+        "tokenizer_config.json": json.dumps(about, indent=2, ensure_ascii=False) + "\n",
+        "generation_config.json": json.dumps(settings, indent=2) + "\n",
+    }
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> str:
+    """A tokenizer of ours in the form of the `tokenizers` library, which gives the same ids and the same text back."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Inner
+
+    if isinstance(tokenizer, BytePairs | Pieces):
+        return tokenizer.to_json()
+    if isinstance(tokenizer, Characters):
+        special, unknown = [PAD, BOS, EOS], [UNK] if tokenizer.unknown else []
+        special += unknown
+        words = {word: number for number, word in enumerate([*special, *tokenizer.alphabet])}
+        inner: Any = Inner(models.WordLevel(words, *unknown))
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        inner.decoder = decoders.Fuse()
+    elif isinstance(tokenizer, Symbols):
+        special = list(tokenizer.special)
+        inner = Inner(models.WordLevel({word: number for number, word in enumerate(tokenizer.symbols)}))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        raise DataError(f"a {type(tokenizer).__name__} tokenizer has no form that transformers reads")
+    inner.add_special_tokens(special)
+    return inner.to_str()

@@ -83,10 +83,6 @@ class InverseRoot(Value):
     lr_max: Positive = 1e-3
     warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups
 
-    def over(self, total_steps: int) -> InverseRoot:
-        """Itself, however long the run is."""
-        return self
-
     @classmethod
     def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseRoot:
         """The paper's own scaling: lr(step) = d_model^−½ · min(step^−½, step · warmup_steps^−1½)."""
@@ -104,10 +100,6 @@ class Constant(Value):
 
     lr_max: Positive = 1e-3
     warmup_steps: Natural = 0
-
-    def over(self, total_steps: int) -> Constant:
-        """Itself, however long the run is."""
-        return self
 
     def __call__(self, step: int) -> float:
         return self.lr_max * step / self.warmup_steps if whole(step, "step") < self.warmup_steps else self.lr_max
@@ -240,7 +232,7 @@ class TrainConfig(Config):
 
     def rates(self, total_steps: int) -> Schedule:
         """The learning rate of every update of a run of `total_steps`."""
-        return self.schedule.over(total_steps)
+        return self.schedule.over(total_steps) if isinstance(self.schedule, WarmupCosine) else self.schedule
 
     def total_steps(self, batches_per_epoch: int) -> int:
         """How many updates the run has, for an epoch of so many batches."""

@@ -13,7 +13,7 @@ from clearhead.data import Characters, Symbols, train_bpe
 from clearhead.layers import GELU
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
-from clearhead.pretrained.export import tokenizer_json
+from clearhead.pretrained.store import tokenizer_json
 from tests.cli.conftest import cli  # noqa: F401
 from tests.interop.peers import PEERS
 

@@ -186,7 +186,7 @@ def tensors(value: object, seen: set[int]) -> int:
 @pytest.mark.parametrize("name", ["window", "chunks"])
 def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     """Of the tensors that a listener holds; the model has few moments a second here, and as many as an hour has."""
-    monkeypatch.setattr("clearhead.pretrained.listen._PIECE", 60.0)
+    monkeypatch.setattr("clearhead.pretrained.sound._PIECE", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
     model = speech(MASKS[name], mel=coarse, n_stacked=2, n_layers=1)
     listener, piece, held = Listener(model), sound(9_970), []  # where pieces end repeats itself after 60 of them

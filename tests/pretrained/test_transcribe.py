@@ -11,7 +11,7 @@ import torch
 from clearhead import pretrained
 from clearhead.errors import DataError
 from clearhead.generation import Greedy
-from clearhead.pretrained.transcribe import _Heard, _Speech
+from clearhead.pretrained.sound import _Heard, _Speech
 from tests.interop.peers import PEERS, Hearing
 
 TEXT, MOMENTS, FEATURES = 19, 17, 80

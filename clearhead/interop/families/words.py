@@ -7,9 +7,9 @@ from typing import Any
 
 from clearhead.attention import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.family import Field, Fields, Keys
+from clearhead.interop.family import Field, Fields, Keys, Part
 from clearhead.layers import GELU, ReLU, SiLU
-from clearhead.positions import Linear, Llama3, Positions, Rotary, Stretch, Yarn
+from clearhead.positions import Learned, Linear, Llama3, Positions, Rotary, Stretch, Yarn
 
 # The sizes of a model of text, by the words of most families.
 SIZES: Fields = {
@@ -42,10 +42,23 @@ def eps(norm: Callable[..., Any], default: float) -> Field:
     return Field("norm", default, lambda value: norm(eps=value), lambda made: made.eps)
 
 
-def read_biases(keys: Keys, *, ff: bool = False, default: bool = False) -> Biases:
-    """Biases of all four maps of attention, or of none; those of the feed-forward are said elsewhere."""
-    attention = keys("attention_bias", default)
-    return Biases(q=attention, k=attention, v=attention, out=attention, ff=ff)
+def biases(*, ff: bool | None = None, default: bool = False) -> Part:
+    """Biases of all four maps of attention, or of none, and those of the feed-forward, which have a key where `ff` does
+    not say whether there are any."""
+
+    def read(keys: Keys) -> dict[str, Any]:
+        own = keys("attention_bias", default)
+        return {"bias": Biases(q=own, k=own, v=own, out=own, ff=keys("mlp_bias", False) if ff is None else ff)}
+
+    def write(config: Any) -> dict[str, Any]:
+        return {"attention_bias": config.biases.q, **({"mlp_bias": config.biases.ff} if ff is None else {})}
+
+    return Part(read, write)
+
+
+def learned(key: str, *default: int, skipped: int = 0) -> Part:
+    """Learned positions, as many as a key says."""
+    return Part(lambda keys: {"positions": Learned(max_len=keys(key, *default), skipped=skipped)})
 
 
 def classes(keys: Keys) -> int:
@@ -58,15 +71,6 @@ def labels(n: int) -> dict[str, Any]:
     names = {str(i): f"LABEL_{i}" for i in range(n)}
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
-
-# What older versions of transformers wrote into every part of a configuration, for generation and other models.
-OLD = (
-    *("add_cross_attention", "is_decoder", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward"),
-    *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "early_stopping", "typical_p"),
-    *("encoder_no_repeat_*", "exponential_decay_length_penalty", "forced_*", "is_encoder_decoder", "min_length"),
-    *("no_repeat_ngram_size", "num_beam*", "output_scores", "prefix", "remove_invalid_values", "return_dict"),
-    *("return_dict_in_generate", "suppress_tokens", "tf_legacy_loss", "tie_*", "tokenizer_class"),
-)
 
 _MOST = 10_000  # layers whose kinds are listed
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -131,3 +135,8 @@ def write_rotary(positions: Positions) -> dict[str, Any]:
             stretch = {"rope_type": kind} | {key: value for key, value in values.items() if value is not None}
             written["rope_scaling"] = stretch
     return {**written, "rope_parameters": {**stretch, **{k: v for k, v in written.items() if k != "rope_scaling"}}}
+
+
+def rotary(base: float = 10000.0) -> Part:
+    """Rotary positions by the keys of most families."""
+    return Part(lambda keys: {"positions": read_rotary(keys, base)}, lambda config: write_rotary(config.positions))

@@ -1,5 +1,7 @@
-"""Llama (Touvron et al., 2023), with the stretched angles of 3.x, and what is built of its blocks: SmolLM, TinyLlama,
-Mistral, Mixtral, Qwen, Phi-3 and Gemma."""
+"""GPT-2 (Radford et al., 2019): learned positions, pre-norm blocks, maps kept as (inputs, outputs). GPT-NeoX (Black et
+al., 2022) and Pythia: attention and feed-forward side by side, a part of each head turned. Llama (Touvron et al.,
+2023), with the stretched angles of 3.x, and what is built of its blocks: SmolLM, TinyLlama, Mistral, Mixtral, Qwen,
+Phi-3 and Gemma."""
 
 from __future__ import annotations
 
@@ -10,11 +12,103 @@ from typing import Any
 from clearhead.attention import Biases, Capped, Scaled
 from clearhead.interop.families import words
 from clearhead.interop.families.words import FULL, SLIDING
-from clearhead.interop.family import Family, Field, Keys
-from clearhead.interop.table import SPLIT, Row, block
-from clearhead.layers import Experts, GeGLU, RMSNorm, Sandwich, SwiGLU
+from clearhead.interop.family import Family, Field, Keys, Part
+from clearhead.interop.table import SPLIT, TURN, Row, block, split_heads
+from clearhead.layers import Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, Sandwich, SwiGLU
 from clearhead.masks import Mask, Window, causal, full, reach, window
 from clearhead.models import DecoderConfig
+
+
+def _read_gpt2(keys: Keys) -> dict[str, Any]:
+    keys.expect(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    keys("embd_pdrop", 0.1)  # training only: one rate serves embeddings and branches here
+    return {}
+
+
+GPT2 = Family(
+    name="gpt2",
+    architecture="GPT2LMHeadModel",
+    kind=DecoderConfig,
+    fields={
+        "vocab_size": "vocab_size",
+        "n_positions": ("max_len", 1024),
+        "n_embd": "d_model",
+        "n_layer": "n_layers",
+        "n_head": "n_heads",
+        "n_inner": ("d_ff", None),
+        "activation_function": words.activation("gelu_new"),
+        "layer_norm_epsilon": words.eps(LayerNorm, 1e-5),
+        "resid_pdrop": ("dropout", 0.1),
+        "attn_pdrop": ("attention_dropout", 0.1),
+        "tie_word_embeddings": ("tied", True),
+    },
+    rows=(
+        Row("transformer.wte.weight", "embedding.weight"),
+        Row("transformer.wpe.weight", "positions.weight"),
+        *block("transformer.h.#", TURN, SPLIT, qkv="attn.c_attn"),
+        *block("transformer.h.#", TURN, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"),
+        *block("transformer.h.#", norm1="ln_1", norm2="ln_2"),
+        Row("transformer.ln_f.*", "norm.*"),
+        Row("lm_head.weight", "head.weight"),
+    ),
+    parts=(words.learned("n_positions", 1024), Part(_read_gpt2, lambda config: {"embd_pdrop": config.dropout})),
+    # n_ctx is n_positions once more; reorder_and_upcast_attn is another order of the same sums.
+    harmless=("n_ctx", "summary_*", "reorder_and_upcast_attn"),
+    # Buffers of older files (the causal mask as a tensor), and the output matrix where it is the embedding.
+    ignored=("transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias", "lm_head.weight"),
+    prefix="transformer.",
+)
+
+
+def _read_neox(keys: Keys) -> dict[str, Any]:
+    return {"positions": words.read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))}
+
+
+def _write_neox(config: DecoderConfig) -> dict[str, Any]:
+    rotary = words.write_rotary(config.positions)
+    return {
+        "rotary_emb_base": rotary["rope_theta"],
+        "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
+        "rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]},
+    }
+
+
+def _rows_neox(config: DecoderConfig) -> tuple[Row, ...]:
+    layer = "gpt_neox.layers.#"
+    return (
+        Row("gpt_neox.embed_in.weight", "embedding.weight"),
+        *block(layer, split_heads(config.n_heads), qkv="attention.query_key_value"),
+        *block(layer, o="attention.dense", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
+        *block(layer, norm1="input_layernorm", norm2="post_attention_layernorm"),
+        Row("gpt_neox.final_layer_norm.*", "norm.*"),
+        Row("embed_out.weight", "head.weight"),
+    )
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    kind=DecoderConfig,
+    fields=words.SIZES
+    | {
+        "hidden_act": words.activation("gelu"),
+        "layer_norm_eps": words.eps(LayerNorm, 1e-5),
+        "use_parallel_residual": Field("residual", True, words={True: Parallel(), False: PreNorm()}),
+        "hidden_dropout": ("dropout", 0.0),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "tie_word_embeddings": ("tied", False),
+    },
+    rows=_rows_neox,
+    parts=(Part(_read_neox, _write_neox), words.biases(ff=True, default=True)),
+    harmless=("classifier_dropout", "is_decoder"),
+    # The causal mask and the angles, which older versions stored, and the output matrix where it is the embedding.
+    ignored=(
+        *(f"gpt_neox.layers.#.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+        "embed_out.weight",
+    ),
+    prefix="gpt_neox.",
+)
+
 
 _LAYER = "model.layers.#"
 _ROWS = (
@@ -26,15 +120,6 @@ _ROWS = (
     Row("model.norm.weight", "norm.weight"),
     Row("lm_head.weight", "head.weight"),
 )
-
-
-def _read(keys: Keys) -> dict[str, Any]:
-    """What the blocks of Llama and its relatives have in common."""
-    return {"activation": SwiGLU(), "positions": words.read_rotary(keys), "bias": False}
-
-
-def _write(config: DecoderConfig) -> dict[str, Any]:
-    return words.write_rotary(config.positions)
 
 
 LLAMA = Family(
@@ -50,9 +135,9 @@ LLAMA = Family(
         "tie_word_embeddings": ("tied", False),
     },
     fixed={"hidden_act": "silu"},
+    always={"activation": SwiGLU(), "bias": False},
+    parts=(words.rotary(), words.biases()),
     rows=_ROWS,
-    read=lambda keys: _read(keys) | {"bias": words.read_biases(keys, ff=keys("mlp_bias", False))},
-    write=lambda config: _write(config) | {"attention_bias": config.biases.q, "mlp_bias": config.biases.ff},
     harmless=("pretraining_tp",),  # how the same products are cut up
     # Angles that older versions stored, and the output matrix where it is the embedding.
     ignored=(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
@@ -75,23 +160,21 @@ MISTRAL = dataclasses.replace(
     name="mistral",
     architecture="MistralForCausalLM",
     fields=LLAMA.fields | {"sliding_window": _window(4096)},
-    read=_read,
-    write=_write,
+    parts=(words.rotary(),),
     harmless=(),
 )
 
 
 # Mixtral (Jiang et al., 2024): a mixture of experts for the feed-forward.
-def _read_experts(keys: Keys) -> dict[str, Any]:
-    experts = Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))
-    return _read(keys) | {"experts": experts, "positions": words.read_rotary(keys, base=1e6)}
-
-
 def _write_experts(config: DecoderConfig) -> dict[str, Any]:
     experts = config.experts or Experts(1, 1)
-    return _write(config) | {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
+    return {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
 
 
+_EXPERTS = Part(
+    lambda keys: {"experts": Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))},
+    _write_experts,
+)
 _THEIRS, _OURS = f"{_LAYER}.block_sparse_moe", "blocks.#.feed_forward"
 _MAPS = {"w1": "gate", "w2": "down", "w3": "up"}
 MIXTRAL = dataclasses.replace(
@@ -99,8 +182,7 @@ MIXTRAL = dataclasses.replace(
     name="mixtral",
     architecture="MixtralForCausalLM",
     fields=MISTRAL.fields | {"rms_norm_eps": words.eps(RMSNorm, 1e-5), "sliding_window": _window(None)},
-    read=_read_experts,
-    write=_write_experts,
+    parts=(words.rotary(base=1e6), _EXPERTS),
     rows=(
         Row(f"{_THEIRS}.gate.weight", f"{_OURS}.router.weight"),
         *(Row(f"{_THEIRS}.experts.#.{w}.weight", f"{_OURS}.experts.#.{ours}.weight") for w, ours in _MAPS.items()),
@@ -113,9 +195,9 @@ MIXTRAL = dataclasses.replace(
 
 # Phi-3 (2024): q, k and v in one matrix, and gate and way up in another.
 def _write_whole(config: DecoderConfig) -> dict[str, Any]:
-    blocks = _write(config)
+    angles = words.write_rotary(config.positions)
     # transformers wants the fraction of each head that is turned, also where it is all of it.
-    return blocks | {"rope_parameters": {"partial_rotary_factor": 1.0, **blocks["rope_parameters"]}}
+    return angles | {"rope_parameters": {"partial_rotary_factor": 1.0, **angles["rope_parameters"]}}
 
 
 PHI3 = dataclasses.replace(
@@ -123,7 +205,7 @@ PHI3 = dataclasses.replace(
     name="phi3",
     architecture="Phi3ForCausalLM",
     fields=MISTRAL.fields | {"resid_pdrop": ("dropout", 0.0), "sliding_window": _window(None)},
-    write=_write_whole,
+    parts=(dataclasses.replace(words.rotary(), write=_write_whole),),
     # The first row that fits counts.
     rows=(*block(_LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *_ROWS),
     # Matters in training alone, or where angles are stretched, which are refused.
@@ -145,15 +227,15 @@ def _write_mask(config: DecoderConfig) -> dict[str, Any]:
     width = reach(config.mask)
     kind = FULL if width is None else SLIDING
     window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
-    return _write(config) | window | {"max_window_layers": config.n_layers if width is None else 0}
+    return window | {"max_window_layers": config.n_layers if width is None else 0}
 
 
 QWEN2 = dataclasses.replace(
     LLAMA,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    read=lambda keys: _read(keys) | _read_mask(keys) | {"bias": Biases(out=False, ff=False)},
-    write=_write_mask,
+    always=LLAMA.always | {"bias": Biases(out=False, ff=False)},
+    parts=(words.rotary(), Part(_read_mask, _write_mask)),
     harmless=(),
 )
 QWEN3 = dataclasses.replace(
@@ -161,10 +243,10 @@ QWEN3 = dataclasses.replace(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
-    read=lambda keys: (
-        QWEN2.read(keys) | {"qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6)), "bias": words.read_biases(keys)}
+    parts=(
+        *(*QWEN2.parts, words.biases(ff=False)),
+        Part(lambda keys: {"qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6))}),
     ),
-    write=lambda config: _write_mask(config) | {"attention_bias": config.biases.q},
 )
 
 
@@ -172,18 +254,12 @@ QWEN3 = dataclasses.replace(
 _TANH = "gelu_pytorch_tanh"
 
 
-def _read_gemma(keys: Keys) -> dict[str, Any]:
+def _read_gates(keys: Keys) -> dict[str, Any]:
     # The first Gemma said "gelu" and was run with the approximation; transformers does so whatever is said there.
     keys.only("hidden_act", _TANH, "gelu", None)
     keys.only("hidden_activation", _TANH, None)
     keys.only("use_bidirectional_attention", None, False)
-    bias, rotary = words.read_biases(keys), words.read_rotary(keys)
-    return {"activation": GeGLU(tanh=True), "positions": rotary, "scaled_embedding": True, "bias": bias}
-
-
-def _write_gemma(config: DecoderConfig) -> dict[str, Any]:
-    acts = {"hidden_act": _TANH, "hidden_activation": _TANH}
-    return _write(config) | acts | {"attention_bias": config.biases.q}
+    return {"activation": GeGLU(tanh=True)}
 
 
 GEMMA = dataclasses.replace(
@@ -197,8 +273,11 @@ GEMMA = dataclasses.replace(
         "tie_word_embeddings": ("tied", True),
     },
     fixed={},
-    read=_read_gemma,
-    write=_write_gemma,
+    always={"scaled_embedding": True},
+    parts=(
+        *(words.rotary(), words.biases(ff=False)),
+        Part(_read_gates, lambda config: {"hidden_act": _TANH, "hidden_activation": _TANH}),
+    ),
     harmless=(),
 )
 
@@ -208,17 +287,14 @@ def _read_gemma2(keys: Keys) -> dict[str, Any]:
     kinds = words.read_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
     seen = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
     scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
-    return _read_gemma(keys) | {
-        "residual": Sandwich(),
-        "scores": Scaled(scale) if cap is None else Capped(cap, scale),
-        "layer_masks": tuple(seen[kind] for kind in kinds),
-    }
+    scores = Scaled(scale) if cap is None else Capped(cap, scale)
+    return {"scores": scores, "layer_masks": tuple(seen[kind] for kind in kinds)}
 
 
 def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
     masks, scores = config.layer_masks or (full(),), config.scores
     scale = getattr(scores, "scale", None) or config.head_width**-0.5
-    return _write_gemma(config) | {
+    return {
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": getattr(scores, "cap", None),
         "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
@@ -231,8 +307,8 @@ GEMMA2 = dataclasses.replace(
     name="gemma2",
     architecture="Gemma2ForCausalLM",
     fields=GEMMA.fields | {"final_logit_softcapping": ("logit_cap", 30.0)},
-    read=_read_gemma2,
-    write=_write_gemma2,
+    always=GEMMA.always | {"residual": Sandwich()},
+    parts=(*GEMMA.parts, Part(_read_gemma2, _write_gemma2)),
     # Before Llama's, whose second norm has the name of the first sandwich's.
     rows=(
         *block(_LAYER, after1="post_attention_layernorm", after2="post_feedforward_layernorm"),
@@ -241,3 +317,5 @@ GEMMA2 = dataclasses.replace(
     ),
     harmless=("cache_implementation",),
 )
+
+DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)

@@ -10,7 +10,7 @@ from typing import Any
 
 from clearhead.interop.families import words
 from clearhead.interop.families.words import FULL, SIZES, SLIDING, activation, classes, eps, labels
-from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.family import Family, Field, Keys, Part
 from clearhead.interop.table import SPLIT, Row, block
 from clearhead.layers import GeGLU, LayerNorm, PostNorm, SwiGLU
 from clearhead.masks import Window, full, window
@@ -27,11 +27,9 @@ def _read(keys: Keys, *, after_padding: bool = False) -> dict[str, Any]:
     longest = keys("max_position_embeddings") - skipped
     # transformers keeps the pooler as an argument of its class, so the tensors say whether there is one.
     heads = ("classifier.weight", "classifier.out_proj.weight")
-    poolers = ("pooler.dense.weight", "classifier.dense.weight")
+    poolers = ("pooler.dense.weight", "pooler.weight", "classifier.dense.weight")
     return {
         "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
-        "residual": PostNorm(),
-        "embedding_norm": True,
         "max_len": longest,
         "positions": Learned(max_len=longest, skipped=skipped),
         "pooler": any(name.endswith(poolers) for name in keys.shapes),
@@ -76,11 +74,6 @@ _ROWS_SHARED = (
 )
 
 
-def _read_shared(keys: Keys) -> dict[str, Any]:
-    pooler = any(name.endswith("pooler.weight") for name in keys.shapes)
-    return _read(keys) | {"pooler": pooler, "share_layers": True}
-
-
 BERT = Family(
     name="bert",
     architecture="BertModel",
@@ -93,9 +86,9 @@ BERT = Family(
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     },
+    always={"residual": PostNorm(), "embedding_norm": True},
+    parts=(Part(_read, _write),),
     rows=_ROWS,
-    read=_read,
-    write=_write,
     # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
     harmless=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
     # Numbers 0, 1, 2, … that older versions stored, and the heads of pretraining.
@@ -107,8 +100,7 @@ ROBERTA = dataclasses.replace(
     name="roberta",
     architecture="RobertaModel",
     rows=_rows_roberta,
-    read=partial(_read, after_padding=True),
-    write=partial(_write, after_padding=True),
+    parts=(Part(partial(_read, after_padding=True), partial(_write, after_padding=True)),),
     aliases=(("roberta.", ""), *_OLDER),
 )
 ALBERT = dataclasses.replace(
@@ -117,7 +109,7 @@ ALBERT = dataclasses.replace(
     architecture="AlbertModel",
     fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
     rows=_ROWS_SHARED,
-    read=_read_shared,
+    always=BERT.always | {"share_layers": True},
     fixed={"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.
     harmless=(
@@ -145,10 +137,7 @@ def _read_modern(keys: Keys) -> dict[str, Any]:
     cycle = words.read_cycle(keys, lambda i: SLIDING if i % every else FULL)
     return {
         "norm": LayerNorm(eps=keys("norm_eps", 1e-5), bias=keys("norm_bias", False)),
-        "bias": words.read_biases(keys, ff=keys("mlp_bias", False)),
         "positions": turns[cycle[0]],
-        "embedding_norm": True,
-        "first_norm": False,
         "layer_masks": tuple(seen[kind] for kind in cycle) if cycle != [FULL] else (),
         "layer_rotary": tuple(turns[kind] for kind in cycle) if cycle != [FULL] else (),
     }
@@ -163,8 +152,6 @@ def _write_modern(config: EncoderConfig) -> dict[str, Any]:
     return {
         "norm_eps": config.norm.eps,
         "norm_bias": getattr(config.norm, "bias", False),
-        "attention_bias": config.biases.q,
-        "mlp_bias": config.biases.ff,
         "layer_types": kinds,
         "local_attention": next((2 * mask.before for mask in masks if isinstance(mask, Window)), 128),
         "rope_parameters": written,
@@ -193,8 +180,8 @@ MODERNBERT = Family(
         *block("layers.#", o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
         Row("final_norm.*", "norm.*"),
     ),
-    read=_read_modern,
-    write=_write_modern,
+    always={"embedding_norm": True, "first_norm": False},
+    parts=(words.biases(), Part(_read_modern, _write_modern)),
     # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.
     harmless=(
         *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),
@@ -204,3 +191,5 @@ MODERNBERT = Family(
     ignored=("head.*", "decoder.*"),
     aliases=(("model.", ""),),
 )
+
+ENCODERS = (BERT, ROBERTA, ALBERT, MODERNBERT)

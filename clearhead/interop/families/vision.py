@@ -1,4 +1,6 @@
-"""ViT (Dosovitskiy et al., 2021), DeiT (Touvron et al., 2021) and DINOv2 (Oquab et al., 2023) as transformers has them.
+"""ViT (Dosovitskiy et al., 2021), DeiT (Touvron et al., 2021) and DINOv2 (Oquab et al., 2023) as transformers has them,
+ViT and DeiT as timm has them, and CLIP (Radford et al., 2021): a causal text encoder and a vision Transformer, whose
+vectors meet in one space.
 
 DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher. DINOv2 has
 scaled branches, with or without registers and a head; the token that stands for hidden patches in pretraining is not
@@ -11,12 +13,14 @@ import re
 from functools import partial
 from typing import Any
 
+from clearhead.config import Config
 from clearhead.errors import StorageError
-from clearhead.interop.families.words import activation, classes, eps, labels
-from clearhead.interop.family import Family, Field, Fields, Keys
-from clearhead.interop.table import JOIN, SPLIT, SQUEEZE, Row, block, fold
+from clearhead.interop.families.words import activation, classes, eps, labels, learned
+from clearhead.interop.family import Family, Field, Fields, Keys, Part
+from clearhead.interop.table import JOIN, LIFT, SPLIT, SQUEEZE, Row, block, fold
 from clearhead.layers import GELU, LayerNorm, SwiGLU
-from clearhead.models import Cls, ClsAndMean, Distilled, Mean, VisionConfig
+from clearhead.masks import causal
+from clearhead.models import Cls, ClsAndMean, Distilled, DualEncoderConfig, EncoderConfig, Mean, VisionConfig
 
 
 def _rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
@@ -40,13 +44,12 @@ def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
     return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *_rows(config, "deit"))
 
 
+def _sides(size: int | list[int]) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
 _FIELDS: Fields = {
-    "image_size": Field(
-        "image_size",
-        224,
-        lambda size: tuple(size) if isinstance(size, list | tuple) else (size, size),
-        lambda sides: sides[0] if sides[0] == sides[1] else list(sides),
-    ),
+    "image_size": Field("image_size", 224, _sides, lambda sides: sides[0] if sides[0] == sides[1] else list(sides)),
     "patch_size": ("patch_size", 16),
     "num_channels": ("n_channels", 3),
     "hidden_size": "d_model",
@@ -64,8 +67,7 @@ VIT = Family(
     fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
     fixed={"qkv_bias": True},
     rows=partial(_rows, name="vit"),
-    read=lambda keys: {"n_classes": classes(keys)},
-    write=lambda config: labels(config.n_classes),
+    parts=(Part(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
     harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",
@@ -75,7 +77,7 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    read=lambda keys: {"n_classes": classes(keys), "pooling": Distilled()},
+    always={"pooling": Distilled()},
     rows=_rows_distilled,
     ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
@@ -142,8 +144,7 @@ def _dino(name: str, *, registers: bool) -> Family:
         fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
         fixed={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
-        read=partial(_read_dino, registers=registers),
-        write=partial(_write_dino, registers=registers),
+        parts=(Part(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
         # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
         harmless=("apply_layernorm", "drop_path_rate", "out_*", "reshape_hidden_states", "stage_names", "num_labels"),
         ignored=(f"{name}.embeddings.mask_token",),
@@ -159,15 +160,22 @@ DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
 # name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written here where it
 # follows from the name.
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
-_SIZES = {"class_token", "depth", "embed_dim", "fc_norm", "global_pool", "img_size", "in_chans", "mlp_ratio"}
-_SIZES |= {"num_classes", "num_heads", "patch_size", "qkv_bias"}
+_ARGUMENTS = {
+    "img_size": Field("image_size", into=_sides, back=list),
+    "patch_size": Field("patch_size"),
+    "in_chans": Field("n_channels", 3),
+    "embed_dim": Field("d_model"),
+    "depth": Field("n_layers"),
+    "num_heads": Field("n_heads"),
+}
+_OTHERS = {"class_token", "fc_norm", "global_pool", "mlp_ratio", "num_classes", "qkv_bias"}
 _TRAINING = {"drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "weight_init"}
 _TRAINING |= {"fix_init"}
 
 
 def _read_timm(keys: Keys) -> dict[str, Any]:
     variant, args = keys("architecture"), keys("model_args", None) or {}
-    if unknown := [name for name in args if name not in _SIZES | _TRAINING]:
+    if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHERS | _TRAINING]:
         raise StorageError(f"model_args has {unknown[0]!r}, which is not known here and may change the model")
     width = args.get("embed_dim", keys("num_features", None))
     name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
@@ -180,46 +188,31 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
     pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
     if (pooling, token) not in (("token", True), ("avg", False)):
         raise StorageError(f"pooling is {pooling!r} and class_token {token}; expected the class token, or a mean alone")
-    image = args.get("img_size", int(pixels))
-    depth = {name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")}
+    depth = len({name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")})
     inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
-    return {
-        "image_size": tuple(image) if isinstance(image, list | tuple) else (image, image),
-        "patch_size": args.get("patch_size", int(patch)),
-        "n_channels": args.get("in_chans", 3),
-        "n_classes": args.get("num_classes", keys("num_classes", 1000)),
-        "d_model": width,
-        "n_layers": args.get("depth", len(depth)),
-        "n_heads": heads,
+    seen = {"img_size": int(pixels), "patch_size": int(patch), "embed_dim": width, "depth": depth, "num_heads": heads}
+    sizes = Keys(seen | args)
+    return {field.name: field.read(sizes, key) for key, field in _ARGUMENTS.items()} | {
         "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
+        "n_classes": args.get("num_classes", keys("num_classes", 1000)),
         "pooling": Cls() if token else Mean(),
-        "activation": GELU(),
-        "norm": LayerNorm(eps=1e-6),
     }
 
 
 def _write_timm(config: VisionConfig) -> dict[str, Any]:
     token = config.pooling == Cls()
-    arguments = {
-        "img_size": list(config.image_size),
-        "patch_size": config.patch_size,
-        "in_chans": config.n_channels,
-        "embed_dim": config.d_model,
-        "depth": config.n_layers,
-        "num_heads": config.n_heads,
-        "mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model,  # timm rounds the product down
-        "class_token": token,
-        "fc_norm": False,
-    }
-    # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
-    made_for = {"input_size": [config.n_channels, *config.image_size], "num_classes": config.n_classes}
+    pooling, classes = {"global_pool": "token" if token else "avg"}, {"num_classes": config.n_classes}
+    arguments = {key: field.write(getattr(config, field.name)) for key, field in _ARGUMENTS.items()}
+    # timm rounds the product down.
+    arguments |= {"mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model}
     return {
         "architecture": "vit_base_patch16_224",
-        "num_classes": config.n_classes,
         "num_features": config.d_model,
-        "global_pool": "token" if token else "avg",
-        "model_args": arguments | {"global_pool": "token" if token else "avg"},
-        "pretrained_cfg": made_for,
+        "model_args": arguments | pooling | {"class_token": token, "fc_norm": False},
+        # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
+        "pretrained_cfg": {"input_size": [config.n_channels, *config.image_size], **classes},
+        **pooling,
+        **classes,
     }
 
 
@@ -240,8 +233,102 @@ TIMM_VIT = Family(
     architecture="VisionTransformer",
     kind=VisionConfig,
     fields={},
+    always={"activation": GELU(), "norm": LayerNorm(eps=1e-6)},
+    parts=(Part(_read_timm, _write_timm),),
     rows=_rows_timm,
-    read=_read_timm,
-    write=_write_timm,
     harmless=("pretrained_cfg",),
 )
+
+
+def _half(name: str, kind: type[Config], always: dict[str, Any], *parts: Part, **fields: Any) -> Family:
+    """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
+    shared: Fields = {
+        "num_hidden_layers": ("n_layers", 12),
+        "hidden_act": activation("quick_gelu"),
+        "layer_norm_eps": eps(LayerNorm, 1e-5),
+        "attention_dropout": ("attention_dropout", 0.0),
+    }
+    harmless = (
+        *("dropout", "initializer_factor", "projection_dim"),
+        # What older versions of transformers wrote into every part of a configuration, for other models.
+        *("add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"),
+        *("is_encoder_decoder", "tf_legacy_loss", "tie_*", "tokenizer_class"),
+    )
+    said: dict[str, Any] = {"fields": shared | fields, "always": always, "parts": parts, "harmless": harmless}
+    return Family(name=name, architecture="", kind=kind, rows=(), **said)
+
+
+_TEXT = _half(
+    "clip_text_model",
+    EncoderConfig,
+    {"mask": causal()},
+    learned("max_position_embeddings", 77),
+    max_position_embeddings=("max_len", 77),
+    vocab_size=("vocab_size", 49408),
+    hidden_size=("d_model", 512),
+    intermediate_size=("d_ff", 2048),
+    num_attention_heads=("n_heads", 8),
+)
+_IMAGE = _half(
+    "clip_vision_model",
+    VisionConfig,
+    {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
+    image_size=Field("image_size", 224, lambda side: (side, side), lambda sides: sides[0]),
+    patch_size=("patch_size", 32),
+    num_channels=("n_channels", 3),
+    hidden_size=("d_model", 768),
+    intermediate_size=("d_ff", 3072),
+    num_attention_heads=("n_heads", 12),
+)
+
+
+def _read_clip(keys: Keys) -> dict[str, Any]:
+    written = {half: (keys(f"{half}_config", None), keys(f"{half}_config_dict", None)) for half in ("text", "vision")}
+    # The second, where there is one, is the one that counts.
+    text, image = (Keys(second or first or {}) for first, second in written.values())
+    eos = text("eos_token_id", 49407)
+    # 2, the end in the first release's files, was never that of its texts: transformers takes the largest id then.
+    return {"text": _TEXT.config(text), "image": _IMAGE.config(image), "eos": None if eos == 2 else eos}
+
+
+def _write_clip(config: DualEncoderConfig) -> dict[str, Any]:
+    text = _TEXT.keys(config.text) | {"eos_token_id": 2 if config.eos is None else config.eos}
+    return {"text_config": text, "vision_config": _IMAGE.keys(config.image)}
+
+
+def _half_rows(ours: str, theirs: str, last: str) -> tuple[Row, ...]:
+    attention = {x: f"self_attn.{x}_proj" for x in "qkv"} | {"o": "self_attn.out_proj"}
+    others = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
+    return (
+        *block(f"{theirs}.encoder.layers.#", ours=f"{ours}.blocks.#", **attention, **others),
+        Row(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight"),
+        Row(f"{theirs}.{last}.*", f"{ours}.norm.*"),
+    )
+
+
+def _rows_clip(config: DualEncoderConfig) -> tuple[Row, ...]:
+    patches, folded = "vision_model.embeddings.patch_embedding.weight", (fold(config.image.n_channels),)
+    return (
+        *_half_rows("text", "text_model", "final_layer_norm"),
+        *_half_rows("image", "vision_model", "post_layernorm"),
+        Row("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
+        Row(patches, "image.embedding.projection.weight", folded),
+        Row("vision_model.embeddings.class_embedding", "image.cls", (LIFT,)),
+        Row("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
+        *(Row(f"{x}_projection.weight", f"{y}_proj.weight") for x, y in (("text", "text"), ("visual", "image"))),
+        Row("logit_scale", "logit_scale"),
+    )
+
+
+CLIP = Family(
+    name="clip",
+    architecture="CLIPModel",
+    kind=DualEncoderConfig,
+    fields={"projection_dim": ("d_shared", 512)},
+    parts=(Part(_read_clip, _write_clip),),
+    rows=_rows_clip,
+    harmless=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
+    ignored=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"),  # numbers 0, 1, 2, …
+)
+
+VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS, CLIP)

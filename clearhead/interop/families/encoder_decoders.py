@@ -4,6 +4,7 @@ Whisper (Radford et al., 2022), which hears, with fixed waves for positions in i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -13,42 +14,29 @@ from torch import Tensor
 
 from clearhead.attention import Biases, Dot
 from clearhead.errors import StorageError
-from clearhead.interop.families.words import ACTIVATIONS, activation, eps
-from clearhead.interop.family import Family, Field, Keys
+from clearhead.interop.families.words import ACTIVATIONS, activation, eps, learned
+from clearhead.interop.family import Family, Field, Keys, Part
 from clearhead.interop.table import SQUEEZE, Row, block
 from clearhead.layers import GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.models import EncoderDecoderConfig
-from clearhead.positions import Learned, RelativeBias, Sinusoidal
-
-_SKIPPED = 2  # rows before BART's first position, which no token gets
+from clearhead.positions import RelativeBias, Sinusoidal
 
 
-def _read(keys: Keys, *, learned: bool) -> dict[str, Any]:
-    # Words of the toolkit that these models came from, in older files; transformers never asks them.
-    keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
-    keys.expect(normalize_embedding=learned, static_position_embeddings=not learned)
-    _read_halves(keys)
-    keys.only("decoder_vocab_size", keys("vocab_size"), None)
-    longest = keys("max_position_embeddings")
-    return {
-        "norm": LayerNorm(eps=1e-5),
-        "residual": PostNorm(),
-        "positions": Learned(max_len=longest, skipped=_SKIPPED) if learned else Sinusoidal(halves=True),
-        "embedding_norm": learned,
-        "share_embeddings": True,
-        "logit_bias": "final_logits_bias" in keys.shapes,  # files without it have none
-    }
-
-
-def _read_halves(keys: Keys) -> None:
+def _read_halves(keys: Keys) -> dict[str, Any]:
     """Both halves of these models are of one size."""
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
+    return {}
 
 
-def _write(config: EncoderDecoderConfig, *, learned: bool = True) -> dict[str, Any]:
-    sizes = {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
-    shared = {} if learned else {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}
-    return sizes | shared
+def _read(keys: Keys, *, is_bart: bool) -> dict[str, Any]:
+    # Words of the toolkit that these models came from, in older files; transformers never asks them.
+    keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
+    keys.expect(normalize_embedding=is_bart, static_position_embeddings=not is_bart)
+    keys.only("decoder_vocab_size", keys("vocab_size"), None)
+    return {"logit_bias": "final_logits_bias" in keys.shapes}  # files without it have none
+
+
+_HALVES = Part(_read_halves, lambda config: {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads})
 
 
 def _half(half: str) -> tuple[Row, ...]:
@@ -71,67 +59,63 @@ _ROWS = (
     *_half("encoder"),
     *_half("decoder"),
 )
-# How to search and train, and words for other heads.
+# How to train, and words for other heads.
 _HARMLESS = (
-    *("*_layerdrop", "classif*", "init_std", "is_decoder", "_num_labels", "num_hidden_layers", "save_step", "prefix"),
-    *("add_bias_logits", "extra_pos_embeddings", "bad_words_ids", "decoder_start_token_id", "forced_*", "min_length"),
-    *("early_stopping", "no_repeat_ngram_size"),
+    *("*_layerdrop", "add_bias_logits", "classif*", "extra_pos_embeddings", "init_std", "is_decoder", "_num_labels"),
+    *("num_hidden_layers", "save_step"),
+)
+
+BART = Family(
+    name="bart",
+    architecture="BartForConditionalGeneration",
+    kind=EncoderDecoderConfig,
+    fields={
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "max_len",
+        "d_model": "d_model",
+        "encoder_layers": "n_encoder_layers",
+        "decoder_layers": "n_decoder_layers",
+        "encoder_attention_heads": "n_heads",
+        "encoder_ffn_dim": "d_ff",
+        "activation_function": activation("gelu"),
+        "scale_embedding": ("scaled_embedding", False),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "activation_dropout": ("feed_forward_dropout", 0.0),
+    },
+    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
+    always={"norm": LayerNorm(eps=1e-5), "residual": PostNorm(), "embedding_norm": True, "share_embeddings": True},
+    # No token gets the two rows before the first position.
+    parts=(_HALVES, learned("max_position_embeddings", skipped=2), Part(partial(_read, is_bart=True))),
+    rows=_ROWS,
+    harmless=_HARMLESS,
+    ignored=("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    prefix="model.",
 )
 
 
-_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
+def _write_marian(config: EncoderDecoderConfig) -> dict[str, Any]:
+    return {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}
 
 
-def _family(name: str, architecture: str, *, learned: bool) -> Family:
-    ignored = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-    return Family(
-        name=name,
-        architecture=architecture,
-        kind=EncoderDecoderConfig,
-        fields={
-            "vocab_size": "vocab_size",
-            "max_position_embeddings": "max_len",
-            "d_model": "d_model",
-            "encoder_layers": "n_encoder_layers",
-            "decoder_layers": "n_decoder_layers",
-            "encoder_attention_heads": "n_heads",
-            "encoder_ffn_dim": "d_ff",
-            "activation_function": activation("gelu"),
-            "scale_embedding": ("scaled_embedding", False),
-            "dropout": ("dropout", 0.1),
-            "attention_dropout": ("attention_dropout", 0.0),
-            "activation_dropout": ("feed_forward_dropout", 0.0),
-        },
-        fixed=_FIXED,
-        rows=_ROWS,
-        read=partial(_read, learned=learned),
-        write=partial(_write, learned=learned),
-        harmless=_HARMLESS,
-        # Marian's waves are made anew.
-        ignored=ignored if learned else (*ignored, "model.*.embed_positions.weight"),
-        prefix="model.",
-    )
-
-
-BART = _family("bart", "BartForConditionalGeneration", learned=True)
-MARIAN = _family("marian", "MarianMTModel", learned=False)
+MARIAN = dataclasses.replace(
+    BART,
+    name="marian",
+    architecture="MarianMTModel",
+    always=BART.always | {"embedding_norm": False, "positions": Sinusoidal(halves=True)},
+    parts=(_HALVES, Part(partial(_read, is_bart=False), _write_marian)),
+    ignored=(*BART.ignored, "model.*.embed_positions.weight"),  # its waves are made anew
+)
 
 _SLOWEST = 10_000  # the last wave is so many times as long as the first
 
 
 def _read_whisper(keys: Keys) -> dict[str, Any]:
-    _read_halves(keys)
     waves = keys("d_model") // 2
     if waves < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
-    return {
-        "norm": LayerNorm(eps=1e-5),
-        "residual": PreNorm(),
-        "bias": Biases(k=False),
-        "positions": Learned(max_len=keys("max_target_positions")),
-        # Waves are counted to the last here, and not to one beyond it.
-        "encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), halves=True),
-    }
+    # Waves are counted to the last here, and not to one beyond it.
+    return {"encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), halves=True)}
 
 
 def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -154,20 +138,20 @@ WHISPER = Family(
         "max_target_positions": "max_len",
         "dropout": ("dropout", 0.0),
     },
-    fixed=_FIXED | {"scale_embedding": False},
+    fixed=BART.fixed | {"scale_embedding": False},
+    always={"norm": LayerNorm(eps=1e-5), "residual": PreNorm(), "bias": Biases(k=False)},
+    parts=(
+        *(_HALVES, learned("max_target_positions")),
+        Part(_read_whisper, lambda config: {"max_source_positions": config.encoder.max_len}),
+    ),
     rows=(
         Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
         *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
         *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
         *_ROWS,
     ),
-    read=_read_whisper,
-    write=lambda config: _write(config) | {"max_source_positions": config.encoder.max_len},
-    # How to search and train, and words of other heads.
-    harmless=(
-        *(*_HARMLESS, "apply_spec_augment", "mask_*", "use_weighted_layer_sum", "median_filter_width"),
-        *("suppress_tokens", "begin_suppress_tokens"),
-    ),
+    # How to train, and words of other heads.
+    harmless=(*_HARMLESS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
     ignored=("proj_out.weight",),
     constants=_waves,
     prefix="model.",
@@ -185,11 +169,8 @@ def _read_t5(keys: Keys) -> dict[str, Any]:
     return {
         "n_decoder_layers": keys("num_decoder_layers", None) or keys("num_layers"),
         "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
-        "bias": False,
-        "scores": Dot(),
         "attention_dropout": keys("dropout_rate", 0.1),
         "feed_forward_dropout": keys("dropout_rate", 0.1),
-        "share_embeddings": True,
         "tied": scaled or "lm_head.weight" not in keys.shapes,
         "logit_scale": keys("d_model") ** -0.5 if scaled else 1.0,
     }
@@ -237,9 +218,9 @@ T5 = Family(
         "dropout_rate": ("dropout", 0.1),
     },
     fixed={"is_encoder_decoder": True},
+    always={"bias": False, "scores": Dot(), "share_embeddings": True},
+    parts=(Part(_read_t5, _write_t5),),
     rows=_rows_t5,
-    read=_read_t5,
-    write=_write_t5,
     # dense_act_fn and is_gated_act are feed_forward_proj once more.
     harmless=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
     ignored=(
@@ -247,3 +228,5 @@ T5 = Family(
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
     ),
 )
+
+ENCODER_DECODERS = (BART, MARIAN, T5, WHISPER)
