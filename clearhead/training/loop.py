@@ -121,7 +121,7 @@ class Trainer:
             with kernels_for(self.config.batch):
                 ending = self._train(Interruption() if interruption is None else interruption)
             self._check_finite()
-            self._save()
+            self.save()
             if ending != "interrupted":
                 self._export()
         finally:
@@ -144,7 +144,7 @@ class Trainer:
                 self._validate()
             if step % config.checkpoint_every == 0 and not is_last:
                 self._check_finite()
-                self._save()
+                self.save()
             # If any process has had a signal, they must all stop at the same step.
             if self.world.largest(int(bool(interruption))):
                 return "interrupted"
@@ -247,7 +247,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Store everything. A checkpoint of this very step that is there already is left as it is."""
         if self.checkpoint is not None and self.checkpoint.name == f"step-{self.at.step:08d}":
             return
@@ -266,10 +266,6 @@ class Trainer:
             checkpoints.prune(self.folder, self.config.keep, at=self.at.step)
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
-
-    def keep_start(self) -> None:
-        """A checkpoint of step 0, for a run whose first weights are not the seed's: it resumes from there."""
-        self._save()
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""
