@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.training.figure import draw_run as draw_run
     from clearhead.training.figure import draw_schedule as draw_schedule
     from clearhead.training.log import read_log as read_log
+    from clearhead.training.loop import DivergedError as DivergedError
     from clearhead.training.loop import Trainer as Trainer
     from clearhead.training.presets import PRESETS as PRESETS
     from clearhead.training.presets import TASKS as TASKS
@@ -28,6 +29,5 @@ if TYPE_CHECKING:
     from clearhead.training.recipe import Recipe as Recipe
     from clearhead.training.run import Summary as Summary
     from clearhead.training.run import train as train
-    from clearhead.training.stopping import DivergedError as DivergedError
 
 lazy(__name__)

@@ -67,11 +67,7 @@ class World:
 
     def from_first(self, value: Any) -> Any:
         """What the first process has."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+        return self.gather(value)[0]
 
     def barrier(self) -> None:
         """Wait until all processes are here."""

@@ -16,10 +16,13 @@ import hashlib
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,7 +39,6 @@ from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
-from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
 from clearhead.values import require
 
@@ -171,7 +173,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
             until_the_end.enter_context(lock.held(start.resumed, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
-        with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
+        with torch.enable_grad(), torch.random.fork_rng(devices=devices), _listening() as signals:
             recipe, trainer = _prepared(recipe, start, world, progress)
             if start.resumed is not None:
                 trainer.resume()
@@ -189,7 +191,31 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
             trainer.progress.started(_info(recipe, trainer))
-            return _finish(recipe, trainer, trainer.run(interruption), interruption.signal)
+            return _finish(recipe, trainer, trainer.run(signals), signals)
+
+
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """Inside the block the first Ctrl-C or SIGTERM is only noted, by its name; a second one acts as it did before.
+
+    Python lets only the main thread listen for signals; in any other thread this does nothing."""
+    before: dict[int, Any] = {}
+    noted: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(signal.Signals(number).name)
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+            # A handler that was not set from Python reads as None and cannot be put back; the default stands in for it.
+            before[number] = signal.getsignal(number) or signal.SIG_DFL
+            signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
@@ -210,16 +236,15 @@ def _prepared(recipe: Recipe, start: _Start, world: World, progress: Progress | 
     """A recipe made concrete: its data read, its model built, its folder chosen."""
     torch.manual_seed(recipe.train.seed)
     given = start.known_tokenizer(recipe)
-    is_new = start.resumed is None
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=given)
     tokenizer = getattr(task, "tokenizer", None)
+    was_there = task.train.reads or (given is not None and start.resumed is None)  # none was trained
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
-    elif tokenizer is not None and getattr(recipe.data, "vocab_size", None):
-        if (given is not None and is_new) or task.train.reads:  # none was trained
-            changes["data"] = recipe.data.replace(vocab_size=start.asked_for(tokenizer))
+    elif tokenizer is not None and was_there and getattr(recipe.data, "vocab_size", None):
+        changes["data"] = recipe.data.replace(vocab_size=start.asked_for(tokenizer))
     found = replace(recipe, **changes)
     _refuse_overruled(start.settings, recipe, found)
     model = found.model.build()
@@ -307,8 +332,8 @@ def _notes(trainer: Trainer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    summary = _summary(recipe, trainer, ending, signal)
+def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> Summary:
+    summary = _summary(recipe, trainer, ending, signals)
     if trainer.world.is_first:
         # The picture is an extra; `draw_run` makes it from the log at any later time.
         with suppress(MissingDependencyError):
@@ -321,11 +346,12 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None
     return summary
 
 
-def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> Summary:
     at, folder, model = trainer.at, str(trainer.folder), trainer.exported
     if ending == "interrupted":
+        received = signals[-1] if signals else "a signal"
         message = (
-            f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
+            f"{received} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
             f"Go on with: clearhead train --resume {shlex.quote(folder)}"
         )
     elif ending == "stopped early":
