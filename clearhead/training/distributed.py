@@ -104,11 +104,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for module in model.modules() for block in getattr(module, "blocks", ())]
 
 
-def inner(model: nn.Module) -> nn.Module:
-    """The module itself, without what `share` may have put around it."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
 def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 

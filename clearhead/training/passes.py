@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.data.batch import Batch
 from clearhead.layers import ExpertsFeedForward
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, blocks_of, inner, local
+from clearhead.training.distributed import World, blocks_of, local
 from clearhead.training.loss import LossOf, Objective
 
 # Passes that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
@@ -42,7 +42,8 @@ class Passes:
             objective = objective.compiled(one_shape=rows is not None)
         self._routed = [part for part in model.modules() if isinstance(part, ExpertsFeedForward)]
         self._prepare(blocks_of(model))
-        self._shared = world.share(LossOf(self.model, objective))
+        self._loss = LossOf(self.model, objective)
+        self._shared = world.share(self._loss)
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
         # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
@@ -88,7 +89,7 @@ class Passes:
         # Compiling again for evaluation would take longer than evaluating.
         with borrowed(self.model, weights), self._autocast(), torch.compiler.set_stance("force_eager"):
             for batch in batches:
-                sums += inner(self._shared)(batch.to(self._world.device), score=True)
+                sums += self._loss(batch.to(self._world.device), score=True)
                 labels += batch.n_labels
         self.model.train()
         return sums, labels
