@@ -24,9 +24,8 @@ from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
 from clearhead.training.feed import Feed, Taken, kernels_for
-from clearhead.training.log import Log
 from clearhead.training.passes import Passes, widest
-from clearhead.training.progress import Progress
+from clearhead.training.progress import Log, Progress
 from clearhead.training.recipe import Recipe, export, own_recipe
 
 MODEL = "model"  # the folder of the result, in that of the run

@@ -35,9 +35,8 @@ from clearhead.models.storage import load as load_model
 from clearhead.training import lock, presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
-from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
-from clearhead.training.progress import Progress, RunInfo
+from clearhead.training.progress import Progress, RunInfo, read_log
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
 from clearhead.training.tasks import DigitsData, fitted
 from clearhead.values import require
