@@ -4,7 +4,6 @@ whole recording or of one that is still coming in."""
 from __future__ import annotations
 
 from clearhead.audio.mel import Mel, MelStream, NaturalLog, WhisperLog
-from clearhead.audio.resample import Resampler, resample
-from clearhead.audio.samples import Sound, Stream, read
+from clearhead.audio.samples import Resampler, Sound, Stream, read, resample
 
 __all__ = ["Mel", "MelStream", "NaturalLog", "Resampler", "Sound", "Stream", "WhisperLog", "read", "resample"]

@@ -198,9 +198,7 @@ class Task(Protocol):
     @property
     def train(self) -> Split[Batch]:
         """The part to train on."""
-        ...
 
     @property
     def validation(self) -> Split[Batch]:
         """The part to measure on."""
-        ...

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias
 
 import torch
 from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.config import Value
-from clearhead.data.batch import Batch, Split
+from clearhead.data.batch import B_co, Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import round_up
 from clearhead.errors import ConfigError, DataError
 from clearhead.values import Count, require
-
-B_co = TypeVar("B_co", bound=Batch, covariant=True)
 
 # Keys that keep the shuffling of rows and of batches apart from each other and from what the tasks draw.
 _ROWS, _BATCHES = 101, 103

@@ -2,20 +2,21 @@
 
 A line is read as bytes and handed on with its number; who reads it decides what a good line is. Compression is seen
 from the first bytes, not from the name: xz, gzip, zip, and tar inside any of them, whose largest .txt or .tsv is read.
-Reading never stops at a bad row and never hides one: each is counted under its reason, and the first few line numbers
-are kept so that a person can look."""
+Reading never stops at a bad row and never hides one: each is kept under its reason by the number of its line, so that a
+person can look."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import hashlib
+import io
 import lzma
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
@@ -106,28 +107,25 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def decoded(content: bytes) -> tuple[str, int, list[int]]:
+    """The text of bytes without its lines that are not UTF-8, how many lines there are, and the numbers of those."""
+    n_lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+    try:
+        return content.decode(), n_lines, []
+    except UnicodeDecodeError:
+        kept, bad = [], []
+        for number, line in enumerate(io.BytesIO(content), 1):
+            try:
+                kept.append(line.decode())
+            except UnicodeDecodeError:
+                bad.append(number)
+        return "".join(kept), n_lines, bad
+
+
 # ---------------------------------------------------------------------- reports
 
 NO_TAB, EMPTY_SIDE, NOT_UTF8, TOO_LONG = "no tab", "empty side", "not UTF-8", "too long"
-_LINES_KEPT = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """Rows skipped for one reason: how many, and the numbers (from 1) of the first few."""
-
-    count: int = 0
-    first_lines: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        more = ", …" if self.count > len(self.first_lines) else ""
-        word = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} ({word} {', '.join(map(str, self.first_lines))}{more})"
-
-    def with_lines(self, *lines: int) -> Skipped:
-        """These rows and further ones."""
-        first = tuple(sorted((*self.first_lines, *lines))[:_LINES_KEPT])
-        return Skipped(count=self.count + len(lines), first_lines=first)
+_LINES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +134,12 @@ class Report:
 
     source: str
     n_rows: int
-    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+    skipped: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by reason: the lines (from 1), in order
 
     @property
     def n_skipped(self) -> int:
         """How many rows were left out, for all reasons together."""
-        return sum(reason.count for reason in self.skipped.values())
+        return sum(map(len, self.skipped.values()))
 
     @property
     def n_good(self) -> int:
@@ -149,37 +147,21 @@ class Report:
         return self.n_rows - self.n_skipped
 
     def __str__(self) -> str:
-        skipped = "; ".join(f"{reason} {rows}" for reason, rows in self.skipped.items())
+        reasons = []
+        for reason, lines in self.skipped.items():
+            first = ", ".join(map(str, lines[:_LINES_SHOWN])) + (", …" if len(lines) > _LINES_SHOWN else "")
+            reasons.append(f"{reason} {len(lines):,} ({'line' if len(lines) == 1 else 'lines'} {first})")
         good = f"{self.source}: {self.n_good:,} of {self.n_rows:,} rows are good"
-        return f"{good}; skipped: {skipped}." if self.n_skipped else f"{good}."
+        return f"{good}; skipped: {'; '.join(reasons)}." if reasons else f"{good}."
 
-    def with_skipped(self, reason: str, line_numbers: list[int]) -> Report:
+    def with_skipped(self, reason: str, lines: Sequence[int]) -> Report:
         """The same report with further rows, counted as good before, skipped for a reason found later."""
-        if not line_numbers:
+        if not lines:
             return self
-        after = self.skipped.get(reason, Skipped()).with_lines(*line_numbers)
-        return replace(self, skipped={**self.skipped, reason: after})
+        return replace(self, skipped={**self.skipped, reason: sorted((*self.skipped.get(reason, ()), *lines))})
 
     def require_good(self) -> None:
         """Raise where no row at all can be used."""
         if self.n_good == 0:
             expected = "expected at least one usable row: check that this is the right file and format"
             raise DataError(f"{str(self).removesuffix('.')}; {expected}")
-
-
-class Tally:
-    """Counts rows while a file is read; `report()` freezes the result."""
-
-    def __init__(self, source: str) -> None:
-        self.source, self.n_rows = source, 0
-        self._skipped: dict[str, Skipped] = {}
-
-    def good(self) -> None:
-        self.n_rows += 1
-
-    def skip(self, reason: str, line: int) -> None:
-        self.n_rows += 1
-        self._skipped[reason] = self._skipped.get(reason, Skipped()).with_lines(line)
-
-    def report(self) -> Report:
-        return Report(source=self.source, n_rows=self.n_rows, skipped=dict(self._skipped))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, pairwise
@@ -63,14 +62,17 @@ def _why_not_text(texts: Sequence[str]) -> str:
 
 
 class LibraryTokenizer(Tokenizer):
-    """One that the `tokenizers` library runs; subclasses say how an id is labelled."""
+    """One that the `tokenizers` library runs; where it `is_bytes`, each letter of a piece stands for a byte."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, *, is_bytes: bool) -> None:
+        self._inner, self._is_bytes = inner, is_bytes
+        self._special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+        self._size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @abstractmethod
-    def label(self, number: int) -> str:
-        """What an id is called in pictures and tables."""
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: makers leave gaps."""
+        return self._size
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -86,7 +88,15 @@ class LibraryTokenizer(Tokenizer):
         return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self.label(i) for i in as_list(ids, self.vocab_size)]
+        return [self._label(i) for i in as_list(ids, self.vocab_size)]
+
+    def _label(self, number: int) -> str:
+        piece = self._inner.id_to_token(number)
+        if piece is None:
+            return f"<{number}>"  # a gap in the vocabulary
+        if number in self._special:
+            return piece
+        return piece_of_bytes(piece) if self._is_bytes else visible(piece.replace("▁", " "))
 
     def to_json(self) -> str:
         return self._inner.to_str()
@@ -99,18 +109,13 @@ class BytePairs(LibraryTokenizer):
     tokens themselves."""
 
     def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
+        super().__init__(inner, is_bytes=True)
         self._inner.encode_special_tokens = True
         ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
         missing = ", ".join(name for name, number in ids.items() if number is None)
         expected = f"expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
         require(not missing, f"this tokenizer has no {missing}; {expected}")
         self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
-        self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._inner.get_vocab_size()
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         import numpy
@@ -129,22 +134,22 @@ class BytePairs(LibraryTokenizer):
             parts.append(torch.from_numpy(numpy.fromiter(ids, dtype=numpy.int32)))
         return torch.cat(parts)
 
-    def label(self, number: int) -> str:
-        return self._special.get(number) or piece_of_bytes(self._inner.id_to_token(number))
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Copied and pickled by what is stored: the library's own way forgets that special names are text.
         return from_json, (self.to_json(),)
 
 
 def from_json(text: str) -> BytePairs:
+    return BytePairs(_inner(text))
+
+
+def _inner(text: str) -> Any:
     from tokenizers import Tokenizer as Inner
 
     try:
-        inner = Inner.from_str(text)
+        return Inner.from_str(text)
     except Exception as error:  # the library raises bare Exception for what it cannot read
         raise ConfigError(str(error)) from error
-    return BytePairs(inner)
 
 
 def train_bpe(
@@ -209,17 +214,10 @@ class Pieces(LibraryTokenizer):
     `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any."""
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
-        super().__init__(inner)
+        super().__init__(inner, is_bytes='"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder")))
         self._inner.no_truncation()
         self._inner.no_padding()
         self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
-        self._special = {i: token.content for i, token in inner.get_added_tokens_decoder().items() if token.special}
-        self._is_bytes = '"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder"))
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id: makers leave gaps."""
-        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     pad_id = _role("pad_token", "filling a text up")
     bos_id = _role("bos_token", "beginning a text")
@@ -232,14 +230,6 @@ class Pieces(LibraryTokenizer):
             return self.encode_batch([text], special=True)[0]
         finally:
             self._inner.no_truncation()
-
-    def label(self, number: int) -> str:
-        piece = self._inner.id_to_token(number)
-        if piece is None:
-            return f"<{number}>"  # a gap in the vocabulary
-        if number in self._special:
-            return piece
-        return piece_of_bytes(piece) if self._is_bytes else visible(piece.replace("▁", " "))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _from_text, (self.to_json(), dict(self.specials))
@@ -261,13 +251,7 @@ def load_pieces(folder: Path) -> Pieces:
 
 
 def _from_text(text: str, specials: Mapping[str, str]) -> Pieces:
-    from tokenizers import Tokenizer as Inner
-
-    try:
-        inner = Inner.from_str(text)
-    except Exception as error:  # the library raises bare Exception for what it cannot read
-        raise StorageError(f"this is not a tokenizer of the tokenizers library: {error}") from error
-    return Pieces(inner, specials)
+    return Pieces(_inner(text), specials)
 
 
 def _specials(path: Path) -> dict[str, str]:

@@ -155,18 +155,20 @@ def tokenize(
     total, folder = sum(files.size(path) for path in sources), Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, tokenizer)
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    work = _Work(str(folder), tokenizer.to_json(), separator, dtype)
     processes = min(processes or os.cpu_count() or 1, -(-total // bytes_at_once) or 1)
     records, done = [], 0
-    for piece, record in _worked(_pieces(sources, separator, bytes_at_once), work, tokenizer, processes):
+    for piece, record in _worked(_pieces(sources, separator, bytes_at_once), folder, separator, tokenizer, processes):
         records.append(record)
         done += len(piece.content)
         progress(min(done, total), total)  # compressed files have more to give than they are long
     if not sum(record["tokens"] for record in records):
         raise DataError(f"{', '.join(path.name for path in sources)}: there is no text in it")
-    _finish(folder, dtype, records)
+    _finish(folder, _dtype(tokenizer), records)
     return Shards.open(folder)
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
 
 def _claim(folder: Path, tokenizer: Tokenizer) -> None:
@@ -233,26 +235,18 @@ def _last_cut(content: bytes, anywhere: bool) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Work:
-    folder: str
-    tokenizer: str
-    separator: str | None
-    dtype: str
-
-
 def _worked(
-    pieces: Iterator[_Piece], work: _Work, tokenizer: Tokenizer, processes: int
+    pieces: Iterator[_Piece], folder: Path, separator: str | None, tokenizer: Tokenizer, processes: int
 ) -> Iterator[tuple[_Piece, dict[str, Any]]]:
     """Every piece with its record, in order, a few ahead of the one that is asked for."""
     if processes == 1:
-        yield from ((piece, _made(piece, work, tokenizer)) for piece in pieces)
+        yield from ((piece, _made(piece, folder, separator, tokenizer)) for piece in pieces)
         return
     # Started anew rather than forked: the library's threads do not survive a fork.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         waiting: deque[tuple[_Piece, Future[dict[str, Any]]]] = deque()
         for piece in pieces:
-            waiting.append((piece, pool.submit(_made_there, piece, work)))
+            waiting.append((piece, pool.submit(_made, piece, folder, separator)))
             if len(waiting) > 2 * processes:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -260,28 +254,25 @@ def _worked(
 
 
 @cache  # once in a process
-def _tokenizer_there(folder: str) -> Tokenizer:
+def _tokenizer_there(folder: Path) -> Tokenizer:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     return load_tokenizer(folder)
 
 
-def _made_there(piece: _Piece, work: _Work) -> dict[str, Any]:
-    return _made(piece, work, _tokenizer_there(work.folder))
-
-
-def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
+def _made(piece: _Piece, folder: Path, separator: str | None, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """Write one shard and, after it, its record; or give the record of one that is there."""
     import numpy as np
 
-    path = Path(work.folder) / f"{piece.number:05d}.ids"
+    tokenizer = _tokenizer_there(folder) if tokenizer is None else tokenizer
+    path = folder / f"{piece.number:05d}.ids"
     beside = path.with_suffix(".json")
-    how = json.dumps([work.tokenizer, work.separator, piece.is_lines, piece.begins, piece.ends])
+    how = json.dumps([tokenizer.to_json(), separator, piece.is_lines, piece.begins, piece.ends])
     mark = hashlib.sha256(how.encode() + piece.content).hexdigest()  # of all that decides the ids
     if beside.is_file() and path.is_file():
         record = read_json(beside)
         if record.get("mark") == mark and files.sha256(path) == record.get("sha256"):
             return record
-    texts, skipped = _texts(piece, work.separator)
+    texts, skipped = _texts(piece, separator)
     ids: list[np.ndarray] = [np.zeros(0, np.int64)]
     n_documents = 0
     for i, text in enumerate(texts):
@@ -292,7 +283,7 @@ def _made(piece: _Piece, work: _Work, tokenizer: Tokenizer) -> dict[str, Any]:
             ids.append(np.array([tokenizer.eos_id], np.int64))
             n_documents += 1
     content = np.concatenate(ids)
-    raw = content.astype(np.dtype(work.dtype).newbyteorder("<")).tobytes()
+    raw = content.astype(np.dtype(_dtype(tokenizer)).newbyteorder("<")).tobytes()
     write_atomically(path, raw)
     record = {"file": path.name, "source": piece.source, "tokens": len(content), "documents": n_documents}
     record |= {"skipped": skipped, "sha256": hashlib.sha256(raw).hexdigest(), "mark": mark}
@@ -306,20 +297,10 @@ def _texts(piece: _Piece, separator: str | None) -> tuple[list[str], int]:
         lines = [line for line in piece.content.split(b"\n") if line.strip()]
         texts = [text for line in lines if (text := _text_of(line)) is not None]
         return [*texts, ""], len(lines) - len(texts)  # nothing is left open after the last line
-    skipped = 0
-    try:
-        text = piece.content.decode()
-    except UnicodeDecodeError:
-        kept = []
-        for line in piece.content.splitlines(keepends=True):
-            try:
-                kept.append(line.decode())
-            except UnicodeDecodeError:
-                skipped += 1
-        text = "".join(kept)
+    text, _, bad = files.decoded(piece.content)
     if separator is None:
-        return [text], skipped
-    return re.split(rf"^{re.escape(separator)}(?:\n|\Z)", text, flags=re.MULTILINE), skipped
+        return [text], len(bad)
+    return re.split(rf"^{re.escape(separator)}(?:\n|\Z)", text, flags=re.MULTILINE), len(bad)
 
 
 def _text_of(line: bytes) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import string
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
@@ -91,33 +90,65 @@ def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool
     return draws.below(_ONE_IN, _CONTENT, lengths, content) == 0
 
 
+def held_out(inputs: Inputs, n_examples: int) -> Letters:
+    """A fixed choice of the inputs that training never has, each once, as far as there are so many."""
+    found: dict[tuple[int, ...], None] = {}  # a set that keeps its order
+    # One draw in 32 is held out: twice that many are enough unless there are few different inputs.
+    for rows in torch.arange(max(_AT_ONCE, 2 * _ONE_IN * n_examples)).split(_AT_ONCE):
+        letters, n_in = inputs.draw(rows, stream=_VALIDATION)
+        held = is_held_out(letters, n_in)
+        for row, n in zip(letters[held].tolist(), n_in[held].tolist(), strict=True):
+            found[tuple(row[:n])] = None
+        if len(found) >= n_examples:
+            break
+    chosen = list(found)[:n_examples]
+    if not chosen:
+        raise DataError(f"{inputs}: too few different inputs to hold any out: raise n_symbols or the lengths")
+    widest = max(inputs.lengths)
+    return torch.tensor([(*row, *[0] * (widest - len(row))) for row in chosen]), torch.tensor(list(map(len, chosen)))
+
+
 class SortSplit(Split[TokenBatch]):
-    """Examples made from inputs; subclasses say which inputs."""
+    """Examples made from inputs: a choice of them or, without one, new ones in every epoch, none of them held out."""
 
-    moves: ClassVar[tuple[str, ...]] = ("_at",)
+    moves: ClassVar[tuple[str, ...]] = ("_letters", "_n_in")
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self._at = torch.zeros(0)  # on the device where examples are made
+    def __init__(self, inputs: Inputs, n_examples: int, chosen: Letters | None = None) -> None:
+        self.inputs, self.n_examples, self._is_chosen = inputs, n_examples, chosen is not None
+        # Without a choice these only say on which device examples are made.
+        self._letters, self._n_in = chosen if chosen is not None else (torch.zeros(0, 0), torch.zeros(0))
         self.tokenizer = vocabulary(inputs.n_symbols)
         self._lengths: tuple[int, Tensor] | None = None  # of the epoch last asked for
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return len(self._n_in) if self._is_chosen else self.n_examples
+
     def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
         """The input of each row as letters and their number."""
+        rows = rows.to(self._n_in.device)
+        if self._is_chosen:
+            return self._letters[rows], self._n_in[rows]
+        letters, n_in = self.inputs.draw(rows, stream=epoch)
+        for trial in range(1, _TRIES):
+            again = is_held_out(letters, n_in).nonzero().flatten()
+            if not len(again):
+                return letters, n_in
+            letters[again], n_in[again] = self.inputs.draw(rows[again], stream=epoch, trial=trial)
+        raise DataError(
+            f"{self.inputs}: too few different inputs, nearly all of them held out: raise n_symbols or the lengths"
+        )
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
         if self._lengths is None or self._lengths[0] != epoch:
             parts = []
             for rows in torch.arange(len(self)).split(_AT_ONCE):
-                letters, n_in = self.letters(rows.to(self._at.device), epoch)
+                letters, n_in = self.letters(rows, epoch)
                 parts.append((n_in + 1 + sorted_without_repeats(letters, n_in)[1]).cpu())
             self._lengths = epoch, torch.cat(parts)[:, None]
         return self._lengths[1]
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
-        letters, n_in = self.letters(rows.to(self._at.device), epoch)
-        return make_batch(letters, n_in, self.tokenizer, multiple=multiple)
+        return make_batch(*self.letters(rows, epoch), self.tokenizer, multiple=multiple)
 
 
 def make_batch(
@@ -148,57 +179,6 @@ def make_batch(
     )
 
 
-class TrainingSplit(SortSplit):
-    """New examples in every epoch, none of them held out."""
-
-    def __init__(self, inputs: Inputs, n_examples: int) -> None:
-        super().__init__(inputs)
-        self.n_examples = n_examples
-
-    def __len__(self) -> int:
-        return self.n_examples
-
-    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
-        letters, n_in = self.inputs.draw(rows, stream=epoch)
-        for trial in range(1, _TRIES):
-            again = is_held_out(letters, n_in).nonzero().flatten()
-            if not len(again):
-                return letters, n_in
-            letters[again], n_in[again] = self.inputs.draw(rows[again], stream=epoch, trial=trial)
-        raise DataError(
-            f"{self.inputs}: too few different inputs, nearly all of them held out: raise n_symbols or the lengths"
-        )
-
-
-class HeldOutSplit(SortSplit):
-    """A fixed choice of the inputs that training never has, each once, as far as there are so many."""
-
-    moves = ("_at", "_letters", "_n_in")
-
-    def __init__(self, inputs: Inputs, n_examples: int) -> None:
-        super().__init__(inputs)
-        found: dict[tuple[int, ...], None] = {}  # a set that keeps its order
-        # One draw in 32 is held out: twice that many are enough unless there are few different inputs.
-        for rows in torch.arange(max(_AT_ONCE, 2 * _ONE_IN * n_examples)).split(_AT_ONCE):
-            letters, n_in = inputs.draw(rows, stream=_VALIDATION)
-            held = is_held_out(letters, n_in)
-            for row, n in zip(letters[held].tolist(), n_in[held].tolist(), strict=True):
-                found[tuple(row[:n])] = None
-            if len(found) >= n_examples:
-                break
-        chosen = list(found)[:n_examples]
-        if not chosen:
-            raise DataError(f"{inputs}: too few different inputs to hold any out: raise n_symbols or the lengths")
-        self._n_in = torch.tensor([len(row) for row in chosen])
-        self._letters = torch.tensor([(*row, *[0] * (max(inputs.lengths) - len(row))) for row in chosen])
-
-    def __len__(self) -> int:
-        return len(self._n_in)
-
-    def letters(self, rows: Int[Tensor, " B"], epoch: int = 0) -> Letters:
-        return self._letters[rows], self._n_in[rows]
-
-
 class SortDedup:
     """The task: sort letters and remove repeats. `unseen_lengths` are left out of training, not of validation."""
 
@@ -222,5 +202,5 @@ class SortDedup:
         self.longest = max_length + 1 + min(n_symbols, max_length)  # tokens of an example, in any epoch
         self.tokenizer = vocabulary(n_symbols)
         inputs = Inputs(n_symbols=n_symbols, lengths=lengths, narrow=narrow, seed=seed)
-        self.train = TrainingSplit(replace(inputs, lengths=seen), n_train)
-        self.validation = HeldOutSplit(inputs, n_validation)
+        self.train = SortSplit(replace(inputs, lengths=seen), n_train)
+        self.validation = SortSplit(inputs, n_validation, held_out(inputs, n_validation))

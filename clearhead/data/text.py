@@ -18,7 +18,7 @@ from clearhead._shapes import Int
 from clearhead.config import Value
 from clearhead.data import draws, files
 from clearhead.data.batch import Split, TokenBatch
-from clearhead.data.files import Report, Tally
+from clearhead.data.files import Report
 from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import inside, round_up
 from clearhead.data.shards import Shards, is_shards
@@ -73,19 +73,10 @@ def read_text(path: Path | str) -> tuple[str, Report]:
     """A text file with line ends as LF. Lines that are not UTF-8 are skipped and reported."""
     path = Path(path)
     with files.open_bytes(path) as file:
-        lines = file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n").split(b"\n")
-    tally, kept = Tally(path.name), []
-    for number, line in enumerate(lines, start=1):
-        try:
-            kept.append(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            tally.skip(files.NOT_UTF8, number)
-        else:
-            if line or number < len(lines):  # after the last line end there is no further line
-                tally.good()
-    result = tally.report()
-    result.require_good()
-    return "\n".join(kept), result
+        text, n_lines, bad = files.decoded(file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n"))
+    report = Report(source=path.name, n_rows=n_lines).with_skipped(files.NOT_UTF8, bad)
+    report.require_good()
+    return text, report
 
 
 class _Windows(Split[TokenBatch]):

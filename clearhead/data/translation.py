@@ -7,7 +7,7 @@ learnt by heart."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead._shapes import Int
 from clearhead.data import files
 from clearhead.data.batch import PackedPairBatch, PairBatch, Split
-from clearhead.data.files import Report, Tally
+from clearhead.data.files import Report
 from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import Ragged, inside
 from clearhead.data.tokenizers import Tokenizer
@@ -34,47 +34,45 @@ _VALIDATION_NAMES = ("dev.tsv", "valid.tsv", "validation.tsv", "dev.txt", "valid
 class Pairs:
     """The good rows of a file, with the line each stood on."""
 
-    sources: list[str]
-    targets: list[str]
-    lines: list[int]
+    rows: Sequence[tuple[str, str, int]]  # source, target, line (0 where it stood on none)
     report: Report
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(self.rows)
 
-    def and_also(self, phrases: Sequence[tuple[str, str]]) -> Pairs:
-        """These rows and further ones, which stand on no line of the file (0)."""
-        sources = [*self.sources, *(source for source, _ in phrases)]
-        targets = [*self.targets, *(target for _, target in phrases)]
-        return replace(self, sources=sources, targets=targets, lines=[*self.lines, *[0] * len(phrases)])
+    @property
+    def sources(self) -> list[str]:
+        return [source for source, _, _ in self.rows]
 
-    def select(self, keep: Sequence[bool]) -> Pairs:
+    @property
+    def targets(self) -> list[str]:
+        return [target for _, target, _ in self.rows]
+
+    @property
+    def lines(self) -> list[int]:
+        return [line for _, _, line in self.rows]
+
+    def select(self, keep: Iterable[bool]) -> Pairs:
         """The rows for which `keep` is True; the report stays that of the file."""
-        sources, targets = list(compress(self.sources, keep)), list(compress(self.targets, keep))
-        return replace(self, sources=sources, targets=targets, lines=list(compress(self.lines, keep)))
+        return replace(self, rows=list(compress(self.rows, keep)))
 
 
 def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
     """Read a file of pairs; `swap` makes the second column the source. Bad rows are skipped and reported."""
     path = Path(path)
-    tally = Tally(path.name)
-    sources: list[str] = []
-    targets: list[str] = []
-    numbers: list[int] = []
+    rows: list[tuple[str, str, int]] = []
+    skipped: dict[str, list[int]] = {}
+    number = 0
     for number, line in files.lines(path, max_bytes=_MAX_LINE_BYTES):
         pair = _pair(line)
         if isinstance(pair, str):
-            tally.skip(pair, number)
-            continue
-        tally.good()
-        sources.append(pair[0])
-        targets.append(pair[1])
-        numbers.append(number)
-    if swap:
-        sources, targets = targets, sources
-    pairs = Pairs(sources=sources, targets=targets, lines=numbers, report=tally.report())
-    pairs.report.require_good()
-    return pairs
+            skipped.setdefault(pair, []).append(number)
+        else:
+            first, second = pair
+            rows.append((second, first, number) if swap else (first, second, number))
+    report = Report(source=path.name, n_rows=number, skipped=skipped)
+    report.require_good()
+    return Pairs(rows=rows, report=report)
 
 
 def _pair(line: bytes | None) -> tuple[str, str] | str:
@@ -196,7 +194,7 @@ class Translation:
             held_out = read_pairs(validation_path, swap=swap)
         else:
             pairs, held_out = divide(pairs, hold_out)
-        pairs = pairs.and_also(phrases)
+        pairs = replace(pairs, rows=[*pairs.rows, *((source, target, 0) for source, target in phrases)])
         if tokenizer is None:
             tokenizer = train_bpe([*pairs.sources, *pairs.targets], vocab_size)
         train, held = (PairSplit(part, tokenizer, max_tokens=max_tokens) for part in (pairs, held_out))

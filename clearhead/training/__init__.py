@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from clearhead.training.distributed import FSDP as FSDP
     from clearhead.training.figure import draw_run as draw_run
     from clearhead.training.figure import draw_schedule as draw_schedule
-    from clearhead.training.log import read_log as read_log
+    from clearhead.training.loop import DivergedError as DivergedError
     from clearhead.training.loop import Trainer as Trainer
     from clearhead.training.presets import PRESETS as PRESETS
     from clearhead.training.presets import TASKS as TASKS
     from clearhead.training.progress import Progress as Progress
     from clearhead.training.progress import ProgressBar as ProgressBar
     from clearhead.training.progress import RunInfo as RunInfo
+    from clearhead.training.progress import read_log as read_log
     from clearhead.training.recipe import Recipe as Recipe
     from clearhead.training.run import Summary as Summary
     from clearhead.training.run import train as train
-    from clearhead.training.stopping import DivergedError as DivergedError
 
 lazy(__name__)

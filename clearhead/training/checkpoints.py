@@ -25,6 +25,7 @@ from clearhead.data import draws
 from clearhead.data.files import sha256
 from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import StorageError
+from clearhead.models import storage
 from clearhead.training.distributed import World, is_sharded
 
 FORMAT = "clearhead checkpoint 1"
@@ -252,9 +253,7 @@ _DROPOUT = 503
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Each parameter once, under its first name, and the buffers that are stored with a model."""
-    named: dict[str, Tensor] = dict(model.named_parameters())
-    stored = model.state_dict(keep_vars=True)
-    return named | {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    return {names[0]: tensor for names, tensor in storage.groups(model)}
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

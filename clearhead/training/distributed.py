@@ -67,11 +67,7 @@ class World:
 
     def from_first(self, value: Any) -> Any:
         """What the first process has."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+        return self.gather(value)[0]
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
@@ -106,11 +102,6 @@ class World:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of all the model's stacks: what is compiled, gathered and recomputed one at a time."""
     return [block for module in model.modules() for block in getattr(module, "blocks", ())]
-
-
-def inner(model: nn.Module) -> nn.Module:
-    """The module itself, without what `share` may have put around it."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -11,17 +11,34 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
 from clearhead.data.batches import Batches, ByCount, Size, examples_of
-from clearhead.training.stopping import Taken
 
 _AHEAD = 4  # batches that are read before they are asked for
+_SHOWN = 16  # examples that are named
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which examples one batch was made of, as it was planned for all processes together."""
+
+    epoch: int
+    number: int  # of the batch in its epoch, from 0
+    of: int
+    rows: Tensor
+
+    def __str__(self) -> str:
+        shown = ", ".join(str(row) for row in self.rows[:_SHOWN].tolist())
+        more = f", … ({len(self.rows)} of them)" if len(self.rows) > _SHOWN else ""
+        return f"epoch {self.epoch}, batch {self.number} of {self.of}, examples {shown}{more}"
 
 
 @contextmanager

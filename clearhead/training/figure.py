@@ -9,7 +9,7 @@ from typing import Any
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError, needing
 from clearhead.training.config import Schedule
-from clearhead.training.log import read_log
+from clearhead.training.progress import read_log
 
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:

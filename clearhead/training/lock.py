@@ -61,7 +61,10 @@ def _hold(folder: Path) -> IO[str]:
             _take(file)
         except (BlockingIOError, PermissionError) as error:  # as POSIX and as Windows say it
             file.seek(0)
-            who = _described(file.read())
+            try:
+                who = "process {pid} on {host} since {since}".format_map(json.load(file))
+            except (ValueError, TypeError, KeyError):  # it has just taken the lock, and not said yet who it is
+                who = "another process"
             file.close()
             raise StorageError(
                 f"{folder} is being trained by {who}; wait for its end, stop it, or train in another folder"
@@ -74,11 +77,3 @@ def _hold(folder: Path) -> IO[str]:
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)
         file.flush()
     return file
-
-
-def _described(text: str) -> str:
-    try:
-        who = json.loads(text)
-        return f"process {who['pid']} on {who['host']} since {who['since']}"
-    except (ValueError, TypeError, KeyError):  # it has just taken the lock, and not said yet who it is
-        return "another process"

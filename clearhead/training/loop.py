@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,19 +19,30 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data import Batch, Batches, Split, Task
-from clearhead.errors import StorageError
+from clearhead.errors import ClearheadError, StorageError
 from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
-from clearhead.training.feed import Feed, kernels_for
-from clearhead.training.log import Log
+from clearhead.training.feed import Feed, Taken, kernels_for
 from clearhead.training.passes import Passes, widest
-from clearhead.training.progress import Progress
+from clearhead.training.progress import Log, Progress
 from clearhead.training.recipe import Recipe, export, own_recipe
-from clearhead.training.stopping import DivergedError, Interruption, Taken
 
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
+
+
+class DivergedError(ClearheadError, ArithmeticError):
+    """The loss or its gradient is no longer a finite number. `step` and `batches` say where it happened."""
+
+    def __init__(self, step: int, batches: Sequence[Taken], checkpoint: Path | None) -> None:
+        self.step, self.batches, self.checkpoint = step, tuple(batches), checkpoint
+        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint from before it"
+        super().__init__(
+            f"the loss or its gradient became infinite or not a number at step {step} "
+            f"({'; '.join(map(str, batches))}), expected finite numbers; the run was stopped and {kept}. "
+            "Look at these examples, or start again with a lower lr_max, a longer warm-up or a smaller clip"
+        )
 
 
 @dataclass
@@ -110,8 +122,10 @@ class Trainer:
 
     # ------------------------------------------------------------------ the run
 
-    def run(self, interruption: Interruption | None = None) -> Ending:
-        """Train to the end, and leave a checkpoint and, unless interrupted, the model there."""
+    def run(self, signals: Sequence[str] = ()) -> Ending:
+        """Train to the end, and leave a checkpoint and, unless interrupted, the model there.
+
+        `signals` are those that have come by now: with the first, the run ends after its step."""
         if self.world.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._rows = Log(self.folder, after=self.at.step)
@@ -119,9 +133,9 @@ class Trainer:
         self._started = self._interval_started - self.at.seconds
         try:
             with kernels_for(self.config.batch):
-                ending = self._train(Interruption() if interruption is None else interruption)
+                ending = self._train(signals)
             self._check_finite()
-            self._save()
+            self.save()
             if ending != "interrupted":
                 self._export()
         finally:
@@ -130,7 +144,7 @@ class Trainer:
                 self._rows.close()
         return ending
 
-    def _train(self, interruption: Interruption) -> Ending:
+    def _train(self, signals: Sequence[str]) -> Ending:
         config, stopping = self.config, self.config.early_stopping
         while (step := self.at.step + 1) <= self.total_steps:
             if stopping is not None and self.at.waited >= stopping.patience:
@@ -144,9 +158,9 @@ class Trainer:
                 self._validate()
             if step % config.checkpoint_every == 0 and not is_last:
                 self._check_finite()
-                self._save()
+                self.save()
             # If any process has had a signal, they must all stop at the same step.
-            if self.world.largest(int(bool(interruption))):
+            if self.world.largest(len(signals)):
                 return "interrupted"
         return "finished"
 
@@ -184,8 +198,7 @@ class Trainer:
     def _check_finite(self) -> None:
         """Raise if any step since the last look had a loss or a gradient that was not finite."""
         if step := self.world.largest(int(self._bad_step.item())):
-            what = "the loss or its gradient became infinite or not a number"
-            raise DivergedError(what, step, self._taken[step], self.checkpoint)
+            raise DivergedError(step, self._taken[step], self.checkpoint)
         self._taken.clear()
 
     def _log(self) -> None:
@@ -247,7 +260,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Store everything. A checkpoint of this very step that is there already is left as it is."""
         if self.checkpoint is not None and self.checkpoint.name == f"step-{self.at.step:08d}":
             return
@@ -266,10 +279,6 @@ class Trainer:
             checkpoints.prune(self.folder, self.config.keep, at=self.at.step)
         self.progress.saved(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
-
-    def keep_start(self) -> None:
-        """A checkpoint of step 0, for a run whose first weights are not the seed's: it resumes from there."""
-        self._save()
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""

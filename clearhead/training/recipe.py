@@ -158,8 +158,7 @@ def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: 
 # ---------------------------------------------------------------------- the folder of the result
 
 OWN = "own"  # the preset of those who have none
-_KINDS: tuple[type[DataConfig], ...] = (TranslationData, TextData, DigitsData, SortDedupData)
-_DATA = {kind.task: kind for kind in _KINDS}
+_DATA: dict[str, Any] = {kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)}
 
 
 def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
@@ -177,7 +176,7 @@ def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe
         missing.append(f"train.toml: no command knows the task {task.name!r}; known are {', '.join(_DATA)}")
     if missing or not isinstance(config, Config):
         return None, missing
-    data: Any = _DATA[task.name]
+    data = _DATA[task.name]
     settings = {"normalise": getattr(task, "normalise", None)} if data is DigitsData else {}
     return Recipe(preset=OWN, data=data(**settings), model=config, train=train), missing
 

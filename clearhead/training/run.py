@@ -16,10 +16,13 @@ import hashlib
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,11 +35,9 @@ from clearhead.models.storage import load as load_model
 from clearhead.training import lock, presets
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
-from clearhead.training.log import read_log
 from clearhead.training.loop import Ending, Trainer
-from clearhead.training.progress import Progress, RunInfo
+from clearhead.training.progress import Progress, RunInfo, read_log
 from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
-from clearhead.training.stopping import listening
 from clearhead.training.tasks import DigitsData, fitted
 from clearhead.values import require
 
@@ -119,26 +120,28 @@ def train(
             all(given is None for given in (task, preset, out, init, tokenizer)),
             "resume goes on with a run as it was; give no task, preset, init or out with it, and no tokenizer",
         )
-        return _run(_resumed(Path(resume), settings), data, Path(resume), progress)
+        return _run(_resumed(Path(resume), settings), data, _Start(settings, resumed=Path(resume)), progress)
     if task is None:
         raise ConfigError(f"which task? One of {', '.join(presets.TASKS)}; or resume= a run's folder")
     recipe = presets.recipe(task, preset).changed(settings)
     places = (None if given is None else Path(given) for given in (tokenizer, init, out))
-    return _run(recipe, data, _New(settings, *places), progress)
+    return _run(recipe, data, _Start(settings, *places), progress)
 
 
 @dataclass(frozen=True)
-class _New:
-    """What a new run was given besides its recipe; one that is resumed has it in its folder."""
+class _Start:
+    """What a run was given besides its recipe; one that is resumed has all but its folder in there."""
 
     settings: Mapping[str, Any]
-    tokenizer: Path | None
-    init: Path | None
-    out: Path | None
+    tokenizer: Path | None = None
+    init: Path | None = None
+    out: Path | None = None
+    resumed: Path | None = None
 
     def known_tokenizer(self, recipe: Recipe) -> Tokenizer | None:
         if self.tokenizer is None:
-            return None if self.init is None else _tokenizer_in(self.init)
+            folder = self.init or self.resumed
+            return load_tokenizer(folder) if folder is not None and (folder / "tokenizer.json").is_file() else None
         require(self.init is None, "got both tokenizer and init, whose tokenizer is used: leave out the first")
         unread = f"the task {recipe.task} reads no text and has no use for a tokenizer: leave it out"
         require(recipe.data.takes_tokenizer, unread)
@@ -151,7 +154,9 @@ class _New:
         return tokenizer.vocab_size
 
     def folder(self, recipe: Recipe) -> Path:
-        """Where the run is to be, which must be free."""
+        """Where the run is to be; for a new one it must be free."""
+        if self.resumed is not None:
+            return self.resumed
         name = recipe.task if recipe.preset == presets.SMALL else recipe.preset
         numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
         folder = self.out or next(folder for folder in numbered if not folder.exists())
@@ -159,24 +164,24 @@ class _New:
         return folder
 
 
-def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: Progress | None) -> Summary:
+def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progress | None) -> Summary:
     """Go on with the run in a folder, or begin a new one."""
     recipe = replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
-        if isinstance(start, Path):
-            until_the_end.enter_context(lock.held(start, world))
+        if start.resumed is not None:
+            until_the_end.enter_context(lock.held(start.resumed, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
-        with torch.enable_grad(), torch.random.fork_rng(devices=devices), listening() as interruption:
+        with torch.enable_grad(), torch.random.fork_rng(devices=devices), _listening() as signals:
             recipe, trainer = _prepared(recipe, start, world, progress)
-            if isinstance(start, Path):
+            if start.resumed is not None:
                 trainer.resume()
             else:
                 until_the_end.enter_context(lock.held(trainer.folder, world))
                 if world.is_first:
                     _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
-                    trainer.keep_start()
+                    trainer.save()  # these first weights are not the seed's: resumed, the run begins with them
                 # Nothing was there before all that can be refused has been looked at. The recipe comes last: a folder
                 # that has it can be resumed, and begins with the weights that it should.
                 if world.is_first:
@@ -185,7 +190,31 @@ def _run(recipe: Recipe, data: str | Path | None, start: Path | _New, progress: 
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
             trainer.progress.started(_info(recipe, trainer))
-            return _finish(recipe, trainer, trainer.run(interruption), interruption.signal)
+            return _finish(recipe, trainer, trainer.run(signals), signals)
+
+
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """Inside the block the first Ctrl-C or SIGTERM is only noted, by its name; a second one acts as it did before.
+
+    Python lets only the main thread listen for signals; in any other thread this does nothing."""
+    before: dict[int, Any] = {}
+    noted: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(signal.Signals(number).name)
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+            # A handler that was not set from Python reads as None and cannot be put back; the default stands in for it.
+            before[number] = signal.getsignal(number) or signal.SIG_DFL
+            signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
@@ -202,34 +231,25 @@ def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     return recipe.changed(({} if is_launched() else {"parallel": None}) | dict(settings))
 
 
-def _tokenizer_in(folder: Path) -> Tokenizer | None:
-    return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-
-
-def _prepared(recipe: Recipe, start: Path | _New, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
+def _prepared(recipe: Recipe, start: _Start, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
     """A recipe made concrete: its data read, its model built, its folder chosen."""
     torch.manual_seed(recipe.train.seed)
-    given = start.known_tokenizer(recipe) if isinstance(start, _New) else _tokenizer_in(start)
-    is_given = given is not None and isinstance(start, _New)
+    given = start.known_tokenizer(recipe)
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=given)
     tokenizer = getattr(task, "tokenizer", None)
+    was_there = task.train.reads or (given is not None and start.resumed is None)  # none was trained
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
         changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
-    elif tokenizer is not None and (is_given or task.train.reads) and getattr(recipe.data, "vocab_size", None):
-        size = start.asked_for(tokenizer) if isinstance(start, _New) else tokenizer.vocab_size  # none was trained
-        changes["data"] = recipe.data.replace(vocab_size=size)
+    elif tokenizer is not None and was_there and getattr(recipe.data, "vocab_size", None):
+        changes["data"] = recipe.data.replace(vocab_size=start.asked_for(tokenizer))
     found = replace(recipe, **changes)
-    if isinstance(start, _New):
-        _refuse_overruled(start.settings, recipe, found)
+    _refuse_overruled(start.settings, recipe, found)
     model = found.model.build()
-    if isinstance(start, Path):
-        folder = start
-    else:
-        if start.init is not None:
-            _begin_with(model, start.init)
-        folder = world.from_first(start.folder(found) if world.is_first else None)
+    if start.init is not None:
+        _begin_with(model, start.init)
+    folder = world.from_first(start.folder(found) if world.is_first else None)
     mark = found.mark(_fingerprint(task))
     return found, Trainer(model, task, found.train, folder, world=world, progress=progress, mark=mark, recipe=found)
 
@@ -311,8 +331,8 @@ def _notes(trainer: Trainer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
-    summary = _summary(recipe, trainer, ending, signal)
+def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> Summary:
+    summary = _summary(recipe, trainer, ending, signals)
     if trainer.world.is_first:
         # The picture is an extra; `draw_run` makes it from the log at any later time.
         with suppress(MissingDependencyError):
@@ -325,11 +345,12 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None
     return summary
 
 
-def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | None) -> Summary:
+def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> Summary:
     at, folder, model = trainer.at, str(trainer.folder), trainer.exported
     if ending == "interrupted":
+        received = signals[-1] if signals else "a signal"
         message = (
-            f"{signal or 'a signal'} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
+            f"{received} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
             f"Go on with: clearhead train --resume {shlex.quote(folder)}"
         )
     elif ending == "stopped early":
@@ -338,18 +359,12 @@ def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signal: str | Non
         message = f"finished: the model is in {model}"
     return Summary(
         **_facts(recipe, trainer),
+        **{name: value for name, value in vars(at).items() if name in Summary.__dataclass_fields__},
         ending=ending,
         folder=folder,
         model=None if model is None else str(model),
         steps=at.step,
         epochs=trainer.feed.epochs,
-        train_loss=at.train_loss,
-        valid_loss=at.valid_loss,
-        valid_accuracy=at.valid_accuracy,
-        best_loss=at.best_loss,
-        best_step=at.best_step,
-        seconds=at.seconds,
-        tokens=at.tokens,
         data_wait=at.data_seconds / max(1e-9, at.seconds),
         message=message,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from clearhead import disk
 from clearhead.data import files
-from clearhead.data.files import NO_TAB, TOO_LONG, Tally
+from clearhead.data.files import NO_TAB, TOO_LONG, Report
 from clearhead.errors import DataError, StorageError
 
 CONTENT = b"\xef\xbb\xbfone\r\ntwo\n\nlast"
@@ -123,15 +123,9 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypa
 
 
 def test_the_report_is_a_sentence_with_line_numbers():
-    tally = Tally("pairs.tsv")
-    for number in range(1, 20):
-        if number % 2:
-            tally.good()
-        else:
-            tally.skip(NO_TAB, number)
-    report = tally.report().with_skipped(TOO_LONG, [7])
+    report = Report(source="pairs.tsv", n_rows=19).with_skipped(NO_TAB, range(2, 20, 2)).with_skipped(TOO_LONG, [7])
     assert (report.n_rows, report.n_good, report.n_skipped) == (19, 9, 10)
     assert str(report) == (
         "pairs.tsv: 9 of 19 rows are good; skipped: no tab 9 (lines 2, 4, 6, 8, 10, …); too long 1 (line 7)."
     )
-    assert str(Tally("empty").report()) == "empty: 0 of 0 rows are good."
+    assert str(Report(source="empty", n_rows=0)) == "empty: 0 of 0 rows are good."

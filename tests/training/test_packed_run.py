@@ -12,7 +12,7 @@ from torch import nn
 
 from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
-from clearhead.training.recorded import Recorded
+from clearhead.training.passes import Recorded
 from tests.training.test_loop import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 
