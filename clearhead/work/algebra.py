@@ -106,14 +106,16 @@ def beside(parts: Sequence[Matrix]) -> Matrix:
     return [[x for row in rows for x in row] for rows in zip(*parts, strict=True)]
 
 
-def columns(a: Matrix, first: int, last: int) -> Matrix:
-    return [row[first:last] for row in a]
+def masked(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
+    """The scores, and −∞ where a query may not attend."""
+    pairs = zip(scores, allowed, strict=True)
+    return [[score if may else -sympy.oo for score, may in zip(*row, strict=True)] for row in pairs]
 
 
-def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Number) -> list[Number]:
-    """One row of weights; both limits of the temperature are exact, and a row without keys gets zeros. Ties are found
-    exactly, not to rounding."""
-    open_ = [i for i, may in enumerate(allowed) if may]
+def softmax(values: Sequence[Number], temperature: Number = sympy.S.One) -> list[Number]:
+    """One row of weights, 0 where a score is −∞, also where all are; both limits of the temperature are exact. Ties are
+    found exactly, not to rounding."""
+    open_ = [i for i, value in enumerate(values) if value != -sympy.oo]
     if not open_:
         return [sympy.S.Zero for _ in values]
     if temperature == 0 or temperature.is_infinite:
@@ -213,7 +215,7 @@ def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
     """Rows; a column of temperatures has one for each."""
     T = [[sympy.S.One]] if temperature is None else temperature
     rows = scores if len(T) <= len(scores) else scores * len(T)
-    return [softmax(row, [x != -sympy.oo for x in row], T[i % len(T)][0]) for i, row in enumerate(rows)]
+    return [softmax(row, T[i % len(T)][0]) for i, row in enumerate(rows)]
 
 
 def _layer_norm(a: Matrix) -> Matrix:
