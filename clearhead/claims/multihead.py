@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import sympy as sp
 import torch
@@ -229,7 +228,7 @@ def heads_redundancy(t: Trial) -> None:
     silenced, and what is left says which tokens can still be told apart."""
     # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
     alike, other = (
-        [[Fraction(0), *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
+        [[0, *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
         for scores in ([1, 0], [0, 1])
     )
     what = "heads that look at the same token: outputs for a first value of 3 and of 4"
