@@ -159,21 +159,17 @@ def receptive_field(source: Source) -> Solved:
         "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
     ]
     tried = [(k, i, size) for k, row in zip(heads, sizes, strict=True) for i, size in enumerate(row) if size <= _TRIED]
-    worst = max((difference([[size]], _one(_reach(k, i + 1))) for k, i, size in tried), default=0.0)
+    worst = max((difference([[size]], _one(reached(k, i + 1, int(size)))) for k, i, size in tried), default=0.0)
     return steps, [Check("following an attention graph that reaches the bound", worst)], remarks
 
 
-def _reach(heads: int, layers: int) -> int:
-    """Inputs reached when head h of layer l looks h·(k + 1)^(l − 1) positions back, so that no two paths meet."""
-    reached = torch.zeros((heads + 1) ** layers, dtype=torch.bool)
-    reached[-1] = True
+def reached(heads: int, layers: int, length: int) -> int:
+    """Inputs that reach one node when head h of layer l looks h·(k + 1)^(l − 1) places ahead, around the end: no two
+    paths meet while there is room."""
+    found = {0}
     for layer in range(layers):
-        below = reached.clone()
-        for head in range(1, heads + 1):
-            back = head * (heads + 1) ** layer
-            below[:-back] |= reached[back:]
-        reached = below
-    return int(reached.sum())
+        found |= {(at + head * (heads + 1) ** layer) % length for at in found for head in range(1, heads + 1)}
+    return len(found)
 
 
 def vary_receptive_field(source: Source, draw: Draw) -> dict[str, Any]:
