@@ -46,7 +46,7 @@ def solve(source: Source) -> Solved:
     labels, numbers = setting.labels, setting.numbers
     x = _given(source, setting, steps)
     heads = [_head(setting, x, h, steps) for h in range(setting.heads)]
-    r = beside([head.z for head in heads])
+    r = beside(*[head.z for head in heads])
     if setting.heads > 1:
         plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
         said = f"Z = [{plain}]", f"Z = [{latex}]"
@@ -240,7 +240,7 @@ def _gradients(setting: Setting, heads: list[Head], logits: Matrix, steps: Steps
         if setting.direct:  # X is the identity, and W_Q is Q
             what, rows = name, setting.labels if name == "Q" else setting.keys
             said = [one.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for one in said]
-        grid = _table(beside(parts[name]), rows, name.lower())
+        grid = _table(beside(*parts[name]), rows, name.lower())
         steps.add(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", *said)
     return _said_of_gradients(setting, heads)
 

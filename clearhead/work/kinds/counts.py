@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import sympy
-import torch
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
@@ -43,7 +42,7 @@ def mask(source: Source) -> Solved:
         counts = [sympy.Integer(_parsed(source, ("also", i), text).count(n)) for i, text in enumerate(others)]
         grid = Grid.of([[count, 1 - count / (n * n)] for count in counts], others, ["pairs", "saving"])
         steps.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
-    return steps, [Check("the closed-form count of masks", difference([[whole]], _one(pattern.count(n))))], []
+    return steps, [Check("the closed-form count of masks", difference([[whole]], [[pattern.count(n)]]))], []
 
 
 def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
@@ -53,10 +52,6 @@ def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
         return pattern
     except ClearheadError as error:
         source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
-
-
-def _one(value: int) -> torch.Tensor:
-    return torch.tensor([[float(value)]], dtype=torch.float64)
 
 
 def vary_mask(source: Source, draw: Draw) -> dict[str, Any]:
@@ -113,8 +108,8 @@ def cost(source: Source) -> Solved:
     count = sum(p.numel() for part in parts for p in part.parameters())
     flops = 2 * sum(line_counts(layer, length, length)[: 6 if output else 5])
     checks = [
-        Check("the parameters of MultiHeadAttention", difference([[weights]], _one(count))),
-        Check("torch's count of the operations", difference([[made.subs(N, length)]], _one(flops))),
+        Check("the parameters of MultiHeadAttention", difference([[weights]], [[count]])),
+        Check("torch's count of the operations", difference([[made.subs(N, length)]], [[flops]])),
     ]
     remarks = [
         "Operations count a multiplication and its addition as two; count them as one and each number halves. "
@@ -159,7 +154,7 @@ def receptive_field(source: Source) -> Solved:
         "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
     ]
     tried = [(k, i, size) for k, row in zip(heads, sizes, strict=True) for i, size in enumerate(row) if size <= _TRIED]
-    worst = max((difference([[size]], _one(reached(k, i + 1, int(size)))) for k, i, size in tried), default=0.0)
+    worst = max((difference([[size]], [[reached(k, i + 1, int(size))]]) for k, i, size in tried), default=0.0)
     return steps, [Check("following an attention graph that reaches the bound", worst)], remarks
 
 

@@ -158,7 +158,7 @@ def schedule(source: Source) -> Solved:
         r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}",
     )  # fmt: skip
     rate = WarmupCosine(as_float(lr_max), warmup, total)
-    made = torch.tensor([[rate(step)] for step in asked], dtype=torch.float64)
+    made = [[rate(step)] for step in asked]
     return steps, [Check("training.WarmupCosine in float64", difference(rates, made))], []
 
 
